@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.4."""
+"""Answers that prove the check of exercise 8.5."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -120,7 +120,7 @@ def edited(old: str, new: str) -> str:
 
 
 BANKS = {
-    "8.4": Bank(
+    "8.5": Bank(
         wrong=(
             Wrong("at the threshold", edited("value > self.threshold", "value >= self.threshold"), INACTIVE),
             Wrong("no patience", NO_PATIENCE, WAITS),

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 8.3 and 8.40."""
+"""Answers that prove the checks of exercises 8.3 and 8.4."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -177,7 +177,7 @@ BANKS = {
             Right("the complement", {3: "bound - (bound - lower) * (count - rank) / (count - before)"}),
         ),
     ),
-    "8.40": Bank(
+    "8.4": Bank(
         wrong=(
             Wrong("last less first", DIFFERENCE, RESET),
             Wrong("resets count nothing", by_pairs("max(0.0, b - a)"), RESET),

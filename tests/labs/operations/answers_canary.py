@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 8.10, 8.11 and 8.60."""
+"""Answers that prove the checks of exercises 8.13, 8.14 and 8.15."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -114,7 +114,7 @@ def at_mix(*lines: str) -> str:
 UNKNOWN = "if any(passed.get(name, (0, 0))[1] == 0 for name in mix): return None"
 
 BANKS = {
-    "8.10": Bank(
+    "8.13": Bank(
         wrong=(
             Wrong("a number", splitter(DIGEST, "return int.from_bytes(digest[:8]) / 2**64"), YES_NO),
             Wrong("one or nothing", splitter(DIGEST, "return int(int.from_bytes(digest[:8]) < share * 2**64)"), YES_NO),
@@ -193,7 +193,7 @@ BANKS = {
             ),
         ),
     ),
-    "8.11": Bank(
+    "8.14": Bank(
         wrong=(
             Wrong("promotes last", {6: '"wait"'}, GOOD),
             Wrong(
@@ -250,7 +250,7 @@ BANKS = {
             Right("by ratios", {1: "max((line.low / line.bound for line in hard), default=0) > 1"}),
         ),
     ),
-    "8.60": Bank(
+    "8.15": Bank(
         wrong=(
             Wrong(
                 "the plain rate",

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.8."""
+"""Answers that prove the check of exercise 8.10."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -89,7 +89,7 @@ class Ladder:
 """
 
 BANKS = {
-    "8.8": Bank(
+    "8.10": Bank(
         wrong=(
             Wrong("alarmed too early", edited((">= 0.85", ">= 0.6")), NOTHING),
             Wrong("starts at one", edited(("= 0, float", "= 1, float")), NOTHING),

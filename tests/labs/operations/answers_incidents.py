@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.6."""
+"""Answers that prove the check of exercise 8.8."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -96,7 +96,7 @@ def diagnose(window, healthy):
 """
 
 BANKS = {
-    "8.6": Bank(
+    "8.8": Bank(
         wrong=(
             Wrong("always healthy", "def diagnose(window, healthy):\n    return 'healthy'\n", POOL),
             Wrong("any lost needle", edited(("share(healthy, *found) - 0.15", "1.0")), HEALTHY),

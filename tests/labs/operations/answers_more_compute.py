@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 8.12, 8.13 and 8.61."""
+"""Answers that prove the checks of exercises 8.17, 8.16 and 8.18."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -116,7 +116,7 @@ def voting(*lines: str) -> str:
 READ = "pairs = [(a, s) for a, s in zip(answers, scores) if a is not None]"
 
 BANKS = {
-    "8.12": Bank(
+    "8.17": Bank(
         wrong=(
             Wrong("puts back", estimator("return 1 - (1 - num_right / num) ** k"), FEWER),
             Wrong(
@@ -219,7 +219,7 @@ BANKS = {
             ),
         ),
     ),
-    "8.13": Bank(
+    "8.16": Bank(
         wrong=(
             Wrong("the answer alone", edited(("return answer, spent", "return answer")), FIRST),
             Wrong("the last one's tokens", edited(("return answer, spent", "return answer, num_tokens")), AGAIN),
@@ -294,7 +294,7 @@ BANKS = {
         ),
         right=(Right("a flat list of tries", FLAT), Right("with while", WHILE)),
     ),
-    "8.61": Bank(
+    "8.18": Bank(
         wrong=(
             Wrong("the likeliest", voting(READ, "return max(pairs, key=lambda p: p[1])[0] if pairs else None"), MOST),
             Wrong("the first", voting(READ, "return pairs[0][0] if pairs else None"), MOST),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.7."""
+"""Answers that prove the check of exercise 8.9."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -82,7 +82,7 @@ def triage(harm, missing):
 """
 
 BANKS = {
-    "8.7": Bank(
+    "8.9": Bank(
         wrong=(
             Wrong(
                 "the first step only",

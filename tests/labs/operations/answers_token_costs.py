@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.9."""
+"""Answers that prove the check of exercise 8.11."""
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
@@ -59,7 +59,7 @@ def share_step(chunks, step_s, machine):
 """
 
 BANKS = {
-    "8.9": Bank(
+    "8.11": Bank(
         wrong=(
             Wrong("not scaled", edited(("step_s * seconds / total", "seconds")), SUM),
             Wrong("scaled to the largest", edited(("sum(alone)", "max(alone)")), SUM),

@@ -1,18 +1,18 @@
 """Edits of solved answers that change nothing, with the reason; `prove --mutate` reads this."""
 
 EQUIVALENT: dict[str, dict[str, str]] = {
-    "8.4": {
+    "8.5": {
         "def __init__(self, threshold, for_s, keep_firing_s=0.0): -> def __init__(self, threshold, for_s, keep_firing_s=-1.0):": (
             "no time is less than 0 s ago, nor less than -1 s"
         ),
     },
-    "8.40": {
+    "8.4": {
         "if len(there) < 2: -> if min(len(there), 64) < 2:": "fewer than two is fewer than two, however many are counted",
     },
-    "8.7": {
+    "8.9": {
         "for name in list(taken): -> for name in taken:": "the loop goes over the list before it; `taken` is bound anew",
     },
-    "8.8": {
+    "8.10": {
         "elif self.calm_s is None: -> elif not self.calm_s:": "differs at second 0 alone, where the level is 0",
         "elif is_calm and now_s - self.calm_s >= 10 and (self.level > 0): -> elif is_calm and now_s - self.calm_s >= 9 and (self.level > 0):": (
             "with a look a second, one who counts looks and one who counts seconds differ by one; both are accepted"
@@ -21,17 +21,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a rung may come two to five seconds after the one before"
         ),
     },
-    "8.9": {
+    "8.11": {
         "keys = start * count + count * (count + 1) // 2 -> keys = start * count + count * (count + 1) / 2": (
             "count * (count + 1) is even"
         ),
     },
-    "8.10": {
+    "8.13": {
         "return int.from_bytes(digest[:8]) < share * 2 ** 64 -> return int.from_bytes(digest[:8]) <= share * 2 ** 64": (
             "a digest that begins with just this number is one in 2**64"
         ),
     },
-    "8.12": {
+    "8.17": {
         "all_wrong *= max(0, num - num_right - i) / (num - i) -> all_wrong *= (num - num_right - i) / (num - i)": (
             "before a factor is negative, one is 0, and the product stays 0"
         ),
@@ -39,7 +39,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "before a factor is negative, one is 0, and the product stays 0"
         ),
     },
-    "8.60": {
+    "8.15": {
         "num_passed, num = passed.get(name, (0, 0)) -> num_passed, num = passed.get(name, (-1, 0))": (
             "of a slice without requests only their number is used"
         ),
@@ -47,7 +47,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "of a slice without requests only their number is used"
         ),
     },
-    "8.61": {
+    "8.18": {
         "votes, top = best.get(answer, (0, -float('inf'))) -> votes, top = best.get(answer, (1, -float('inf')))": (
             "every answer has a vote more"
         ),

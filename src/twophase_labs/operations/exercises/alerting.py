@@ -1,4 +1,4 @@
-"""8.4: an alert, as Prometheus evaluates it."""
+"""8.5: an alert, as Prometheus evaluates it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -123,7 +123,7 @@ def alerts_are_apart(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.4",
+        id="8.5",
         title="An alert that does not flap",
         kind="code",
         names=("Alert",),

@@ -1,4 +1,4 @@
-"""8.3 and 8.40: what can be read out of histograms and counters."""
+"""8.3 and 8.4: what can be read out of histograms and counters."""
 
 import math
 from collections.abc import Sequence
@@ -218,7 +218,7 @@ EXERCISES = (
         time_limit_s=15,
     ),
     Exercise(
-        id="8.40",
+        id="8.4",
         title="A counter that starts again",
         kind="code",
         names=("rate",),

@@ -1,4 +1,4 @@
-"""8.10, 8.11 and 8.60: which requests are a canary's, when it has been looked at long enough, and another mix."""
+"""8.13, 8.14 and 8.15: which requests are a canary's, when it has been looked at long enough, and another mix."""
 
 import builtins
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ def joins_apart(answer: Any, draw: Draw) -> None:
     require_share(same / len(pairs), 0.5, len(pairs), "keys whose salt and name only read alike, on one side, are")
 
 
-# -- 8.11: the verdict ------------------------------------------------------------------------------------------------
+# -- 8.14: the verdict ------------------------------------------------------------------------------------------------
 
 WORDS = ("promote", "roll back", "wait")
 
@@ -224,7 +224,7 @@ def any_canary(answer: Any, draw: Draw) -> None:
         decides(answer, lines, draw.choice([None, 0.3]))
 
 
-# -- 8.60: another mix ------------------------------------------------------------------------------------------------
+# -- 8.15: another mix ------------------------------------------------------------------------------------------------
 
 
 def by_hand(passed: dict[str, tuple[int, int]], mix: dict[str, int]) -> float:
@@ -277,12 +277,12 @@ def any_mix(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.10",
+        id="8.13",
         title="Which side?",
         kind="code",
         names=("is_canary",),
         points=4,
-        minutes=10,
+        minutes=7,
         lines=4,
         difficulty=2,
         objective="split traffic so that a tenant stays on one side, on every front end",
@@ -344,12 +344,12 @@ EXERCISES = (
         time_limit_s=20,
     ),
     Exercise(
-        id="8.11",
+        id="8.14",
         title="Promote, roll back, wait",
         kind="code",
         names=("decide",),
         points=3,
-        minutes=9,
+        minutes=8,
         lines=8,
         difficulty=2,
         objective="judge a canary by hard bounds first and weighted scores after, from intervals",
@@ -409,7 +409,7 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="8.60",
+        id="8.15",
         title="At the same mix",
         kind="code",
         names=("rate_at_mix",),

@@ -1,4 +1,4 @@
-"""8.8: a front end that degrades before the engine fails."""
+"""8.10: a front end that degrades before the engine fails."""
 
 from itertools import pairwise
 from typing import Any
@@ -133,7 +133,7 @@ def saves_the_engine(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.8",
+        id="8.10",
         title="A ladder down, and up again",
         kind="code",
         names=("Ladder",),

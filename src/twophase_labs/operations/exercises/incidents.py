@@ -1,4 +1,4 @@
-"""8.5, 8.6 and 8.55: what the dashboards show, a diagnosis that reads them, and the cures."""
+"""8.6, 8.7 and 8.8: what the dashboards show, the cures, and a diagnosis that reads samples."""
 
 import copy
 from collections.abc import Callable
@@ -88,28 +88,28 @@ def changes_nothing(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.5",
+        id="8.6",
         title="Evidence first",
         kind="matching",
-        names=("answer_8_5",),
+        names=("answer_8_6",),
         points=2,
         minutes=5,
         objective="tell the cause of an incident from what follows from it",
         question=Matching(
             "abcdefgh",
             {
-                "A": "c50230011d06e632",
-                "B": "812d1068a354032a",
-                "C": "1e614b57ba7005c9",
-                "D": "41576ebe78057574",
-                "E": "fbc7e82745455734",
+                "A": "9ba4174ca5d2fe0c",
+                "B": "5035c0dda335b116",
+                "C": "c2548fb06f644f78",
+                "D": "4c295b7d0db98ddf",
+                "E": "259dccdf6b7a3a78",
             },
             hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
             "can only follow?",
         ),
     ),
     Exercise(
-        id="8.6",
+        id="8.8",
         title="A diagnosis from scraped samples",
         kind="code",
         names=("diagnose",),
@@ -117,6 +117,7 @@ EXERCISES = (
         minutes=10,
         lines=16,
         difficulty=3,
+        is_extra=True,
         objective="name an incident's cause from counters and gauges, on hours never seen",
         hints=(
             "Ask for causes first, in any order, and for what follows from them last: invalid JSON, lost needles and "
@@ -196,21 +197,21 @@ EXERCISES = (
         time_limit_s=180,
     ),
     Exercise(
-        id="8.55",
+        id="8.7",
         title="The cure that fits",
         kind="matching",
-        names=("answer_8_55",),
+        names=("answer_8_7",),
         points=2,
         minutes=2,
         objective="choose a cure by the cause, not by the symptom",
         question=Matching(
             "abcde",
             {
-                "A": "3dfd112a39a88309",
-                "B": "ecda5e19675458a9",
-                "C": "2c59a02773d70e5d",
-                "D": "7767aced30c91298",
-                "E": "aa1e2ef7997dcd56",
+                "A": "655b923a5086969f",
+                "B": "99c4d69613d84968",
+                "C": "c8c7aabebb221661",
+                "D": "fa1295fd1aa3fcd6",
+                "E": "58d63f84b7cf3cf5",
             },
             hint="What would have to be different for the row that you chose to look as in the healthy hour?",
         ),

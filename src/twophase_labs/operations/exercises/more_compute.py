@@ -1,4 +1,4 @@
-"""8.12, 8.13 and 8.61: what several completions are worth, and when to stop asking for more."""
+"""8.16, 8.17 and 8.18: when to stop asking for more, and what several completions are worth."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -8,7 +8,7 @@ from typing import Any
 from twophase_labs.machine.checks import Draw, compare, number, plain, raises, reject, shown, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
-# -- 8.12: pass@k -----------------------------------------------------------------------------------------------------
+# -- 8.17: pass@k -----------------------------------------------------------------------------------------------------
 
 
 def exact(num: int, num_right: int, k: int) -> float:
@@ -68,7 +68,7 @@ def refuses_more_than_there_are(answer: Any, draw: Draw) -> None:
         raises(ValueError, answer.pass_at_k, num, num_right, k)
 
 
-# -- 8.13: tiers ------------------------------------------------------------------------------------------------------
+# -- 8.16: tiers ------------------------------------------------------------------------------------------------------
 
 
 class Tier:
@@ -178,7 +178,7 @@ def any_tiers(answer: Any, draw: Draw) -> None:
         plays(answer, plans, draw.integer(0, 90), is_logged=True)
 
 
-# -- 8.61: votes ------------------------------------------------------------------------------------------------------
+# -- 8.18: votes ------------------------------------------------------------------------------------------------------
 
 
 def counted(answers: Sequence[Any], scores: Sequence[float]) -> Any:
@@ -239,7 +239,7 @@ def any_votes(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.12",
+        id="8.17",
         title="One of k",
         kind="code",
         names=("pass_at_k",),
@@ -247,6 +247,7 @@ EXERCISES = (
         minutes=7,
         lines=6,
         difficulty=2,
+        is_extra=True,
         objective="estimate without bias how often k completions contain a right one",
         hints=(
             "Draw k of the num completions without putting one back. What is the probability that all of them are "
@@ -287,7 +288,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="8.13",
+        id="8.16",
         title="Stop when it is good enough",
         kind="code",
         names=("answer_within",),
@@ -336,7 +337,7 @@ EXERCISES = (
         time_limit_s=10,
     ),
     Exercise(
-        id="8.61",
+        id="8.18",
         title="A vote",
         kind="code",
         names=("vote",),

@@ -1,4 +1,4 @@
-"""8.7: which steps to take when a service does not fit."""
+"""8.9: which steps to take when a service does not fit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -164,7 +164,7 @@ def of_the_planner(answer: Any, draw: Draw) -> None:
 
 EXERCISES = (
     Exercise(
-        id="8.7",
+        id="8.9",
         title="What to give up first",
         kind="code",
         names=("triage",),
@@ -172,6 +172,7 @@ EXERCISES = (
         minutes=7,
         lines=12,
         difficulty=2,
+        is_extra=True,
         objective="choose among ways to save memory by bytes won per harm done",
         hints=(
             "What does a step win *now*? missing(taken) - missing([*taken, step]).",

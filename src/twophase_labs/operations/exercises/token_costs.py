@@ -1,4 +1,4 @@
-"""8.9 and 8.50: what each request of a step costs."""
+"""8.11 and 8.12: what each request of a step costs."""
 
 from typing import Any
 
@@ -122,7 +122,7 @@ def ratio_at_128() -> float:
 
 EXERCISES = (
     Exercise(
-        id="8.9",
+        id="8.11",
         title="Who pays for a step?",
         kind="code",
         names=("share_step",),
@@ -184,10 +184,10 @@ EXERCISES = (
         time_limit_s=20,
     ),
     Exercise(
-        id="8.50",
+        id="8.12",
         title="An output token, in prompt tokens",
         kind="prediction",
-        names=("guess_8_50",),
+        names=("guess_8_12",),
         points=1,
         minutes=2,
         is_extra=True,
