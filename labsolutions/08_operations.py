@@ -2,9 +2,9 @@
 # # Lab 8: operations
 #
 # The engine is built. Now it runs for others, day and night: behind HTTP, for tenants with quotas, watched through
-# metrics and alerts. The first cell puts SmolLM2 behind the server of this repository. Six clients of one tenant
-# ask for a few tokens in the same moment. Then two clocks are read: the server's own histogram of the time to first
-# token, and the clients'.
+# metrics and alerts. The first cell puts SmolLM2 behind the server of this repository. Six clients of one tenant ask
+# for a few tokens at the same moment. Then two clocks are read: the server's own histogram of the time to first token,
+# and the clients'.
 
 # %%
 from twophase_labs.operations import two_clocks
@@ -16,7 +16,7 @@ print(before.client_line)
 # %% [markdown]
 # The same six requests, in the same process, on the same clock, and both lines are right. Every client got its answer.
 # A dashboard would show the first line. Where is the rest of the second one? Write down where you would look.
-# Sections 1 and 2 take a request's time apart, and the capstone repeats this measurement with your work in place.
+# Sections 1 and 2 take a request's time apart, and section 11 repeats this measurement with your work in place.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -25,22 +25,23 @@ print(before.client_line)
 # %% [markdown]
 # **After this lab you can**
 #
-# - read a streamed answer byte by byte, end requests whose clients have gone, and refuse a request so that its client
-#   knows when to come back;
-# - take a time to first token apart into six terms, read quantiles out of buckets, and find the slice that a mean
-#   hides;
-# - write an alert that neither flaps nor sleeps, and know what its silence means;
-# - find an incident's cause in its traces, survive full memory, and say what a million tokens cost;
-# - release a change behind a canary, and decide what to spend per request at test time.
+# - read a streamed answer byte by byte, and refuse a request so that its client knows when to come back;
+# - split a time to first token into six terms, read quantiles out of buckets, and find the slice that a mean hides;
+# - write an alert that does not flap, and know what its silence means;
+# - tell an incident's cause from its symptoms, degrade a service in steps, and share out what a step costs;
+# - judge a canary by intervals, and decide how many tokens to spend on an answer.
 #
-# You need labs 3 to 5, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching.
-# No GPU is needed, and no network: server and clients are real, and talk over this machine's loopback address.
+# You need labs 3 to 6, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching, a
+# gate for fewer bits. No GPU is needed, and no network: in sections 1 to 3 server and clients are real, and talk over
+# this machine's loopback address. Incidents, traffic and GPUs are simulated, with the engine's own scheduler, and each
+# section says so.
 #
 # **How it works.** Commit to a prediction, write the code, run `check("8.1")`. `hint("8.1")` helps in up to three
 # steps, `reveal("8.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 
 # %% tags=["setup"]
+import hashlib
 import math
 from itertools import pairwise
 
@@ -54,9 +55,9 @@ torch.set_num_threads(1)
 # ## 1. The engine behind HTTP
 # <!-- minutes: 20 -->
 #
-# A server adds no speed. It adds what a library call does not have: clients that come when they like, read as slowly as
-# they like, and leave without a word. The engine of this server runs in a thread of its own; an event loop in another
-# thread speaks HTTP, in the format of OpenAI's interface, so that their clients can use it.
+# A server adds no speed. It adds clients that come when they like, read as slowly as they like, and leave without a
+# word. The engine of this server runs in a thread of its own; an event loop in another thread speaks HTTP, in the
+# format of OpenAI's interface, so that existing clients can use it.
 
 # %% [markdown]
 # ```mermaid
@@ -78,9 +79,9 @@ with BackgroundServer(llm()) as server:
 print(chunks[0], "...", chunks[-1], sep="\n")
 
 # %% [markdown]
-# These are **server-sent events**: `data: `, a text, an empty line. Here each chunk holds one event, because server and
+# These are **server-sent events**: `data: `, a text, an empty line. Here a chunk holds one event, because server and
 # client share a machine. TCP promises no such thing: it carries a stream of bytes, and any box on the way may cut or
-# join them.
+# join chunks.
 
 # %% [markdown]
 # **Think first.** The text of the first event below is 'né'; in UTF-8, é is two bytes, C3 and A9. Which chunks can be
@@ -93,7 +94,7 @@ pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 
 
 # %% [markdown]
 # <!-- card 8.1 -->
-# Write the client's half: from bytes, as they come, to events. (Our client makes JSON of each event's text, and knows
+# Write the client's half: from bytes, as they come, to events. (Our client parses each event's text as JSON, and knows
 # that `[DONE]` is the last one; your class treats it like any other.)
 
 
@@ -175,30 +176,30 @@ from twophase_server.sse import EventStream
 show_source(EventStream)
 
 # %% [markdown]
-# **Question.** `at_end` aborts the request. Why does it stand in a `finally`, and not behind the last event?
+# **Question.** `at_end` aborts the request. Why is it called in a `finally`, and not after the last event?
 #
 # <details><summary>Answer</summary>
 #
 # When a client has gone, writing to it fails, or the task that writes is cancelled: the last event is never reached.
-# All ways out of this method pass through the `finally`, and aborting what has ended already does nothing. For an
-# answer that is not streamed nothing is written until the end, so the server must listen for the disconnection instead
+# All ways out of this method pass through the `finally`, and aborting a request that has ended does nothing. If an
+# answer is not streamed, nothing is written until its end, so the server must listen for the disconnection instead
 # (`while_connected`).
 # </details>
 
 # %% [markdown]
 # ### Say no, and when to come back
 #
-# A server that accepts everything has a queue without end, and then all wait. **Back-pressure** is to say no
-# early: status `429`, with a header `retry-after` in seconds. Ours says it in two cases. The engine's queue is full
-# (`max_queue`), or the tenant has used up its quota. A quota of so many requests *at a time* is easy to check and hard
-# on bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes
-# one. (The name is older than language models. If model tokens are what it counts, a request is charged when it has
-# ended, because nobody knows before how long its completion will be; so the level may fall below zero.)
+# A server that accepts everything has a queue without end, and then every request waits. **Back-pressure** means saying
+# no early: status `429`, with a header `retry-after` in seconds. Our server does so in two cases: the engine's queue is
+# full (`max_queue`), or the tenant has used up its quota. A limit on requests *at a time* is easy to check and hard on
+# bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes one.
+# (The name is older than language models. If it counts model tokens, a request is charged when it has ended, because
+# the length of its completion is not known before; so the level may fall below zero.)
 
 # %% [markdown]
 # <!-- card 8.2 -->
 # `wait_s(now_s)` says how many seconds it takes until at least one is there, 0.0 if there is one now; it takes nothing.
-# `take(amount, now_s)` takes, whatever is there. Times are in seconds and never go back.
+# `take(amount, now_s)` takes the amount even if less is there. Times are in seconds and never go back.
 #
 # ```python
 # bucket = TokenBucket(rate_per_s=2.0, capacity=4.0, now_s=0.0)
@@ -235,7 +236,7 @@ check("8.2")
 
 # %% [markdown]
 # **In the real server.** Your bucket decides over one tenant's requests: at most 6 at once, one more every two seconds.
-# Ten come in the same moment.
+# Ten come at the same moment.
 
 # %%
 TokenBucket = use("8.2")
@@ -243,11 +244,11 @@ for line in server_life.flood(TokenBucket):
     print(line)
 
 # %% [markdown]
-# **Read the result.** A refused client knows for how long, and the engine never hears of it. What the header says is
-# rounded up to whole seconds. If all refused clients obey it to the second, they all come back together: clients should
-# add a random part.
+# **Read the result.** A refused client knows how long to wait, and the engine never hears of it. The header is rounded
+# up to whole seconds. If all refused clients obey it to the second, they all come back together: clients should add a
+# random part.
 #
-# **Open the server.** Where it asks its buckets:
+# **Open the server.** This is where it asks its buckets:
 
 # %%
 from twophase_server.tenants import Account
@@ -260,18 +261,17 @@ show_source(Account.enter)
 #
 # <details><summary>Answer</summary>
 #
-# All of them, in this order of things: tokens are taken when a request ends, so for the first seconds nothing seems to
-# be used. The tenant pays afterwards, with a debt that takes minutes to come back. `concurrent_requests` is the limit
-# that bounds what is in flight; a rate alone does not. (One could take an estimate at the beginning and give back what
-# was not used.)
+# All of them: tokens are taken when a request ends, so for the first seconds nothing seems to be used. The tenant pays
+# afterwards, with a debt that takes minutes to repay. `concurrent_requests` is the limit that bounds what is in flight;
+# a rate alone does not. (A server could charge an estimate at the beginning and give back what was not used.)
 # </details>
 
 # %% [markdown]
 # ### Too late, and closing time
 #
-# Two more ways to end. A **deadline**: an answer that nobody waits for any more is work for nothing, so a request may
-# say how long it is wanted. And **draining**: a server that is to stop, for a new version say, refuses what is new and
-# finishes what it has accepted; `/ready` says so, so that a load balancer sends no more.
+# Two more ways to end. A request may have a **deadline**: an answer that comes after it is work for nothing, so the
+# engine ends the request. And a server that is to stop, for a new version say, **drains**: it refuses new requests and
+# finishes those it has accepted; `/ready` says so, and a load balancer sends no more.
 
 # %%
 for line in (*server_life.past_its_deadline(), *server_life.drained()):
@@ -292,28 +292,28 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # <!-- minutes: 15 + 6 -->
 #
 # Prometheus reads `/metrics` every few seconds and keeps what it finds. Three kinds of series are enough. A **gauge**
-# is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process starts anew. A
-# **histogram** has a counter for each of its buckets: how many values were at most so large.
+# is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process restarts. A
+# **histogram** has a counter for each of its buckets: how many values were at most this large.
 #
 # First a load. Three tenants send 17 requests, one after the other: *chat* short ones, *archive* documents, *shop*
-# requests whose answer must be one of 9,900 names of products, other names each time. What the dashboard says of it:
+# requests whose answer must be one of 9,900 names of products, other names each time. What a dashboard would show:
 
 # %%
 from twophase_labs.operations import scrapes, term_loads
 
-timed, seen = term_loads.mixed_load(EventReader)
-print(f"{seen.value('time_to_first_token_seconds_count'):.0f} requests, on average "
-      f"{1e3 * seen.mean('time_to_first_token_seconds'):.0f} ms to the first token")  # fmt: skip
-for bound, count in seen.buckets("time_to_first_token_seconds")[3:11]:
+timed, scraped = term_loads.mixed_load(EventReader)
+print(f"{scraped.value('time_to_first_token_seconds_count'):.0f} requests, on average "
+      f"{1e3 * scraped.mean('time_to_first_token_seconds'):.0f} ms to the first token")  # fmt: skip
+for bound, count in scraped.buckets("time_to_first_token_seconds")[3:11]:
     print(f"at most {bound:5.3f} s: {count:.0f}")
 
 # %% [markdown]
-# **Think first.** A bucket's count is all that is kept of a value. From these lines: between which two times does the
-# median lie? Where in between would you put it?
+# **Think first.** Of a value, only its bucket is kept. From these lines: between which two times does the median lie?
+# Where in between would you put it?
 
 # %% [markdown]
 # <!-- card 8.3 -->
-# Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to it), in
+# Write Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to it), in
 # rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The value wanted has the rank q times the
 # number of all values. It lies in the first bucket whose count reaches the rank. Within the bucket, values are taken to
 # be spread evenly from its lower bound (the upper bound of the bucket before, 0 for the first) to its upper bound. In
@@ -351,34 +351,35 @@ check("8.3")
 # %%
 histogram_quantile = use("8.3")
 engine_ttfts_s = [one.output.metrics.ttft_s for one in timed]
-pictures.draw_buckets(engine_ttfts_s, seen.buckets("time_to_first_token_seconds"), histogram_quantile)
+pictures.draw_buckets(engine_ttfts_s, scraped.buckets("time_to_first_token_seconds"), histogram_quantile)
 
 # %% [markdown]
 # **Read the result.** The estimate is as wide as its bucket: between 0.1 s and 0.25 s it can be wrong by a factor of
-# 2.5, and no scrape, however frequent, makes it better. Put a bucket's bound at your SLO: the share below a bound is
-# exact. And quantiles do not add up: the p99 of two servers is *not* the mean of their p99; add the buckets, then take
-# the quantile.
+# 2.5, and more frequent scrapes do not make it better. Put a bucket's bound at your SLO: the share below a bound is
+# exact. And quantiles cannot be averaged: the p99 of two servers is *not* the mean of their p99; add the buckets, then
+# take the quantile.
 
 # %% [markdown]
 # ### One time, six terms
 #
-# 'The first token is late' is not a cause yet. Between the client's send and its first text lie six terms, and each has
-# another remedy:
+# 'The first token is late' is not a cause yet. Six terms lie between the client's send and its first text, and each has
+# a remedy of its own:
 #
 # | term | what happens | what makes it long |
 # |---|---|---|
-# | network | the request comes, the first event goes | distance, proxies that collect events |
+# | network | the request travels in, the first event out | distance, proxies that buffer events |
 # | preprocess | JSON, keys, text to tokens, a schema to a grammar | large schemas, long texts |
 # | queue | the request waits to be scheduled | too few places or blocks |
 # | prefill | its prompt is computed, perhaps in chunks | long prompts, no hit, a full batch |
 # | sample | one row of logits becomes a token | grammars, penalties |
 # | serialise | the token becomes text, JSON, an event | an event loop that is busy |
 #
-# The next cell notes the time at each border, on one clock that server and client share. Five requests: a short one; a
-# long one; the long one again; one whose answer must be one of 9,900 names; a short one while eight others run.
+# The next cell notes the time where one term ends and the next begins, on one clock that server and client share. Five
+# requests: a short one; a long one; the long one again; one whose answer must be one of 9,900 names; a short one while
+# eight others run.
 
 # %% [markdown]
-# **Think first.** Which term will be the largest of each? Which of the five delays *other* requests most?
+# **Think first.** Which term will be the largest in each? Which of the five delays *other* requests most?
 
 # %%
 from twophase_labs.operations import six_terms
@@ -393,9 +394,9 @@ pictures.draw_terms(reasons)
 
 # %% [markdown]
 # **Read the result.** In each line the terms add up to what the client saw, because each begins where another ends.
-# Short and long differ in the prefill, and a hit takes that back. The grammar of 9,900 names is made in the engine's
-# thread between two steps: it delays its own request, and every running one by as much. The last request waits for a
-# place. Network and serialising are small here, since nothing leaves this machine.
+# Short and long differ in the prefill, and a hit removes that difference. The grammar of 9,900 names is compiled in the
+# engine's thread between two steps: it delays its own request, and every running one by as much. The last request waits
+# for a sequence place. Network and serialising are small here, since nothing leaves this machine.
 #
 # None of the six is what the first cell's clients waited for. A refused request never gets this far: its time passes
 # *outside* all terms, and the server's histogram begins when the request is let in at last.
@@ -410,14 +411,14 @@ for name, slice_of in term_loads.SLICES.items():
     print(term_loads.by_slice(timed, name, slice_of))
 
 # %% [markdown]
-# **Read the result.** The majority, chat, sets the median, and the mean lies between groups, where no request is. By
-# tenant one sees *that* two of them wait; by prompt and by grammar one sees why, and it is not the same reason. A slice
-# is worth what its term tells: a faster prefill would not help the shop, and a cache of grammars not the archive. (The
-# shop's first request also pays for something that this process does once, when it is first asked for guided decoding:
-# it reads the whole vocabulary. A warm-up request after each start would.)
+# **Read the result.** The majority, chat, sets the median, and the mean lies between the groups, where no request is.
+# The slices by tenant show *that* two of them wait; those by prompt and by grammar show why, and the reasons differ. A
+# faster prefill would not help the shop, nor a cache of grammars the archive. (The shop's first request also pays for
+# something that this process does once, when it is first asked for guided decoding: it reads the whole vocabulary. A
+# warm-up request after each start would pay it instead.)
 #
-# (Tenant and prompt length are labels that you may put into a metric if they take few values. A label per user makes a
-# series per user, and each histogram here has 19 buckets in each.)
+# (Tenant and prompt length can be labels of a metric if they take few values. A label per user makes a series per user,
+# and each histogram here has 19 buckets in each.)
 
 # %% [markdown]
 # > **In production, 2026.** [vLLM's metrics](https://docs.vllm.ai/en/v0.32.0/usage/metrics/) have these names with
@@ -435,8 +436,8 @@ for name, slice_of in term_loads.SLICES.items():
 # %% [markdown]
 # ### Going further: a counter that starts again
 #
-# `request_success_total` counts ended requests. After a restart it counts from 0. A rate must bear that, and scrapes
-# that failed.
+# `request_success_total` counts ended requests. After a restart it counts from 0. A rate must cope with that, and with
+# scrapes that failed.
 
 # %% [markdown]
 # <!-- card 8.4 -->
@@ -448,7 +449,7 @@ def rate(samples):
     """How much a counter grew per second, from its first sample to its last.
 
     samples: pairs (time in seconds, value), in order of time; a value of None is a scrape that failed, which says
-    nothing. A value below the one before means that the process was started anew, and its counter began at 0. With
+    nothing. A value below the one before means that the process was restarted, and its counter began at 0. With
     fewer than two values: math.nan.
 
     >>> rate([(0.0, 100.0), (10.0, None), (20.0, 140.0)])
@@ -488,23 +489,22 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 
 # %% [markdown]
 # **Read the result.** Taken 10 s apart, these two values give a negative number of requests per second, or 0.2. (What
-# was counted between the last scrape and the crash is lost; a rate cannot know it.)
+# was counted between the last scrape and the restart is lost; no rate can know it.)
 
 # %% [markdown]
 # ## 3. Alerts
 # <!-- minutes: 14 -->
 #
 # Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
-# are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held for so long. An
-# alert that fires for every spike is switched off by the third night; one that is too patient comes after the
-# customers.
+# are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held that long. An
+# alert that fires for every spike is soon switched off; one that is too patient comes after the customers' complaints.
 #
-# Three are often proposed for an engine: **K/V saturation** above 0.85, **fragmentation** above 0.15, and a **queue
+# Three are often proposed for an engine: **K/V saturation** above 0.85, **fragmentation** above 0.15, and **queue
 # age**, how long the oldest request in the queue has waited.
 
 # %% [markdown]
-# **Think first.** A pool at 0.95 with an empty queue; a pool at 0.5 with a queue of 40 s. Which one is in trouble? And
-# sequences of 24 tokens in blocks of 16 waste 8 slots of 32: is that an incident?
+# **Think first.** One pool is at 0.95, with an empty queue; another at 0.5, with a queue age of 40 s. Which one is in
+# trouble? And sequences of 24 tokens in blocks of 16 waste 8 slots of 32: is that an incident?
 
 # %% [markdown]
 # <!-- card 8.5 -->
@@ -558,11 +558,10 @@ class Alert:
 check("8.5")
 
 # %% [markdown]
-# **On the real server, in a burst.** Eighteen requests come within about two seconds, each of them long enough for
-# eight of the 36 blocks. The server is scraped ten times a second meanwhile, and five of your alerts look at each
-# scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is
-# late if its first token takes longer than 2 s, or never comes. Which alert fires before a client has waited for that
-# long?
+# **On the real server, in a burst.** Eighteen requests come within about two seconds, each long enough for eight of the
+# 36 blocks. Meanwhile the server is scraped ten times a second, and five of your alerts look at each scrape. (In
+# production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is late if its
+# first token takes longer than 2 s, or never comes. Which alert fires before a client has waited that long?
 
 # %%
 from twophase_labs.operations import burst
@@ -587,12 +586,11 @@ pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
 # **Read the result.** *Late answers* comes last by its nature: an answer is late long before it can be counted as late
-# (by this server when its request has ended, by vLLM when the first token comes). *Queue age* needs no end of a
-# request, and none of a step: it grows while the engine hangs. *Saturation* goes up and down with every wave of
-# requests: a full pool is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is
-# high when sequences are short, which is no incident at all: with blocks of 16, half a block is lost per sequence on
-# average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the
-# first cell's clients saw.
+# (by this server when its request has ended, by vLLM when the first token comes). *Queue age* needs no request to end,
+# and no step: it grows while the engine hangs. *Saturation* goes up and down with every wave of requests: a full pool
+# is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is high when sequences are
+# short, which is no incident: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences
+# of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -607,9 +605,9 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
     print(f"{now_s:3.1f} s  queue age {value!s:5} {states[0]:9} | no answer: {states[1]}")
 
 # %% [markdown]
-# **Read the result.** Without samples the first alert resolves: all is quiet, because all is lost. So each target needs
-# an alert on its own absence (Prometheus makes a series `up` for that, 0 when a scrape fails), and the engine one on
-# its thread: our `/metrics` still answers, with `twophase:engine_up` at 0, when the engine's thread has died.
+# **Read the result.** Without samples the first alert goes back to inactive: all is quiet because nothing is measured.
+# So each target needs an alert on its own absence (Prometheus makes a series `up` for that, 0 when a scrape fails), and
+# the engine needs one on its thread: when that has died, our `/metrics` still answers, with `twophase:engine_up` at 0.
 
 # %% [markdown]
 # > **In production, 2026.** [Prometheus'
@@ -625,14 +623,15 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # ## 4. Five incidents
-# <!-- minutes: 22 -->
+# <!-- minutes: 13 + 12 -->
 #
-# A service runs Llama-3-8B on NVIDIA L4s. Its requests chat, bring documents, or want JSON. Ordinary hours look like
-# the column *healthy* below. In each of the other five columns something has gone wrong. The hours are simulated: the
-# engine's scheduler, blocks and policies are the real ones, a step takes as long as a roofline of the L4 says, and a
-# client that gets no valid JSON asks again. The monitoring system scrapes a sample every five seconds, and also asks
-# the model for needles in long texts. (Whether a needle is found or JSON is valid is drawn at random, at about the
-# rates that SmolLM2 shows at the end of this section.)
+# An alert says that something is wrong. What is it? A service runs Llama-3-8B on NVIDIA L4s. Its requests are chats,
+# questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
+# below; in each of the other five columns something has gone wrong. The hours are simulated: scheduler, blocks and
+# policies are the engine's, a step takes as long as a roofline of the L4 says, and a client that gets no valid JSON
+# asks again. The monitoring system takes a sample every five seconds, and also asks the model for needles in long
+# texts. (Whether a needle is found or JSON is valid is drawn at random, at about the rates that SmolLM2 shows at the
+# end of this section.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
@@ -641,8 +640,8 @@ from twophase_labs.operations import costs, dashboards
 dashboards.draw_dashboards()
 
 # %% [markdown]
-# **Think first.** Each column differs from *healthy* in some rows. Which row shows what went wrong *first*, and which
-# rows only follow from it? A late first token (row c) may have many causes, so it is evidence for none of them.
+# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, and which rows only follow
+# from it? A late first token (row c) may have many causes, so it is evidence for none of them.
 
 # %% [markdown]
 # <!-- card 8.6 -->
@@ -662,19 +661,99 @@ answer_8_6 = {
 check("8.6")
 
 # %% [markdown]
-# ### A diagnosis that a machine makes
+# ### The cures, measured
 #
-# At three in the morning nobody looks at pictures first. Write down what you did as a function. It gets two lists of
-# samples: the minute before the alarm, and a minute in which the same service was healthy. A sample is a dict:
+# <!-- card 8.7 -->
+# Which cure fits which column? **a** limit the answers (`max_tokens`) · **b** compute prompts in chunks beside the
+# decodes · **c** a faster link, or both phases on each GPU · **d** a mask from a grammar · **e** more bits for K and V,
+# behind a gate that asks for needles in long texts
+
+
+# %% tags=["exercise:8.7"]
+answer_8_7 = {
+    "A": "d",  # SOLUTION: a cure
+    "B": "b",  # SOLUTION: a cure
+    "C": "a",  # SOLUTION: a cure
+    "D": "c",  # SOLUTION: a cure
+    "E": "e",  # SOLUTION: a cure
+}
+
+# %%
+check("8.7")
+
+# %% [markdown]
+# Each incident once more, with its cure: the same requests at the same times.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import cures
+
+for cause in ("kv", "batching", "format", "transfer"):
+    print(cures.lines(cause))
+
+# %% [markdown]
+# **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
+# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: only shorter answers, or more
+# memory, make room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as long;
+# chunks bring them back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*:
+# nothing in the engines is slow, and the gaps between tokens are the shortest of all; requests wait for the link. Two
+# GPUs that do both phases need no link: chunks lengthen their gaps, and their first tokens come sooner than over the
+# fast link. So ask first whether chunks are enough.
+
+# %% [markdown]
+# *E* has no cure in the scheduler: its latencies are healthy. So look at quality in slices, on SmolLM2. First needles,
+# with K and V kept in 16 bits and in fewer (a scale per token and head):
+
+# %%
+from twophase_labs.operations import probes
+
+for num_hay in (probes.SHORT, probes.LONG):
+    found = {bits: probes.needles(num_hay, bits) for bits in (16, 4, 3)}
+    print(f"{num_hay:5,} tokens:", ", ".join(f"{bits} bits {n} of {of} found" for bits, (n, of) in found.items()))
+
+# %% [markdown]
+# Then JSON, with the weights as they are, in 4 bits (symmetric groups of 32), and in 4 bits with a grammar's mask:
+
+# %%
+for name, quantization, guided in (
+    ("16 bits", None, False),
+    ("4 bits", "int4_sym", False),
+    ("masked", "int4_sym", True),
+):
+    valid, asked = probes.valid_json(quantization, guided)
+    print(f"{name:8} {valid} of {asked} answers are valid JSON")
+
+# %% [markdown]
+# **Read the result.** A mean over all tasks would hide both. The 3-bit cache loses needles in the long text and none in
+# the short one; the 4-bit weights break the format, and the mask restores it. A gate has to ask in slices, and it has
+# to go on asking in production, because traffic changes.
+
+# %% [markdown]
+# > **In production, 2026.** vLLM [exports](https://docs.vllm.ai/en/stable/usage/metrics/) what the rows show:
+# > `vllm:kv_cache_usage_perc`, `vllm:num_preemptions_total`, `vllm:inter_token_latency_seconds`, and the histogram
+# > `vllm:iteration_tokens_total`, in which whole prompts stand out. Its
+# > [guide](https://docs.vllm.ai/en/v0.17.1/configuration/optimization/) names what to do about preemptions: raise
+# > `gpu_memory_utilization`, lower `max_num_seqs` or `max_num_batched_tokens`, or raise `tensor_parallel_size`. Needles
+# > and valid JSON are not among an engine's metrics: probes and clients have to count them.
+#
+# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause
+# takes p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
+
+# %% [markdown]
+# ### Going further: a diagnosis that a machine makes
+#
+# At three in the morning a picture is a slow way to find a cause. Write down what you did as a function. It gets two
+# lists of samples: of the minute before the alarm, and of a minute in which the same service was healthy. A sample is a
+# dict:
 
 # %%
 for name, value in dashboards.window("A")[-1].items():
     print(f"{name:30} {value if value is None else round(value, 3)}")
 
 # %% [markdown]
-# What ends in `_total` is a counter: it counts from the start of the process and never falls. The others are gauges, of
-# this moment or of the last five seconds; `None` says that there was nothing to measure. Metrics of latency come from
-# histograms, those of needles and JSON from probes and from the clients.
+# A name that ends in `_total` is a counter's: it counts from the start of the process and never falls. The others are
+# gauges, of this moment or of the last five seconds; `None` means that there was nothing to measure. Latencies come
+# from histograms, needles and JSON from probes and from the clients.
 
 # %% [markdown]
 # <!-- card 8.8 -->
@@ -733,88 +812,8 @@ for name in "ABCDE":
     print(name, diagnose(dashboards.window(name), ordinary))
 
 # %% [markdown]
-# ### The cures, measured
-
-# %% [markdown]
-# <!-- card 8.7 -->
-# Which cure fits which column? **a** limit the answers (`max_tokens`) · **b** compute prompts in chunks beside the
-# decodes · **c** a faster link, or both phases on each GPU · **d** a mask from a grammar · **e** more bits for K and V,
-# behind a gate that asks for needles in long texts
-
-
-# %% tags=["exercise:8.7"]
-answer_8_7 = {
-    "A": "d",  # SOLUTION: a cure
-    "B": "b",  # SOLUTION: a cure
-    "C": "a",  # SOLUTION: a cure
-    "D": "c",  # SOLUTION: a cure
-    "E": "e",  # SOLUTION: a cure
-}
-
-# %%
-check("8.7")
-
-# %% [markdown]
-# Each incident once more, with its cure: the same requests at the same times.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.operations import cures
-
-for cause in ("kv", "batching", "format", "transfer"):
-    print(cures.lines(cause))
-
-# %% [markdown]
-# **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
-# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: nothing but shorter answers,
-# or more memory, makes room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as
-# long; chunks bring them back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*:
-# nothing in the engines is slow, and the gaps between tokens are the shortest of all; the link is what requests wait
-# for. Two GPUs that do both phases need no link: their gaps grow by the chunks, and their first tokens come sooner than
-# over the fast link. Ask first whether chunks are not enough.
-
-# %% [markdown]
-# *E* has no cure in the scheduler: its latencies are healthy. Here are slices of quality, on SmolLM2. First needles,
-# with K and V kept in 16 bits and in fewer (a scale per token and head):
-
-# %%
-from twophase_labs.operations import probes
-
-for num_hay in (probes.SHORT, probes.LONG):
-    found = {bits: probes.needles(num_hay, bits) for bits in (16, 4, 3)}
-    print(f"{num_hay:5,} tokens:", ", ".join(f"{bits} bits {n} of {of} found" for bits, (n, of) in found.items()))
-
-# %% [markdown]
-# Then JSON, with the weights as they are, in 4 bits (symmetric groups of 32), and in 4 bits with a grammar's mask:
-
-# %%
-for name, quantization, guided in (
-    ("16 bits", None, False),
-    ("4 bits", "int4_sym", False),
-    ("masked", "int4_sym", True),
-):
-    valid, asked = probes.valid_json(quantization, guided)
-    print(f"{name:8} {valid} of {asked} answers are valid JSON")
-
-# %% [markdown]
-# **Read the result.** A mean over all tasks would hide both. The 3-bit cache loses needles in the long text and none in
-# the short one; the 4-bit weights break the format, and the mask holds it. A gate has to ask in slices, and
-# production has to go on asking: traffic changes, and so does what it needs.
-
-# %% [markdown]
-# > **In production, 2026.** vLLM [exports](https://docs.vllm.ai/en/stable/usage/metrics/) what the rows show:
-# > `vllm:kv_cache_usage_perc`, `vllm:num_preemptions_total`, `vllm:inter_token_latency_seconds`, and the histogram
-# > `vllm:iteration_tokens_total`, in which whole prompts stand out. Its
-# > [guide](https://docs.vllm.ai/en/v0.17.1/configuration/optimization/) names what to do about preemptions: raise
-# > `gpu_memory_utilization`, lower `max_num_seqs` or `max_num_batched_tokens`, or raise `tensor_parallel_size`. No
-# > engine exports needles or valid JSON: probes and clients have to.
-#
-# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause
-# takes p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
-
-# %% [markdown]
 # ## 5. Out of memory, in nine steps
-# <!-- minutes: 10 -->
+# <!-- minutes: 5 + 8 -->
 #
 # The same GPU gets a new task: eight requests at a time, each with 12,000 tokens of retrieved text and an answer of
 # 1,000. The planner (`twophase plan`, lab 7) says what that takes:
@@ -829,13 +828,49 @@ for name, step in memory.STEPS.items():
     print(f"{name:18} wins {won / 1e9:5.2f} GB, harm {step.harm}: {step.what}")
 
 # %% [markdown]
-# **Think first.** The list is in the usual order: first the input, the output and the size of a step, then bits, then
-# concurrency, the host and hardware. The harm is a judgement of the owners of this service, in points. What each wins
-# is the planner's, taken alone. Why do these numbers not add up?
+# The list is in the usual order: first the input, the output and the size of a step, then bits, then concurrency, the
+# host and hardware. The harm, in points, is a judgement of the owners of this service. What each step wins is the
+# planner's figure for this step alone.
+#
+# **Think first.** If two steps are taken, what they win together is not the sum of the two. Why? And must the steps be
+# taken in this order?
+#
+# There are nine steps, so all sets of them can be tried:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+least, best = memory.least_harm()
+print(f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {least}, by {', '.join(best)}")
+print(memory.split_line(best))
+usual = ["shorter prompts", "shorter answers", "smaller chunks", "K/V in 8 bits"]
+print("in the usual order until it fits:", sum(memory.HARM[step] for step in usual), "points")
+
+# %%
+memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware at once": ["a second GPU"]})
+
+# %% [markdown]
+# **Read the result.** Shorter prompts make each sequence smaller, so afterwards 8 bits in K and V win less than alone:
+# the numbers do not add up. Fewer tokens in the prompt and fewer bits in the weights are enough. The usual order gets
+# there as well, with more steps and more harm. It is a list of what to *consider*; what to take follows from what is
+# missing, and from what each step costs this service.
+
+# %% [markdown]
+# > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
+# > memory: in prefill a smaller `--chunked-prefill-size`, in decode fewer `--max-running-requests`, and a smaller
+# > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
+# > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
+#
+# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and shorter prompts (5.25 GB) make it
+# fit at 4 points of harm, where a second GPU costs 9.
+
+# %% [markdown]
+# ### Going further: a rule for the order
+#
+# With many more steps, all sets are too many to try. A greedy rule looks one step ahead.
 
 # %% [markdown]
 # <!-- card 8.9 -->
-# Write the triage: what to do, in which order, until it fits.
+# Write the triage: which steps to take, in which order, until it fits.
 
 
 # %% tags=["exercise:8.9"]
@@ -879,46 +914,30 @@ triage = use("8.9")
 chosen = triage(memory.HARM, memory.missing)
 print(chosen, "harm", sum(memory.HARM[name] for name in chosen))
 print(memory.split_line(chosen))
-cheapest, names = memory.least_harm()
-print(f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {cheapest}, by {', '.join(names)}")
-
-# %%
-usual = ["shorter prompts", "shorter answers", "smaller chunks", "K/V in 8 bits"]
-memory.draw_triage({"yours": chosen, "in the usual order": usual, "hardware at once": ["a second GPU"]})
 
 # %% [markdown]
-# **Read the result.** Bits in the weights and fewer tokens in the prompt are enough; the two small steps that the rule
-# took on the way are given back. The usual order gets there as well, with more steps and more harm. A rule that looks
-# one step ahead is not always the best of all sets; here it does as little harm as any.
-
-# %% [markdown]
-# > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
-# > memory: in prefill a smaller `--chunked-prefill-size`, in decode fewer `--max-running-requests`, and a smaller
-# > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
-# > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
-#
-# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and shorter prompts (5.25 GB) make it
-# fit at 4 points of harm, where a second GPU costs 9.
+# **Read the result.** The two small steps that the rule took on its way are given back in the end. Such a rule does not
+# always find the best of all sets; here it does as little harm as any.
 
 # %% [markdown]
 # ## 6. Degrade before failing
-# <!-- minutes: 13 -->
+# <!-- minutes: 14 -->
 #
-# Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it
-# queues, and most clients go away before their first token. A front end can fail *some things on purpose* instead,
-# mild ones first. It looks at the engine once a second and sets a level:
+# Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it queues,
+# and most clients go away before their first token. A front end can give up *some things on purpose* instead, those
+# that do least harm first. It looks at the engine once a second and sets a level:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_labs.operations import overload as flood
+from twophase_labs.operations import overload
 
-for level, rung in enumerate(flood.RUNGS):
+for level, rung in enumerate(overload.RUNGS):
     print(level, rung)
-alone = flood.overload(None)
+alone = overload.overload(None)
 print(alone.line)
 
 # %% [markdown]
-# **Think first.** A level must rise before the pool is full, for blocks come back only when answers end. Why must it
+# **Think first.** A level must rise before the pool is full, because blocks come back only when answers end. Why must it
 # not fall as soon as the pool is below the same mark?
 
 # %% [markdown]
@@ -970,31 +989,30 @@ check("8.10")
 # %%
 # NBVAL_CHECK_OUTPUT
 Ladder = use("8.10")
-runs = {"left to itself": alone, "your ladder": flood.overload(Ladder().look)}
-runs["all rungs, always"] = flood.overload(lambda *look: 4)
+runs = {"left to itself": alone, "your ladder": overload.overload(Ladder().look)}
+runs["all rungs, always"] = overload.overload(lambda *look: 4)
 for name, run in runs.items():
     print(f"{name:18} {run.line}")
-print(f"{'a usual hour':18} {flood.overload(Ladder().look, flood.USUAL).line}")
+print(f"{'a usual hour':18} {overload.overload(Ladder().look, overload.USUAL).line}")
 
 # %%
 cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder")})
 
 # %% [markdown]
 # **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
-# ms per token), and nothing is preempted. The price stands in the same line: 169 answers are cut at 200 tokens, and
-# 25 documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times
-# serve no more, and refuse more. In a usual hour the ladder does nothing.
+# ms per token), and nothing is preempted. The price is in the same line: 169 answers are cut at 200 tokens, and 25
+# documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times serve no
+# more, and refuse more. In a usual hour the ladder does nothing.
 #
-# One more thing shows in the picture. After the first minute less than half of the pool is in use, and spikes of queue
-# age keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
-# holds it, so watch what each rung costs.
+# The picture shows one more thing. After the first minute less than half of the pool is in use, and spikes of queue age
+# keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
+# keeps it up, so watch what each rung costs.
 #
-# **Open the engine.** What it does when nothing degrades before it: when a decode finds no block, the running sequence
-# of worst rank loses its own.
+# **Open the engine.** What it does if nothing degrades before it: when a decode finds no block, the running sequence of
+# worst rank loses its own.
 
 # %%
 from twophase.scheduling.step import StepBuilder
-from twophase_labs.kit.open_engine import show_source
 
 show_source(StepBuilder.decode)
 
@@ -1004,10 +1022,10 @@ show_source(StepBuilder.decode)
 #
 # <details><summary>Answer</summary>
 #
-# The engine's window is fixed when it opens: all sequences have it, and the model is asked to work with it from the
-# first token on. What a running sequence has read through all keys cannot be made to have read it through a window. A
-# front end can only shorten what has not been computed yet: the beginning (instructions) and the end (the question) of
-# a prompt are what sinks and window keep.
+# The engine's window is fixed when it opens: all sequences have it, from the first token on. Tokens that a running
+# sequence has computed by attending to all keys cannot be recomputed through a window without starting again. A front
+# end can only shorten what has not been computed yet: it keeps the beginning (instructions) and the end (the question)
+# of a prompt, which is what sinks and window keep.
 # </details>
 
 # %% [markdown]
@@ -1023,11 +1041,11 @@ show_source(StepBuilder.decode)
 
 # %% [markdown]
 # ## 7. What does a token cost?
-# <!-- minutes: 10 + 2 -->
+# <!-- minutes: 11 + 3 -->
 #
-# A GPU is paid by the hour, whether a token is read, written, cached, drafted in vain or generated twice. To know what
-# a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the shares add
-# up to the step, and the steps to the bill.
+# A GPU is paid by the hour, whether its tokens are read, generated, cached, drafted in vain or generated twice. To know
+# what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the shares
+# add up to the step, and the steps to the bill.
 
 # %% [markdown]
 # **Think first.** A step has 20 decodes and a chunk of 512 prompt tokens. The weights are read once for all of them.
@@ -1036,7 +1054,7 @@ show_source(StepBuilder.decode)
 # %% [markdown]
 # A chunk causes three things: *arithmetic*, which grows with its tokens; reads and writes of its own *K and V*; and the
 # reading of the *weights*, which it would cause alone as well. The first two are its own. The weights are shared
-# equally by the chunks of the step: each would have had to read them once.
+# equally by the chunks of the step, because each would have had to read them once.
 
 # %% [markdown]
 # <!-- card 8.11 -->
@@ -1075,8 +1093,8 @@ def share_step(chunks, step_s, machine):
 check("8.11")
 
 # %% [markdown]
-# **The bill.** The healthy hour and incident *A* on the L4, and a busy H100, shared out step by step. Prices are round
-# numbers; put in your own.
+# **The bill.** The healthy hour and incident *A* on the L4, and a busy H100, shared out step by step. The GPUs' prices
+# are round numbers; put in your own.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1100,12 +1118,12 @@ for name, hour in hours.items():
     )
 
 # %% [markdown]
-# **Read the result.** On the busy GPU both are cheaper, and their ratio is smaller. With half of the JSON invalid a
-# tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
+# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of the
+# JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
 #
-# Three more paths, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached* token:
-# the last 500 tokens of a prompt of 2,000, the others a hit, against the whole prompt. A *rejected* draft: four drafts
-# for each of the 32, all wrong.
+# Two more kinds of tokens, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached*
+# token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A *rejected* draft: four
+# drafts for each of the 32, all wrong.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1148,10 +1166,11 @@ for batch in (1, 8, 32, 128):
 costs.draw_prices(of_path, "H100")
 
 # %% [markdown]
-# **Read the result.** An output token needs a step of its own and pays its part of the weights in each; a prompt token
-# shares a step with all of its prompt, and pays for arithmetic. That is why output costs more, everywhere. A cached
-# token costs a small part of a computed one: its K and V are read again. A rejected draft is nearly free as long as the
-# step waits for memory; at batch 256 it costs most of a prompt token, because the step computes all the time.
+# **Read the result.** An output token needs a step of its own and pays its part of the weights in it; a prompt token
+# shares a step with the rest of its prompt, and pays for arithmetic. That is why output costs more in each line above.
+# A cached token costs a small part of a computed one: only its K and V are read again. A rejected draft is nearly free
+# as long as the step waits for memory; at batch 256 it costs most of a prompt token, because the step is busy with
+# arithmetic.
 
 # %% [markdown]
 # > **In production, 2026.** Price lists have the same three numbers: an [overview of OpenAI's
@@ -1161,7 +1180,7 @@ costs.draw_prices(of_path, "H100")
 # > `vllm:generation_tokens_total` count what was computed and generated; what was thrown away no engine knows.
 #
 # **Takeaway.** On an H100 with 32 decodes an output token costs as much as 9.6 prompt tokens, at batch 1 as much as
-# 97.7: what makes tokens cheap is company.
+# 97.7: sequences that decode together share the cost of the weights.
 
 # %% [markdown]
 # ### Going further: a larger batch
@@ -1186,15 +1205,15 @@ measured("8.12", ratios[128])
 
 # %% [markdown]
 # ## 8. A new version, and a few who try it
-# <!-- minutes: 25 + 5 -->
+# <!-- minutes: 20 + 8 -->
 #
-# A smaller window for attention frees memory, weights of 4 bits make steps shorter, a new policy cuts the queue. Each
-# has passed its tests. How does it get to all requests without harm to any? In three stages: a **gate** on fixed tasks
-# (`twophase bench quality`, lab 6), **shadow traffic** (the same prompts on both engines, and only the old one's
-# answers are sent), and a **canary** (the new one answers a small share).
+# A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How does it
+# reach all requests without harm to them? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6),
+# **shadow traffic** (the same prompts go to both engines, and only the old one's answers are sent), and a **canary**
+# (the new one answers a small share).
 
 # %% [markdown]
-# **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new one worse?
+# **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new engine worse?
 # What would you have to look at to tell?
 
 # %%
@@ -1209,33 +1228,29 @@ for variant in shadow.VARIANTS:
 # the window keeps 320 keys and 4 sinks.) Where do the window's texts differ?
 
 # %%
-before, candidate = shadow.shadow("as it is"), shadow.shadow("window of 320")
+as_it_is, windowed = shadow.shadow("as it is"), shadow.shadow("window of 320")
 for name in shadow.SLICES:
-    for one, other in shadow.differing(before, candidate, name)[:2]:
+    for one, other in shadow.differing(as_it_is, windowed, name)[:2]:
         print(f"{name}: {one!r} became {other!r}")
 
 # %% [markdown]
-# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. What
-# an answer is for decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
-# **task** (is the sum right), **safety** (is what should be refused refused, and nothing else; lab 6 counts both), and
-# the **business** (does a support case end without a person; days later, and from real traffic alone). And look at the
-# window's line by slice: three kinds of prompts do not see the difference, because they are shorter than the window.
-# The fourth kind loses facts that stand further back, and it is one prompt in five here; in most traffic it is rarer.
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. The
+# purpose of an answer decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
+# **task** (is the sum right), **safety** (is refused what should be, and nothing else; lab 6 counts both), and the
+# **business** (does a support case end without a person; known days later, and only from real traffic). Now look at the
+# window's line by slice: three kinds of prompts are shorter than the window, and lose nothing. The fourth kind loses
+# facts that are further back. It is one prompt in five here; in most traffic it is rarer.
 #
-# ### Who tries it?
+# ### Which requests try it?
 #
-# The canary serves live requests, so a client sees what it says. A conversation should not change its model between two
+# The canary serves live requests, so clients see what it says. A conversation should not change its model between two
 # messages, and a tenant's cached prefixes should stay useful. So the side is chosen by *tenant*, by arithmetic that
 # every front end can do alone: hash the tenant to a number in [0, 1), and compare it with the share.
 
 # %% [markdown]
 # <!-- card 8.13 -->
-# Write the splitter. All properties below follow from one idea: a key's number must depend on nothing but the salt and
-# the key.
-
-
-# %% tags=["setup"]
-import hashlib
+# Write the splitter. One idea is enough for all that its docstring asks: a key's number depends on the salt and the key,
+# and on nothing else.
 
 
 # %% tags=["exercise:8.13"]
@@ -1273,13 +1288,13 @@ for share in (0.05, 0.1, 0.2):
     print(f"share {share:.0%}: {of_tenants:.1%} of the tenants are the canary's, {of_requests:.1%} of the requests")
 
 # %% [markdown]
-# **Read the result.** Of very many keys a hash takes just its share; of 2,000 tenants, who differ in how much they
-# send, it takes what chance gives. The share of *requests* has to be measured, and the two sides do not serve the same
+# **Read the result.** Of very many keys a hash takes close to its share; of 2,000 tenants, which differ in how much they
+# send, the share varies by chance. The share of *requests* has to be measured, and the two sides do not serve the same
 # mix (*Going further* repairs that).
 #
-# ### When has one seen enough?
+# ### How many requests are enough?
 #
-# Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take much; with more
+# Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take a lot; with more
 # requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate):
 
 # %%
@@ -1291,24 +1306,24 @@ for num in (10, 100, 1000, 10_000):
     print(f"{num * 9 // 10:5,} of {num:6,}: [{low:.1%}, {high:.1%}]")
 
 # %% [markdown]
-# So a verdict has three values: promote, roll back, and **wait, too few requests to tell**. A percentile fits the same
-# frame: "p99 TTFT is within its SLO" says that at most 1 % of the requests are later, and that is a rate.
+# So a verdict has three values: promote, roll back, and **wait: too few requests to tell**. A percentile fits as well:
+# "p99 TTFT is within its SLO" says that at most 1 % of the requests are later, and that is a rate.
 #
-# Lines of two kinds meet in the verdict. Some may not break whatever else improves: a slice that loses its answers,
-# JSON that no longer parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond
-# against a point of quality is a decision about the service, written down as weights *before* the canary starts.
+# The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
+# that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
+# point of quality is a decision about the service, written down as weights *before* the canary starts.
 
 # %% [markdown]
 # <!-- card 8.14 -->
 # A `Line` has the interval of what is lost, `low` to `high`, its `bound` (what may be lost, positive), a `weight`, and
-# `is_hard`. Below 0 something has become better; that is no loss, and pays for none.
+# `is_hard`. A loss below 0 is a gain; it does not make up for other losses.
 #
 # 1. If a hard line is surely broken (all of its interval above its bound), roll back.
 # 2. If one is not surely kept (some of its interval above its bound), wait.
-# 3. Of its bound a line uses loss / bound, kept between 0 and 1. Take the weighted mean over *all* lines, with every
-#    `low` and with every `high`: if even the first is above `most_used`, roll back; if the second is at most that,
-#    promote.
-# 4. Else wait.
+# 3. A line uses loss / bound of its bound, limited to 0 to 1. Take the weighted mean over *all* lines, once with every
+#    `low` and once with every `high`: if even the first mean is above `most_used`, roll back; if the second is at most
+#    `most_used`, promote.
+# 4. Otherwise wait.
 
 
 # %% tags=["exercise:8.14"]
@@ -1336,65 +1351,46 @@ def decide(lines, most_used=0.5):
 check("8.14")
 
 # %% [markdown]
-# **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; what
-# passes, passes as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your
-# verdict is asked again and again: with one hard line for all answers, and with one for each slice.
+# **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; answers are
+# right as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your verdict is
+# asked again and again: with one hard line for all answers, and with one for each slice.
 
 # %%
 decide = use("8.14")
 looks = (500, 1000, 2000, 5000, 10_000, 20_000, 40_000)
 base = canary_traffic.rates_of(shadow.shadow("as it is").by_slice)
-seen = {}
+canaries = {}
 for variant in ("as it is", "window of 320", "int4_g64_sym"):
-    rates = {"before": base, "canary": canary_traffic.rates_of(shadow.shadow(variant).by_slice)}
-    seen[variant] = canary_traffic.play(is_canary, rates, looks, share=0.2, salt="window")
+    pass_rates = {"before": base, "canary": canary_traffic.rates_of(shadow.shadow(variant).by_slice)}
+    canaries[variant] = canary_traffic.play(is_canary, pass_rates, looks, share=0.2, salt="window")
     for by_slice in (False, True):
-        verdicts = [decide(canary_traffic.lines_of(look, by_slice=by_slice)) for look in seen[variant]]
+        verdicts = [decide(canary_traffic.lines_of(look, by_slice=by_slice)) for look in canaries[variant]]
         print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
 
 # %% [markdown]
-# What is the first of them still waiting for after 5,000 requests, a fifth of them the canary's? And how does the
+# What is the first of them still waiting for after 5,000 requests, about a fifth of them the canary's? And how does the
 # window's canary look in all answers, in a slice that fits into the window, and in the one that does not?
 
 # %%
-for line in canary_traffic.lines_of(seen["as it is"][looks.index(5000)], by_slice=True):
+for line in canary_traffic.lines_of(canaries["as it is"][looks.index(5000)], by_slice=True):
     print(line)
 
 # %%
 from twophase_labs.operations import choice_pictures
 
-window = {look.num_requests: look for look in seen["window of 320"]}
+window = {look.num_requests: look for look in canaries["window of 320"]}
 of_all = {num: canary_traffic.lines_of(look, by_slice=False) for num, look in window.items()}
 of_slices = {num: canary_traffic.lines_of(look, by_slice=True) for num, look in window.items()}
 both = {num: [*of_all[num], *of_slices[num]] for num in window}
 choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
 
 # %% [markdown]
-# **Read the result.** The candidate of the first two lines is the same engine as before, and judged slice by slice it
-# takes many requests until nothing is open: the rarest slice, and the rarest event, decide when. The window's loss in
-# all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the
-# end may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together
-# can hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the
-# prefix cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
-
-# %% [markdown]
-# ### Looking often
-#
-# A verdict that is asked again after each 100 requests has many chances to be unlucky. Here both sides are the same
-# engine, 2,000 times over, with twenty looks each. How many are rolled back?
-
-# %%
-# NBVAL_CHECK_OUTPUT
-alarms = canary_traffic.false_alarms()
-for rule, rate in alarms.items():
-    print(f"{rate:6.1%}  {rule}")
-
-# %% [markdown]
-# **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
-# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one of *twenty*. A
-# canary that will be looked at twenty times needs a stricter interval at each look (the last line divides the error by
-# twenty, the simplest rule). The verdict above is less easily fooled: it rolls back only if the whole interval is
-# beyond a *bound*, not beyond 0.
+# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, it takes
+# many requests until no line is open: the rarest slice and the rarest event decide how many. The window's loss in all
+# answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the end
+# may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together can
+# hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix
+# cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
@@ -1405,14 +1401,31 @@ for rule, rate in alarms.items():
 # > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
 # > its prefix cache is as cold as the share of traffic that it sees.
 #
-# **Takeaway.** By two points on a dashboard, half of all equal canaries look worse within twenty looks; by an interval
-# for twenty looks, one in a hundred does.
+# **Takeaway.** After ten requests a rate of 90 % may be anything from 59.6 % to 98.2 %, after a thousand from 88.0 % to
+# 91.7 %: bounds and weights come before the canary, and a verdict on few requests is to wait.
 
 # %% [markdown]
-# ### Going further: another mix
+# ### Going further: looking often, and another mix
 #
-# Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better in the mean
-# while it is worse in each slice (Simpson's paradox). Compare at *one* mix: the baseline's.
+# A verdict that is asked again after every 100 requests has many chances to be unlucky. Here both sides are the same
+# engine, 2,000 times over, with twenty looks each. How many are rolled back?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+alarms = canary_traffic.false_alarms()
+for rule, share in alarms.items():
+    print(f"{share:6.1%}  {rule}")
+
+# %% [markdown]
+# **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
+# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one of *twenty*. A
+# canary that will be looked at twenty times needs a stricter interval at each look (the last line divides the error by
+# twenty, the simplest rule). Your verdict is harder to fool: it rolls back only if the whole interval is beyond a
+# *bound*, not beyond 0.
+
+# %% [markdown]
+# Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better on average
+# while it is worse in each slice (Simpson's paradox). Compare both sides at *one* mix, the baseline's.
 
 # %% [markdown]
 # <!-- card 8.15 -->
@@ -1447,7 +1460,7 @@ check("8.15")
 
 # %%
 rate_at_mix = use("8.15")
-look = seen["int4_g64_sym"][-1]
+look = canaries["int4_g64_sym"][-1]
 mix = {name: num for name, (_, num) in look.before.counts.items()}
 (old, old_num), (new, new_num) = look.before.total, look.canary.total
 print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
@@ -1455,11 +1468,12 @@ print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix
 
 # %% [markdown]
 # ## 9. Spending more on an answer
-# <!-- minutes: 26 + 5 -->
+# <!-- minutes: 18 + 15 -->
 #
-# So far every technique made the *same* answer cheaper. The opposite is for sale, too: ask again, ask for the steps,
-# search, check, and choose. This is called **test-time scaling**. It is no kin of speculative decoding, which spends
-# compute to get the same answer sooner: here more compute should give another, better answer, and later.
+# Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
+# steps, search, check, and choose. This is called **test-time scaling**. It must not be confused with speculative
+# decoding, which spends compute to get the same answer sooner: here more compute should give another, better answer,
+# and later.
 #
 # SmolLM2 adds three one-digit numbers, at once or in steps, after three worked examples:
 
@@ -1472,73 +1486,42 @@ for way in more_samples.MAX_TOKENS:
     print(more_samples.of_one(f"greedy, {way}", more_samples.greedy(way)).line)
 
 # %% [markdown]
-# **Think first.** Say that a way is right in fewer than half of the tasks. Eight completions of each task are drawn at
-# temperature 0.7. When will the answer that most of them give be better than one of them? And when will it be worse?
+# **Think first.** Say that one completion is right in fewer than half of the tasks. Eight completions of each task are
+# drawn at temperature 0.7. When will the most frequent answer be better than that of one completion? When worse?
 
 # %% [markdown]
 # ### What is in the samples
 #
 # The first question about several completions is whether a right one is among them at all: **pass@k**, the probability
-# that at least one of k is right. From n completions of a task with c right ones it is estimated by counting, for all
-# ways to choose k of the n, how many contain a right one (arXiv:2107.03374, equation 1):
+# that at least one of k is right. From n completions of a task with c right ones it is estimated by counting, of all
+# ways to choose k of the n, those that contain a right one (arXiv:2107.03374, equation 1):
 #
 # $$\text{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}$$
 
-# %% [markdown]
-# <!-- card 8.17 -->
-# Write the estimator. The obvious $1 - (1 - c/n)^k$ is biased: it may draw the same completion twice.
-
-
-# %% tags=["exercise:8.17"]
-def pass_at_k(num, num_right, k):
-    """The probability, in [0, 1], that k of these `num` completions, drawn without putting back, have a right one.
-
-    num_right of them are right. Thousands of completions are as good as eight: nothing may overflow.
-
-    Raises:
-        ValueError: k is below 1 or above num.
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    >>> pass_at_k(16, 3, 1), pass_at_k(16, 14, 3), pass_at_k(16, 0, 5)
-    (0.1875, 1.0, 0.0)
-    """
-    # BEGIN SOLUTION: a product of k factors, and what it leaves
-    if not 1 <= k <= num:
-        raise ValueError(f"k must be in [1, {num}], got {k}")
-    all_wrong = 1.0
-    for i in range(k):
-        all_wrong *= max(0, num - num_right - i) / (num - i)
-    return 1 - all_wrong
-    # END SOLUTION
-
-
 # %%
-check("8.17")
+from twophase import selection
 
-# %%
-pass_at_k = use("8.17")
 n = more_samples.NUM_COMPLETIONS
 for way in more_samples.MAX_TOKENS:
     right = more_samples.num_right(way)
-    shares = [sum(pass_at_k(n, c, k) for c in right) / len(right) for k in (1, 2, 4, n)]
-    print(f"{way}: pass@1, 2, 4, {n}:", ", ".join(f"{share:.0%}" for share in shares))
+    pass_at = [sum(selection.pass_at_k(n, c, k) for c in right) / len(right) for k in (1, 2, 4, n)]
+    print(f"{way}: pass@1, 2, 4, {n}:", ", ".join(f"{share:.0%}" for share in pass_at))
     first, later = more_samples.plurality_is_right(way)
     print(f"   a right answer is drawn for {later} of {len(right)} tasks, and is the most frequent one in {first}")
 
 # %% [markdown]
 # **Read the result.** The right answers are there: in both ways, many more tasks have one among eight completions than
-# are answered rightly by one. What is left is to choose, and that is the hard half.
+# are answered rightly by one. What is left is to choose, and that is the hard part.
 #
 # ### Ways to choose
 #
 # - **Best of n by likelihood**: the completion with the highest mean log-probability. (By the *sum*, short ones win.)
-# - **Self-consistency** (arXiv:2203.11171): read each completion's answer, and take the most frequent one. Where paths
-#   to a wrong answer differ and those to the right one meet, votes find it.
+# - **Self-consistency** (arXiv:2203.11171): read each completion's answer, and take the most frequent one. If wrong
+#   paths end in different answers and right ones meet in one, votes find it.
 # - **Beam search**: no samples, but a search for the likeliest text; the engine's beams share blocks (lab 3).
-# - **A verifier**: something that tells a right answer from a wrong one, and is cheaper than producing one: tests for
-#   code, a schema, a query that runs, a proof checker, a trained model. Here: are all equations in it right
-#   (`adds_up`)? A second one also asks whether they are the task's (`is_derived`).
+# - **A verifier**: a check that tells a right answer from a wrong one and costs less than producing one: tests for code,
+#   a schema, a query that runs, a proof checker, a trained model. Here: are all equations in the completion right
+#   (`adds_up`)? A second verifier also asks whether they are the task's (`is_derived`).
 
 # %%
 from collections import Counter
@@ -1576,17 +1559,17 @@ for line in [*points, *(found[-1] for found in curves.values())]:
 choice_pictures.draw_accuracy(curves, points)
 
 # %% [markdown]
-# **Read the result.** Only twenty-four tasks: look at the intervals before you believe a difference.
+# **Read the result.** There are only twenty-four tasks: look at the intervals before you believe a difference.
 #
 # - **At once, votes hardly help.** A task's answers come from one distribution, and the most frequent one is wrong for
-#   more than half of the tasks, as counted above; more samples only make it surer. Votes lift the tasks in which the
-#   model is right *more often than it makes any one mistake*, and fix the mistake in the others.
+#   more than half of the tasks, as counted above; more samples only make that more certain. Votes help in tasks in
+#   which the model is right *more often than it makes any one mistake*; in the others they pick the mistake.
 # - **Depth against breadth.** One answer in steps takes as many tokens as five or six at once, and is right far more
 #   often. Here tokens are better spent in a row than side by side. The price is time: a row of tokens takes as many
-#   decode steps, tokens side by side take one together.
-# - **The likeliest is not the rightest.** Likelihood and beams end far below what pass@8 says is there: they look for
+#   decode steps as it has tokens; tokens side by side share a step.
+# - **The likeliest is not always right.** Likelihood and beams end far below what pass@8 says is there: they look for
 #   what the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is worse:
-#   flat and repetitive. Beams serve translation or transcription, where the one right text is nearly the likeliest.)
+#   flat and repetitive. Beams suit translation or transcription, where the one right text is nearly the likeliest.)
 # - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then
 #   there is no answer: with one completion the verifiers' curves begin below the others. How good are the two?
 
@@ -1604,14 +1587,14 @@ for name, accepts in {
     print(f"{name}: accepts {len(accepted)} completions, {sum(accepted)} of them right")
 
 # %% [markdown]
-# Equations that hold may be others than the task's. Every further sample is also a search for a verifier's mistakes:
-# what it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
+# Equations can hold and still not be the task's. Every further sample is also a search for the verifier's mistakes: what
+# it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
 
 # %% [markdown]
 # ### What it costs
 #
 # Several completions of a prompt are one request: the prompt is computed once, its blocks are shared, and in a decode
-# step all rows use the same read of the weights. Time per step with so many completions, on this machine, one thread:
+# step all rows use the same read of the weights. Time per step by the number of completions, on this machine:
 
 # %%
 for num, ms in more_samples.step_times().items():
@@ -1625,12 +1608,12 @@ for num, ms in more_samples.step_times().items():
 #
 # ### Stop when it is good enough
 #
-# Most requests are easy. With a verifier one need not draw eight for all of them: try the cheap way, check, and spend
+# Many requests are easy. With a verifier there is no need to draw eight for each: try the cheap way, check, and spend
 # more only where it failed. The same loop is a **tiered path** of models: small, large, person.
 
 # %% [markdown]
 # <!-- card 8.16 -->
-# Write the loop. It has a budget, and never gives out what the verifier rejected.
+# Write the loop. It has a budget, and never returns what the verifier rejected.
 
 
 # %% tags=["exercise:8.16"]
@@ -1685,31 +1668,24 @@ for budget in (30, 60, 120, 240):
 print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.1f} tokens")
 
 # %% [markdown]
-# **Read the result.** The mean is far below the budget, since only hard tasks use it up. The tries of a tier come one
-# after the other, which costs time; asking for two or four at once in each tier buys it back with tokens.
+# **Read the result.** With the largest budget the mean is far below it, since only hard tasks use it up. The tries of a
+# tier come one after the other, which costs time; asking for two or four at once in each tier saves time and costs
+# tokens.
+#
+# **Open the engine.** There the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8`
+# chooses by likelihood). It asks for `round_size` completions at a time:
 
 # %%
-from twophase import selection
-from twophase_labs.kit.open_engine import show_source
-
 show_source(selection.first_accepted, first="params, budget =")
 
 # %% [markdown]
-# **In the engine** the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8` chooses
-# by likelihood). It asks for `round_size` completions at a time. What do rounds cost, compared with your loop, and what
-# do they save? (They may draw some completions behind the accepted one; but the steps of a round are taken together.)
-
-# %% [markdown]
-# ### Other ways, in short
+# **Question.** What do rounds cost, compared with your loop, and what do they save?
 #
-# - **Critique and revise**: the model reads its answer and writes it anew. It helps where finding a mistake is easier
-#   than avoiding it, and a model of this size does not find its own. Without outside evidence (a test, a tool) larger
-#   ones often change right answers into wrong ones, too (arXiv:2310.01798).
-# - **Process rewards and tree search**: a verifier that scores *steps* can stop a path at its first wrong equation, and
-#   spend the tokens on others (arXiv:2305.20050). `adds_up` on a half-finished text would be one. Trees share prefixes,
-#   which is what forks and the prefix cache are for.
-# - **Why not always?** What is feared decides. If being *wrong* is the fear (a sum, a query, code), verify, and refuse.
-#   If being *flat* is (a story, a slogan), sample warmer and let a person choose; no vote, no likeliest text.
+# <details><summary>Answer</summary>
+#
+# A round may draw completions after the accepted one, and their tokens are spent for nothing. In return the completions
+# of a round share their decode steps.
+# </details>
 
 # %% [markdown]
 # > **In production, 2026.** vLLM has `n` in
@@ -1721,12 +1697,70 @@ show_source(selection.first_accepted, first="params, budget =")
 # > eight completions as for one; among 256 sequences, they take eight places.
 #
 # **Takeaway.** One answer in steps, of some 22 tokens, was right more often than the vote of eight at once, of some 4
-# each; and of the ways to choose among eight, a verifier came nearest to the pass@8 that none can exceed.
+# each; and of the ways to choose among eight, a verifier came nearest to pass@8, which none can exceed.
 
 # %% [markdown]
-# ### Going further: a vote with ties
+# ### Going further: other ways to spend tokens
 #
-# `most_frequent` above decides ties by luck. A better vote uses what else is known of the completions.
+# - **Critique and revise**: the model reads its answer and writes it anew. It helps if finding a mistake is easier than
+#   avoiding it. Without outside evidence (a test, a tool) even large models often change right answers into wrong ones
+#   (arXiv:2310.01798).
+# - **Process rewards and tree search**: a verifier that scores *steps* can stop a path at its first wrong equation, and
+#   spend the tokens on others (arXiv:2305.20050). `adds_up` on a half-finished text would be one. Trees share prefixes,
+#   as forks and the prefix cache do.
+# - **Which one?** It depends on what must not happen. If an answer must not be *wrong* (a sum, a query, code), verify,
+#   and refuse. If it must not be *flat* (a story, a slogan), sample at a higher temperature and let a person choose; a
+#   vote or the likeliest text would be flat.
+
+# %% [markdown]
+# ### One of k
+#
+# pass@k, computed above by the engine, in your own code.
+
+# %% [markdown]
+# <!-- card 8.17 -->
+# Write the estimator. The obvious $1 - (1 - c/n)^k$ is biased: it may draw the same completion twice.
+
+
+# %% tags=["exercise:8.17"]
+def pass_at_k(num, num_right, k):
+    """The probability, in [0, 1], that k of these `num` completions, drawn without putting back, have a right one.
+
+    num_right of them are right. Thousands of completions are as good as eight: nothing may overflow.
+
+    Raises:
+        ValueError: k is below 1 or above num.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    >>> pass_at_k(16, 3, 1), pass_at_k(16, 14, 3), pass_at_k(16, 0, 5)
+    (0.1875, 1.0, 0.0)
+    """
+    # BEGIN SOLUTION: a product of k factors, and what it leaves
+    if not 1 <= k <= num:
+        raise ValueError(f"k must be in [1, {num}], got {k}")
+    all_wrong = 1.0
+    for i in range(k):
+        all_wrong *= max(0, num - num_right - i) / (num - i)
+    return 1 - all_wrong
+    # END SOLUTION
+
+
+# %%
+check("8.17")
+
+# %%
+pass_at_k = use("8.17")
+for way in more_samples.MAX_TOKENS:
+    right = more_samples.num_right(way)
+    unbiased = sum(pass_at_k(n, c, 4) for c in right) / len(right)
+    put_back = sum(1 - (1 - c / n) ** 4 for c in right) / len(right)
+    print(f"{way}: pass@4 is {unbiased:.1%}, and {put_back:.1%} if a completion could be drawn twice")
+
+# %% [markdown]
+# ### A vote with ties
+#
+# `most_frequent` above breaks ties by the order of the completions. A better vote uses what else is known of them.
 
 # %% [markdown]
 # <!-- card 8.18 -->
@@ -1762,20 +1796,20 @@ check("8.18")
 vote = use("8.18")
 for way in more_samples.MAX_TOKENS:
     for k in (2, n):
-        chosen = {
-            "by luck": most_frequent,
+        choosers = {
+            "by order": most_frequent,
             "by score": lambda task, s: vote([x.value for x in s], [x.score for x in s]),
         }
-        rates = {name: more_samples.accuracy(name, choose, way, k).rate for name, choose in chosen.items()}
-        print(f"{way}, {k} completions:", ", ".join(f"ties {name} {rate:.0%}" for name, rate in rates.items()))
+        found = {name: more_samples.accuracy(name, choose, way, k).rate for name, choose in choosers.items()}
+        print(f"{way}, {k} completions:", ", ".join(f"ties {name} {rate:.0%}" for name, rate in found.items()))
 
 # %% [markdown]
 # ## 10. Choosing by the bottleneck
-# <!-- minutes: 9 -->
+# <!-- minutes: 8 -->
 #
-# "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services on one
-# H100 (by roofline, not run here; `host` is an assumption of 1.5 ms a step that nothing hides). A request's prompt has
-# tokens that were seen before and new ones; the weights and the host's work of a step are shared by its batch.
+# "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each on
+# one H100 (by roofline, not run here; `host` is an assumption: 1.5 ms a step that nothing hides). A request's prompt
+# has tokens that were seen before and new ones; weights and host work of a step are shared by its batch.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1792,7 +1826,7 @@ choice_pictures.draw_parts(bottlenecks.SERVICES)
 
 # %% [markdown]
 # <!-- card 8.19 -->
-# Which improvement lets one GPU serve most requests more? **a** a prefix cache: of tokens seen before, a tenth is still
+# Which improvement raises each service's requests per second most? **a** a prefix cache: of tokens seen before, a tenth is still
 # computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of `host` is
 # left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and prompts in
 # 0.55 of their time
@@ -1815,12 +1849,12 @@ check("8.19")
 print(bottlenecks.gains())
 
 # %% [markdown]
-# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement
-# can win no more than the part it touches (Amdahl): so the profile comes first, the framework second.
+# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement can
+# win no more than the part it touches (Amdahl's law): so the profile comes first, the framework second.
 #
 # **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
-# time against its roof. *Which hardware, and may it change?* *What has the model that is unusual* (experts, windows,
-# adapters, guided output), and is it supported today? *Who will run it*, and which metrics do they need?
+# time against its roof. *Which hardware, and may it change?* *What is unusual about the model* (experts, windows,
+# adapters, guided output), and is it supported today? *Which team will run it*, and which metrics does it need?
 #
 # | | made for | look here first when |
 # |---|---|---|
@@ -1855,8 +1889,8 @@ print(bottlenecks.gains())
 # ## 11. Capstone: the first cell again
 # <!-- minutes: 3 -->
 #
-# The same six clients in the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
-# a time is gone; your bucket stands in its place, with 6 at once and one a second.
+# The same six clients at the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
+# a time is gone; your bucket is in its place, with 6 at once and one a second.
 
 # %%
 after = two_clocks.six_at_once(TokenBucket, EventReader)
@@ -1868,11 +1902,11 @@ for name, run in (("before", before), ("after", after)):
 # **Read the result.** The missing time was never in the engine. Four clients were told to come back in a second, and
 # some of them were told so again; a refused request has no first token, so no histogram of the server counts its wait.
 # With the bucket the six run together in one batch, and both clocks agree, up to the network and the server's own
-# terms. A latency that a server measures is that of the requests it let in.
+# terms. The latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
-# **Takeaway.** The same six requests: a second or more apart by two clocks before, less than a tenth of one after, by
-# one limit that allows a burst.
+# **Takeaway.** Before, the two clocks were a second or more apart on the same six requests; after, less than a tenth of a
+# second, because one limit allows a burst.
 
 # %% [markdown]
 # ## 12. Knowledge check
@@ -1882,26 +1916,26 @@ for name, run in (("before", before), ("after", after)):
 # <!-- card 8.20 -->
 # Three calls at night.
 #
-# **slow**: one customer's first tokens take 5 s, it says. On the dashboard p99 of the time to first token is 0.4 s, for
-# this tenant as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and its
-# client library tries again without a word · **c** it waits behind another tenant's batch job · **d** the quantile is
-# interpolated.
+# **slow**: one customer says that its first tokens take 5 s. On the dashboard p99 of the time to first token is 0.4 s,
+# for this tenant as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
+# its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the
+# quantile is interpolated.
 #
 # **dead**: the engine has not answered for an hour. There are alerts on queue age, K/V saturation and late answers, and
 # none fires. **a** their thresholds are too high · **b** their patience is too long · **c** a missing sample is above
 # no threshold · **d** the counters were reset.
 #
-# **quota**: a tenant with 10,000 tokens a minute and no other limit, charged when a request ends, has used nothing for
-# an hour. Now it sends 32 requests of 4,000 tokens each. **a** 2 of them are served, the others refused · **b** 150 are
-# allowed, for the unused hour · **c** all are served, and the next one is refused for almost 12 minutes · **d** all are
-# refused, since together they are too many.
+# **canary**: after 3,000 requests a canary has lost 0.4 points of right answers, interval -0.6 to 1.4, bound 2. Three
+# slices are surely kept. The fourth, documents, has had 11 requests: loss -20 to 31, bound 5, hard. **a** promote: the
+# answers are surely within their bound · **b** roll back: the documents may have lost 31 points · **c** wait for more
+# documents · **d** drop the slice: it is too rare to matter.
 
 
 # %% tags=["exercise:8.20"]
 answer_8_20 = {
     "slow": "b",  # SOLUTION: a letter
     "dead": "c",  # SOLUTION: a letter
-    "quota": "c",  # SOLUTION: a letter
+    "canary": "c",  # SOLUTION: a letter
 }
 
 # %%
@@ -1910,17 +1944,22 @@ check("8.20")
 # %% [markdown]
 # ### Principles
 #
-# 1. **Bytes have no borders.** Whatever reads a stream must bear a cut anywhere.
-# 2. **Who leaves is forgotten at once.** Blocks belong to those that still read.
-# 3. **Say no early, and say when.** A refusal costs nothing; a queue without end costs all.
-# 4. **A latency counts those that were let in.** Measure at the client, too.
-# 5. **Ask which term.** Each of the six has another remedy.
-# 6. **Cut the mean into slices** before you believe it.
-# 7. **Alert on waiting, before it is felt**, and on silence.
+# 1. **A stream has no message borders.** Code that reads one must cope with a cut anywhere.
+# 2. **Refuse early, and say when to come back.** A refusal costs little; a queue without end costs every request.
+# 3. **A server's latency counts the requests it let in.** Measure at the client, too, and ask which of six terms is
+#    long.
+# 4. **Cut a mean into slices** before you believe it.
+# 5. **Alert on waiting, before clients feel it**, and on silence.
+# 6. **Evidence first.** Late tokens follow from many causes; look for the row that only one cause explains.
+# 7. **Give up little things early**, so that large ones need not fail.
+# 8. **A verdict may be to wait.** Bounds and weights are written down before the canary starts.
+# 9. **More tokens help if something can choose.** A verifier bounds what sampling can reach.
 #
 # ### What to read next
 #
 # - The HTML standard, section 9.2, *Server-sent events*: the whole format in two screens.
 # - Beyer and others, *Site Reliability Engineering*, O'Reilly 2016, chapters 4 and 6: objectives, and four signals.
-# - Dean and Barroso, *The tail at scale*, CACM 56(2), 2013: why the p99 is what users feel.
+# - Dean and Barroso, *The tail at scale*, CACM 56(2), 2013: why a service of many parts is as slow as its slow tail.
 # - Prometheus' documentation, *Histograms and summaries*: where the buckets go, and what they cost.
+#
+# This is the last lab. `labs/00_start.ipynb` has the map of the course, with your progress.

@@ -10,7 +10,7 @@ EXERCISES = (
         kind="matching",
         names=("answer_8_19",),
         points=2,
-        minutes=5,
+        minutes=4,
         objective="choose an improvement by the share of the time that it removes",
         question=Matching(
             "abcde",
