@@ -313,11 +313,11 @@ for bound, count in scraped.buckets("time_to_first_token_seconds")[3:11]:
 
 # %% [markdown]
 # <!-- card 8.3 -->
-# Write Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to it), in
-# rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The value wanted has the rank q times the
-# number of all values. It lies in the first bucket whose count reaches the rank. Within the bucket, values are taken to
-# be spread evenly from its lower bound (the upper bound of the bucket before, 0 for the first) to its upper bound. In
-# the last bucket the answer is its lower bound; without any value it is `math.nan`.
+# Write Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to
+# it), in rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The value wanted has the rank q
+# times the number of all values. It lies in the first bucket whose count reaches the rank. Within the bucket, values
+# are taken to be spread evenly from its lower bound (the upper bound of the bucket before, 0 for the first) to its
+# upper bound. In the last bucket the answer is its lower bound; without any value it is `math.nan`.
 #
 # ```python
 # histogram_quantile(0.5, [(1.0, 4), (2.0, 9), (math.inf, 10)])     # 1.2: the first of the five between 1 s and 2 s
@@ -640,8 +640,8 @@ from twophase_labs.operations import costs, dashboards
 dashboards.draw_dashboards()
 
 # %% [markdown]
-# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, and which rows only follow
-# from it? A late first token (row c) may have many causes, so it is evidence for none of them.
+# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, and which rows only
+# follow from it? A late first token (row c) may have many causes, so it is evidence for none of them.
 
 # %% [markdown]
 # <!-- card 8.6 -->
@@ -937,8 +937,8 @@ alone = overload.overload(None)
 print(alone.line)
 
 # %% [markdown]
-# **Think first.** A level must rise before the pool is full, because blocks come back only when answers end. Why must it
-# not fall as soon as the pool is below the same mark?
+# **Think first.** A level must rise before the pool is full, because blocks come back only when answers end. Why must
+# it not fall as soon as the pool is below the same mark?
 
 # %% [markdown]
 # <!-- card 8.10 -->
@@ -1118,8 +1118,8 @@ for name, hour in hours.items():
     )
 
 # %% [markdown]
-# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of the
-# JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
+# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of
+# the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
 #
 # Two more kinds of tokens, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached*
 # token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A *rejected* draft: four
@@ -1207,10 +1207,10 @@ measured("8.12", ratios[128])
 # ## 8. A new version, and a few who try it
 # <!-- minutes: 20 + 8 -->
 #
-# A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How does it
-# reach all requests without harm to them? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6),
-# **shadow traffic** (the same prompts go to both engines, and only the old one's answers are sent), and a **canary**
-# (the new one answers a small share).
+# A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How does
+# it reach all requests without harm to them? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab
+# 6), **shadow traffic** (the same prompts go to both engines, and only the old one's answers are sent), and a
+# **canary** (the new one answers a small share).
 
 # %% [markdown]
 # **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new engine worse?
@@ -1249,8 +1249,8 @@ for name in shadow.SLICES:
 
 # %% [markdown]
 # <!-- card 8.13 -->
-# Write the splitter. One idea is enough for all that its docstring asks: a key's number depends on the salt and the key,
-# and on nothing else.
+# Write the splitter. One idea is enough for all that its docstring asks: a key's number depends on the salt and the
+# key, and on nothing else.
 
 
 # %% tags=["exercise:8.13"]
@@ -1288,9 +1288,9 @@ for share in (0.05, 0.1, 0.2):
     print(f"share {share:.0%}: {of_tenants:.1%} of the tenants are the canary's, {of_requests:.1%} of the requests")
 
 # %% [markdown]
-# **Read the result.** Of very many keys a hash takes close to its share; of 2,000 tenants, which differ in how much they
-# send, the share varies by chance. The share of *requests* has to be measured, and the two sides do not serve the same
-# mix (*Going further* repairs that).
+# **Read the result.** Of very many keys a hash takes close to its share; of 2,000 tenants, which differ in how much
+# they send, the share varies by chance. The share of *requests* has to be measured, and the two sides do not serve the
+# same mix (*Going further* repairs that).
 #
 # ### How many requests are enough?
 #
@@ -1385,12 +1385,12 @@ both = {num: [*of_all[num], *of_slices[num]] for num in window}
 choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
 
 # %% [markdown]
-# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, it takes
-# many requests until no line is open: the rarest slice and the rarest event decide how many. The window's loss in all
-# answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the end
-# may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together can
-# hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix
-# cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
+# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, it
+# takes many requests until no line is open: the rarest slice and the rarest event decide how many. The window's loss in
+# all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the
+# end may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together
+# can hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the
+# prefix cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
@@ -1519,8 +1519,8 @@ for way in more_samples.MAX_TOKENS:
 # - **Self-consistency** (arXiv:2203.11171): read each completion's answer, and take the most frequent one. If wrong
 #   paths end in different answers and right ones meet in one, votes find it.
 # - **Beam search**: no samples, but a search for the likeliest text; the engine's beams share blocks (lab 3).
-# - **A verifier**: a check that tells a right answer from a wrong one and costs less than producing one: tests for code,
-#   a schema, a query that runs, a proof checker, a trained model. Here: are all equations in the completion right
+# - **A verifier**: a check that tells a right answer from a wrong one and costs less than producing one: tests for
+#   code, a schema, a query that runs, a proof checker, a trained model. Here: are all equations in the completion right
 #   (`adds_up`)? A second verifier also asks whether they are the task's (`is_derived`).
 
 # %%
@@ -1587,8 +1587,8 @@ for name, accepts in {
     print(f"{name}: accepts {len(accepted)} completions, {sum(accepted)} of them right")
 
 # %% [markdown]
-# Equations can hold and still not be the task's. Every further sample is also a search for the verifier's mistakes: what
-# it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
+# Equations can hold and still not be the task's. Every further sample is also a search for the verifier's mistakes:
+# what it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
 
 # %% [markdown]
 # ### What it costs
@@ -1807,8 +1807,8 @@ for way in more_samples.MAX_TOKENS:
 # ## 10. Choosing by the bottleneck
 # <!-- minutes: 8 -->
 #
-# "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each on
-# one H100 (by roofline, not run here; `host` is an assumption: 1.5 ms a step that nothing hides). A request's prompt
+# "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each
+# on one H100 (by roofline, not run here; `host` is an assumption: 1.5 ms a step that nothing hides). A request's prompt
 # has tokens that were seen before and new ones; weights and host work of a step are shared by its batch.
 
 # %%
@@ -1826,10 +1826,10 @@ choice_pictures.draw_parts(bottlenecks.SERVICES)
 
 # %% [markdown]
 # <!-- card 8.19 -->
-# Which improvement raises each service's requests per second most? **a** a prefix cache: of tokens seen before, a tenth is still
-# computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of `host` is
-# left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and prompts in
-# 0.55 of their time
+# Which improvement raises each service's requests per second most? **a** a prefix cache: of tokens seen before, a tenth
+# is still computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of
+# `host` is left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and
+# prompts in 0.55 of their time
 
 
 # %% tags=["exercise:8.19"]
@@ -1849,8 +1849,8 @@ check("8.19")
 print(bottlenecks.gains())
 
 # %% [markdown]
-# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement can
-# win no more than the part it touches (Amdahl's law): so the profile comes first, the framework second.
+# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement
+# can win no more than the part it touches (Amdahl's law): so the profile comes first, the framework second.
 #
 # **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
 # time against its roof. *Which hardware, and may it change?* *What is unusual about the model* (experts, windows,
@@ -1905,8 +1905,8 @@ for name, run in (("before", before), ("after", after)):
 # terms. The latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
-# **Takeaway.** Before, the two clocks were a second or more apart on the same six requests; after, less than a tenth of a
-# second, because one limit allows a burst.
+# **Takeaway.** Before, the two clocks were a second or more apart on the same six requests; after, less than a tenth of
+# a second, because one limit allows a burst.
 
 # %% [markdown]
 # ## 12. Knowledge check
