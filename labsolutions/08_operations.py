@@ -585,12 +585,13 @@ print("no client was late" if late_s is None else f"a client has waited for 2 s 
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
-# **Read the result.** *Late answers* comes last by its nature: an answer is late long before it can be counted as late
-# (by this server when its request has ended, by vLLM when the first token comes). *Queue age* needs no request to end,
-# and no step: it grows while the engine hangs. *Saturation* goes up and down with every wave of requests: a full pool
-# is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is high when sequences are
-# short, which is no incident: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences
-# of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
+# **Read the result.** *Late answers* comes last by its nature, if at all in so short a burst: an answer is late long
+# before it can be counted as late (by this server when its request has ended, by vLLM when the first token comes).
+# *Queue age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with
+# every wave of requests: a full pool is what the memory was bought for, and trouble only together with a queue.
+# *Fragmentation* is low here, and high when sequences are short, which is no incident: with blocks of 16, half a block
+# is lost per sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only
+# one that sees what the first cell's clients saw.
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -618,8 +619,8 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about 6
 # > ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
 #
-# **Takeaway.** Of five alerts, queue age alone needs no request to end before it can fire and means trouble whenever it
-# does; at 0.5 s with 0.3 s of patience it can fire 0.8 s after a wait begins, well before an SLO of 2 s is broken.
+# **Takeaway.** Queue age needs no request to end before it can fire: at 0.5 s with 0.3 s of patience that can be 0.8 s
+# after a wait begins, well before an SLO of 2 s is broken.
 
 # %% [markdown]
 # ## 4. Five incidents
@@ -850,7 +851,7 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 
 # %% [markdown]
 # **Read the result.** Shorter prompts make each sequence smaller, so afterwards 8 bits in K and V win less than alone:
-# the numbers do not add up. Fewer tokens in the prompt and fewer bits in the weights are enough. The usual order gets
+# the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets
 # there as well, with more steps and more harm. It is a list of what to *consider*; what to take follows from what is
 # missing, and from what each step costs this service.
 
@@ -860,8 +861,8 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
 # > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
 #
-# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and shorter prompts (5.25 GB) make it
-# fit at 4 points of harm, where a second GPU costs 9.
+# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and K/V in 8 bits (6.61 GB) make it fit
+# at 4 points of harm, where the usual order costs 6 and a second GPU 9.
 
 # %% [markdown]
 # ### Going further: a rule for the order

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.operations.incidents import (
@@ -90,10 +91,13 @@ def draw_dashboards() -> Figure:
             axes.tick_params(labelsize=7)
             if letter in LOGARITHMIC:
                 axes.set_yscale("log")
+                axes.yaxis.set_minor_formatter(NullFormatter())
             if row == 0:
                 axes.set_title(name, fontsize=10)
         if letter not in LOGARITHMIC:
             panels[row, 0].set_ylim(0, 105 if title.endswith("%") else None)
+        elif letter == "h":
+            panels[row, 0].set_ylim(1, 30)
         panels[row, 0].set_ylabel(f"{letter}  {title}", rotation=0, ha="right", va="center", fontsize=8, color=INK)
     for axes in panels[-1]:
         axes.set_xlabel("time in s", fontsize=8)

@@ -1,4 +1,4 @@
-"""Pictures of part A: what a stream looks like, where a first token's time goes, buckets, alerts."""
+"""Pictures of sections 1 to 3: what a stream looks like, where a first token's time goes, buckets, alerts."""
 
 import math
 from collections.abc import Callable, Sequence

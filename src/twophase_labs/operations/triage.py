@@ -127,7 +127,7 @@ def draw_triage(orders: Mapping[str, Sequence[str]]) -> Figure:
         axes.step(harms, rest, style, where="post", color=colour, linewidth=1.8, marker=marker, label=title)
     axes.axhline(0, color=INK, linewidth=1)
     axes.axhspan(-100, 0, color=EMPTY, alpha=0.5, zorder=0)
-    axes.set(xlabel="harm done so far, points", ylabel="GB still missing", ylim=(-6, None))
+    axes.set(xlabel="harm done so far, points", ylabel="GB still missing", ylim=(-6, None), xlim=(-0.3, 10))
     axes.set_title("Until it fits", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

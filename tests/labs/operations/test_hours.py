@@ -1,4 +1,4 @@
-"""What part B of lab 8 is made of: a service that loses nothing, samples that count right, bytes and seconds that add up."""
+"""What sections 4 to 7 of lab 8 are made of: a service that loses nothing, samples that count right, bytes and seconds that add up."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What part A of lab 8's notebook is made of: clients, scrapes, six terms that add up, alerts played over a burst."""
+"""What sections 1 to 3 of lab 8 are made of: clients, scrapes, six terms that add up, alerts played over a burst."""
 
 import asyncio
 import math
