@@ -53,6 +53,11 @@ COURSE: Mapping[str, str] = {
         "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts "
         "over ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
     ),
+    "08_operations": (
+        "a client for streamed events, a tenant's token bucket, quantiles and alerts, five incidents, a service that "
+        "degrades in steps, what a token costs, a canary's verdict, answers that a verifier accepts; your pieces run "
+        "against a real HTTP server and in simulated hours"
+    ),
 }
 # With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
 ESTIMATED_MINUTES = {"04_scheduling": 325}

@@ -500,7 +500,7 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 # alert that fires for every spike is soon switched off; one that is too patient comes after the customers' complaints.
 #
 # Three are often proposed for an engine: **K/V saturation** above 0.85, **fragmentation** above 0.15, and **queue
-# age**, how long the oldest request in the queue has waited.
+# age**, how long the oldest request that was never scheduled has waited.
 
 # %% [markdown]
 # **Think first.** One pool is at 0.95, with an empty queue; another at 0.5, with a queue age of 40 s. Which one is in

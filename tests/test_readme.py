@@ -49,7 +49,7 @@ def test_every_feature_has_its_lab_its_source_and_its_test():
     assert len(FEATURES) >= 10
     for row in FEATURES:
         targets = re.findall(r"\]\(([^)]+)\)", row)
-        for folder in ("labs/", ("src/twophase/", "src/twophase_tools/"), "tests/"):
+        for folder in ("labs/", ("src/twophase/", "src/twophase_tools/", "src/twophase_server"), "tests/"):
             assert any(target.startswith(folder) for target in targets), f"{folder} is missing in {row}"
 
 

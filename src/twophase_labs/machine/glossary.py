@@ -77,7 +77,14 @@ TERMS = (
     ),
     Term("TTFT", "time to first token: from a request's arrival to its first token"),
     Term("ITL", "inter-token latency: the time between two tokens of a completion", "TPOT is its mean"),
+    Term("queue age", "how long the oldest request that was never scheduled has waited"),
     Term("rank", "one process of a group that computes together"),
+    Term("canary", "a new version that answers a small share of the live requests before it answers all"),
+    Term(
+        "verifier",
+        "what accepts or rejects: of drafts, the model; of completions, a check that costs less than the answer",
+        "judge, reward model",
+    ),
 )
 
 

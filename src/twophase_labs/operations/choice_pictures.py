@@ -55,9 +55,9 @@ def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Acc
     for number, point in enumerate(points):
         axes.plot(point.tokens, 100 * point.rate, "sDsD"[number % 4], color=INK, markersize=6,
                   fillstyle="full" if number % 2 else "none")  # fmt: skip
-        is_greedy = point.k == 1
-        axes.annotate(point.name, (point.tokens, 100 * point.rate), xytext=(0, 7) if is_greedy else (6, -11),
-                      ha="center" if is_greedy else "left", textcoords="offset points", fontsize=8, color=INK)  # fmt: skip
+        place, ha = ((0, 7), "center") if point.k == 1 else ((6, -11), "left")
+        axes.annotate(point.name, (point.tokens, 100 * point.rate), xytext=place, textcoords="offset points",
+                      ha=ha, fontsize=8, color=INK)  # fmt: skip
     axes.set_xscale("log", base=2)
     ticks = [4, 8, 16, 32, 64, 128, 256]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
