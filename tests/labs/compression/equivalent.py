@@ -60,4 +60,13 @@ EQUIVALENT: dict[str, dict[str, str]] = {
             "a group that is all alike has code 0 with any step"
         ),
     },
+    "6.17": {
+        "for chosen in itertools.product(*(range(len(formats)) for formats in options)): -> for chosen in itertools.product(*(range(min(len(formats), 64)) for formats in options)):": (
+            "no part has more than a few formats: combinations are tried one by one"
+        ),
+        "best, least = (list(chosen), damage) -> best, least = (chosen, damage)": "a tuple of the same indices will do",
+        "if size <= budget and damage < least: -> if size <= budget and damage <= least:": (
+            "of several equally good choices any will do"
+        ),
+    },
 }

@@ -269,7 +269,7 @@ def test_a_prediction_is_committed_before_it_is_compared(notebook):
     assert notebook.file()["1.4"] == {"attempts": 2, "measured": 5050.0, "prediction": 200.0, "verdict": "passed"}
 
 
-@pytest.mark.parametrize("guess", ["5050", "1", "-3.5", "np.float64(7)", "torch.tensor(0)"])
+@pytest.mark.parametrize("guess", ["5050", "1", "0.5", "np.float64(7)", "torch.tensor(3)"])
 def test_a_prediction_has_its_point_right_or_wrong_and_the_grader_agrees(notebook, grader, guess):
     notebook.run(f"import numpy as np\nguess_1_4 = {guess}", "1.4")
     before = repr(notebook.ask('check("1.4")'))
@@ -284,7 +284,7 @@ def test_a_prediction_has_its_point_right_or_wrong_and_the_grader_agrees(noteboo
     assert graded.passed
 
 
-@pytest.mark.parametrize("guess", ["None", "'5000'", "True", "float('nan')", "[5000]", "10**400"])
+@pytest.mark.parametrize("guess", ["None", "'5000'", "True", "float('nan')", "[5000]", "10**400", "-3.5", "0"])
 def test_what_is_no_number_is_no_prediction(notebook, grader, guess):
     notebook.run(f"guess_1_4 = {guess}", "1.4")
     assert repr(notebook.ask('check("1.4")')).startswith("✗ 1.4")
