@@ -850,10 +850,10 @@ print("in the usual order until it fits:", sum(memory.HARM[step] for step in usu
 memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware at once": ["a second GPU"]})
 
 # %% [markdown]
-# **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone: the
-# numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets there as well, with
-# more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing, and from what
-# each step costs this service.
+# **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
+# the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets there as well,
+# with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing, and from
+# what each step costs this service.
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
