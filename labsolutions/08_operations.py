@@ -850,10 +850,10 @@ print("in the usual order until it fits:", sum(memory.HARM[step] for step in usu
 memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware at once": ["a second GPU"]})
 
 # %% [markdown]
-# **Read the result.** Shorter prompts make each sequence smaller, so afterwards 8 bits in K and V win less than alone:
-# the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets
-# there as well, with more steps and more harm. It is a list of what to *consider*; what to take follows from what is
-# missing, and from what each step costs this service.
+# **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
+# the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets there as well,
+# with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing, and from
+# what each step costs this service.
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
@@ -1114,9 +1114,8 @@ for name, hour in hours.items():
     bills[name] = bill = costs.bill(share_step, costs.MACHINES[gpu], hour)
     paths = {path: bill.per_million(path, price) for path in ("prompt", "output")}
     print(f"{name}: prompt ${paths['prompt']:.3f}, output ${paths['output']:.3f} a million tokens")
-    print(
-        f"  {bill.busy_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed"
-    )
+    shared_s = sum(bill.seconds.values())
+    print(f"  {shared_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed")
 
 # %% [markdown]
 # **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of
@@ -1174,7 +1173,7 @@ costs.draw_prices(of_path, "H100")
 # arithmetic.
 
 # %% [markdown]
-# > **In production, 2026.** Price lists have the same three numbers: an [overview of OpenAI's
+# > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
 # > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
 # > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By the
 # > roofline above, the first is an H100 with a batch of tens to hundreds. In vLLM, `vllm:prompt_tokens_total` and
@@ -1906,7 +1905,7 @@ for name, run in (("before", before), ("after", after)):
 # terms. The latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
-# **Takeaway.** Before, the two clocks were a second or more apart on the same six requests; after, less than a tenth of
+# **Takeaway.** Before, the two clocks were about a second apart on the same six requests; after, less than a tenth of
 # a second, because one limit allows a burst.
 
 # %% [markdown]

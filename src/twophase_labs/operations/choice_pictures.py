@@ -61,7 +61,7 @@ def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Acc
     axes.set_xscale("log", base=2)
     ticks = [4, 8, 16, 32, 64, 128, 256]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set(xlabel="tokens generated for each task", ylabel="right answers, percent", ylim=(0, 100))
+    axes.set(xlabel="tokens generated for each task", ylabel="right answers, percent", xlim=(2.8, 256), ylim=(0, 100))
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

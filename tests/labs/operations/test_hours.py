@@ -2,11 +2,15 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from tests.labs.operations import answers_incidents
 from twophase.scheduling.policies import PrefillFirstPolicy
+from twophase_labs.machine.lab import Workbook
 from twophase_labs.operations import costs, dashboards, incidents, overload, triage, unseen
+from twophase_labs.operations.exercises import incidents as exercise
 from twophase_labs.operations.incidents import HEALTHY, HEALTHY_APART, Hour, over
 from twophase_labs.operations.service import MAX_ATTEMPTS, ON_H100, RETRY_S, Setting, Traffic, serve
 
@@ -156,3 +160,15 @@ def test_a_steps_seconds_are_the_rooflines():
     assert costs.step_seconds(ON_H100, chunk, 0) == pytest.approx(
         sum(ON_H100.overhead_s(1)) + flops / machine.flops_per_s
     )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", exercise.SEEDS)
+def test_every_right_diagnosis_names_the_cause_of_every_graded_hour(seed):
+    template = Workbook.find().lab("08").templates["8.8"]
+    cells = [template.filled(), *(right.fill for right in answers_incidents.BANKS["8.8"].right)]
+    for cell in cells:
+        namespace: dict = {}
+        exec(cell, namespace)
+        for hour in unseen.OF_ITS_SERVICE:
+            exercise.diagnosed(SimpleNamespace(**namespace), hour, seed)

@@ -18,6 +18,9 @@ SAYS = {
     "format": "answers that should be JSON are not, and clients ask again",
     "transfer": "K and V take long from one engine to the other",
 }
+# Of the hours that are graded. In one minute of ten chance alone makes a healthy link look three times as slow as in
+# another healthy minute; there right diagnoses differ. In these none of the bank's does (test_hours.py, --full).
+SEEDS = (*range(101, 110), *range(111, 118))
 Edit = Callable[[list[Sample]], list[Sample]]
 
 
@@ -36,7 +39,7 @@ def diagnosed(answer: Any, hour: Hour, seed: int, edit: Edit | None = None) -> N
 def of(*hours: Hour) -> Callable[..., None]:
     def test(answer: Any, draw: Draw) -> None:
         for hour in hours:
-            diagnosed(answer, hour, draw.integer(100, 10_000))
+            diagnosed(answer, hour, draw.choice(SEEDS))
 
     return test
 
@@ -68,13 +71,13 @@ def with_one_odd_sample(window: list[Sample]) -> list[Sample]:
 
 
 def counts_over_the_window(answer: Any, draw: Draw) -> None:
-    seed = draw.integer(100, 10_000)
+    seed = draw.choice(SEEDS)
     diagnosed(answer, unseen.HEALTHY, seed, with_a_history)
     diagnosed(answer, unseen.BATCHING, seed, with_a_history)
 
 
 def survives_an_odd_sample(answer: Any, draw: Draw) -> None:
-    seed = draw.integer(100, 10_000)
+    seed = draw.choice(SEEDS)
     diagnosed(answer, unseen.HEALTHY, seed, with_one_odd_sample)
     diagnosed(answer, unseen.HEALTHY_APART, seed, with_one_odd_sample)
 
