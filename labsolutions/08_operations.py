@@ -280,9 +280,9 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # %% [markdown]
 # > **In production, 2026.** `vllm serve` speaks the same interface and, like ours, [aborts a request whose client has
 # > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys,
-# > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM and kills [30 s later
-# > by default](https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition),
-# > which is less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
+# > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM, and SIGKILL [30 s
+# > later by default](https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-flow), which is
+# > less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
 #
 # **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests
 # before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
@@ -1033,9 +1033,9 @@ show_source(StepBuilder.decode)
 # > **In production, 2026.** Engines queue without end unless told otherwise; limits belong to what stands before them.
 # > [Ray Serve](https://docs.ray.io/en/master/serve/api/doc/ray.serve.config.BackpressureConfig.html) refuses beyond
 # > `max_queued_requests`, with 503 or 429 and a `Retry-After`. SGLang's
-# > [gateway](https://raw.githubusercontent.com/smg-project/smg-docs/main/src/lib/content/concepts/reliability/overload-protection.md)
-# > takes a worker out of routing above a ceiling of queued requests or K/V use, and answers 503 with `Retry-After` when
-# > all are. Both shed load; rungs that make answers shorter first are yours to build.
+# > [gateway](https://docs.sglang.io/advanced_features/sgl_model_gateway.html) lets requests beyond
+# > `--max-concurrent-requests` wait in a queue: 429 when it is full, 408 after `--queue-timeout-secs` in it. Both shed
+# > load; rungs that make answers shorter first are yours to build.
 #
 # **Takeaway.** In a flood of answers six times as long as planned, the ladder raises the requests within the SLO from
 # 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption; it cuts answers and refuses 25 documents for it.
@@ -1874,13 +1874,13 @@ print(bottlenecks.gains())
 # > `--no-enable-prefix-caching`), [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html)
 # > (`--disable-radix-cache`),
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html) (`enable_block_reuse`).
-# > vLLM hides the host's work by [async scheduling](https://github.com/OpenBMB/UltraRAG/pull/259) since 0.14 (off with
-# > `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V in 8 bits is
-# > `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM's default backend is
-# > [PyTorch](https://www.mintlify.com/NVIDIA/TensorRT-LLM/concepts/backends) now; its compiled engines are legacy.
-# > TGI's own [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and
-# > SGLang, and llama.cpp locally, whose [aim](https://build.opensuse.org/package/show/science:machinelearning/llamacpp)
-# > is minimal setup on a wide variety of hardware.
+# > vLLM hides the host's work by [async scheduling](https://github.com/vllm-project/vllm/pull/27614), on by default
+# > since 0.14 (off with `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V
+# > in 8 bits is `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM runs on PyTorch alone now; its compiled engines [have
+# > been removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html). TGI's own
+# > [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and SGLang, and
+# > llama.cpp locally, whose [README](https://github.com/ggml-org/llama.cpp) promises minimal setup on a wide range of
+# > hardware.
 #
 # **Takeaway.** The same prefix cache lets one GPU serve 2.41 times as many agents' requests and no more chats; weights
 # in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.

@@ -55,8 +55,10 @@ class World:
 
 def importable() -> Iterator[Path]:
     """What Python imports from. Of other folders than an installation's, packages and modules only."""
-    roots = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+    prefixes = [Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)]
+    roots = [prefix.resolve() for prefix in prefixes]
     yield from roots
+    yield from prefixes  # sys.path names them so, and an environment may be a link to another
     yield Path(sys.executable).parent
     for entry in map(Path, filter(None, sys.path)):
         if any(entry.resolve().is_relative_to(root) for root in roots) or not entry.is_dir():
@@ -126,14 +128,15 @@ def _build_root(world: World) -> None:
 
 
 def _show(path: str) -> None:
-    source, target = f"/old{path}", f"/new{path}"
-    if os.path.islink(source):  # as /lib is one to usr/lib; its target is shown by itself
-        real = _real(path)
-        _make_parents(target)
-        if not os.path.lexists(target):
-            os.symlink(real, target)
-        _show(real)
+    link = _first_link(path)
+    if link:  # as /lib is one to usr/lib; its target is shown by itself
+        real = _real(link)
+        _make_parents(f"/new{link}")
+        if not os.path.lexists(f"/new{link}"):
+            os.symlink(real, f"/new{link}")
+        _show(real + path.removeprefix(link))
         return
+    source, target = f"/old{path}", f"/new{path}"
     if not os.path.exists(source) or os.path.exists(target):
         return
     _make_parents(target)
@@ -142,6 +145,12 @@ def _show(path: str) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     _mount(source, target, None, _BIND | _REC)
+
+
+def _first_link(path: str) -> str | None:
+    """The outermost folder of a path that is a link, or the path itself where only that is one."""
+    outermost_first = [*map(str, reversed(Path(path).parents)), path]
+    return next((part for part in outermost_first if os.path.islink(f"/old{part}")), None)
 
 
 def _real(path: str) -> str:
