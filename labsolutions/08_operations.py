@@ -1876,8 +1876,8 @@ print(bottlenecks.gains())
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html) (`enable_block_reuse`).
 # > vLLM hides the host's work by [async scheduling](https://github.com/vllm-project/vllm/pull/27614), on by default
 # > since 0.14 (off with `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V
-# > in 8 bits is `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM runs on PyTorch alone now; its compiled engines [have
-# > been removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html). TGI's own
+# > in 8 bits is `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM runs on PyTorch alone now; its compiled engines
+# > [have been removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html). TGI's own
 # > [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and SGLang, and
 # > llama.cpp locally, whose [README](https://github.com/ggml-org/llama.cpp) promises minimal setup on a wide range of
 # > hardware.

@@ -2,7 +2,7 @@
 
 from twophase_labs.machine.exercise import Bank, Right, Wrong
 
-HEALTHY, POOL, BATCHING, NEEDLES, FORMAT, LINK, WINDOW, ODD, OTHER_GPU, CAUSE, ALONE = (
+HEALTHY, POOL, BATCHING, NEEDLES, FORMAT, LINK, WINDOW, ODD, OTHER_GPU, CAUSE, ALONE, NO_JSON = (
     "knows a healthy hour",
     "names a full pool",
     "names prompts that hold up decodes",
@@ -14,6 +14,7 @@ HEALTHY, POOL, BATCHING, NEEDLES, FORMAT, LINK, WINDOW, ODD, OTHER_GPU, CAUSE, A
     "compares with the healthy hour of that service",
     "names the cause, not what follows from it",
     "leaves the samples alone",
+    "copes with a minute without JSON",
 )
 SOLUTION = """
 def diagnose(window, healthy):
@@ -101,6 +102,8 @@ BANKS = {
             Wrong("always healthy", "def diagnose(window, healthy):\n    return 'healthy'\n", POOL),
             Wrong("any lost needle", edited(("share(healthy, *found) - 0.15", "1.0")), HEALTHY),
             Wrong("any transfer is slow", edited(("3 * usual(healthy", "0.5 * usual(healthy")), HEALTHY),
+            Wrong("divides by the number of JSON answers", edited(("/ rose if rose else 0.0", "/ rose")), NO_JSON),
+            Wrong("no JSON answer is no valid one", edited(("if rose else 0.0", "if rose else 1.0")), NO_JSON),
             Wrong("no pool", edited((KV_TEST, "")), POOL),
             Wrong(
                 "a pool is full where something was preempted often",

@@ -9,6 +9,35 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     "8.4": {
         "if len(there) < 2: -> if min(len(there), 64) < 2:": "fewer than two is fewer than two, however many are counted",
     },
+    "8.8": {
+        "return known[len(known) // 2] if known else 0.0 -> return known[min(len(known), 64) // 2] if known else 0.0": (
+            "a window has fewer than 64 samples"
+        ),
+        "return (samples[-1][part] - samples[0][part]) / rose if rose else 0.0 -> return (samples[-2][part] - samples[0][part]) / rose if rose else 0.0": (
+            "one sample of a minute more or less: no diagnosis may hang on it"
+        ),
+        "rose = samples[-1][whole] - samples[0][whole] -> rose = samples[-2][whole] - samples[0][whole]": (
+            "one sample of a minute more or less: no diagnosis may hang on it"
+        ),
+        "known = sorted((sample[name] for sample in samples if sample[name] is not None)) -> known = sorted((sample[name] for sample in samples if sample[name]))": (
+            "a time or a share of exactly 0 is no median here"
+        ),
+        "if usual(window, 'kv_usage') > max(0.85, usual(healthy, 'kv_usage')): -> if usual(window, 'kv_usage') > 0.85:": (
+            "where the bound lies is the learner's choice; no healthy hour is above 0.85"
+        ),
+        "if usual(window, 'kv_usage') > max(0.85, usual(healthy, 'kv_usage')): -> if usual(window, 'kv_usage') >= max(0.85, usual(healthy, 'kv_usage')):": (
+            "where the bound lies is the learner's choice"
+        ),
+        "if share(window, *invalid) > share(healthy, *invalid) + 0.2: -> if share(window, *invalid) >= share(healthy, *invalid) + 0.2:": (
+            "where the bound lies is the learner's choice"
+        ),
+        "return known[len(known) // 2] if known else 0.0 -> return known[len(known) // 3] if known else 0.0": (
+            "another middle value is as good against one odd sample"
+        ),
+        "if usual(window, 'itl_p99_s') > 1.5 * usual(healthy, 'itl_p99_s'): -> if usual(window, 'itl_p99_s') > 2.5 * usual(healthy, 'itl_p99_s'):": (
+            "where the bound lies is the learner's choice"
+        ),
+    },
     "8.9": {
         "for name in list(taken): -> for name in taken:": "the loop goes over the list before it; `taken` is bound anew",
     },

@@ -44,6 +44,11 @@ def of(*hours: Hour) -> Callable[..., None]:
     return test
 
 
+def knows_healthy_hours(answer: Any, draw: Draw) -> None:
+    of(unseen.HEALTHY, unseen.HEALTHY_APART, unseen.BUSY)(answer, draw)
+    diagnosed(answer, unseen.HEALTHY_APART, 105)  # of the healthy minutes the one with the slowest transfers
+
+
 def with_a_history(window: list[Sample]) -> list[Sample]:
     """The same hour of a service that has had incidents before: its counters did not start at zero."""
     before = {
@@ -68,6 +73,17 @@ def with_one_odd_sample(window: list[Sample]) -> list[Sample]:
     changed = {name: None if (value := sample[name]) is None else value * by for name, by in factors.items()}
     window[odd] = sample | changed | {"kv_usage": 1.0, "num_waiting": 70}
     return window
+
+
+def without_json(window: list[Sample]) -> list[Sample]:
+    first = {name: window[0][name] for name in ("json_total", "json_invalid_total")}
+    return [sample | first for sample in window]
+
+
+def copes_without_json(answer: Any, draw: Draw) -> None:
+    seed = draw.choice(SEEDS)
+    diagnosed(answer, unseen.HEALTHY, seed, without_json)
+    diagnosed(answer, unseen.RETRIEVAL, seed, without_json)
 
 
 def counts_over_the_window(answer: Any, draw: Draw) -> None:
@@ -141,7 +157,7 @@ EXERCISES = (
         checks=(
             Property(
                 "knows a healthy hour",
-                of(unseen.HEALTHY, unseen.HEALTHY_APART, unseen.BUSY),
+                knows_healthy_hours,
                 "A busy hour is healthy, and one with prefill and decode apart, too: some waiting, some invalid JSON "
                 "and a transfer of a tenth of a second are as usual there. Leave room for chance: a slice has few "
                 "answers in a minute.",
@@ -176,6 +192,11 @@ EXERCISES = (
                 "looks at the window, not at all that ever was",
                 counts_over_the_window,
                 "A counter starts when the process does. What happened in the window is its last value less its first.",
+            ),
+            Property(
+                "copes with a minute without JSON",
+                copes_without_json,
+                "No answer of this kind has ended in the window: there is no share of them, and nothing is wrong.",
             ),
             Property(
                 "is not misled by one odd sample",
