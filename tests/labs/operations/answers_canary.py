@@ -134,6 +134,11 @@ BANKS = {
             Wrong(
                 "a hundred buckets", splitter(DIGEST, "return int.from_bytes(digest[:8]) % 100 < share * 100"), SHARE
             ),
+            Wrong(
+                "rounded to thousandths",
+                splitter(DIGEST, "return round(int.from_bytes(digest[:8]) / 2**64 % 1, 3) < share or share == 1"),
+                SHARE,
+            ),
             Wrong("letters added up", splitter("return sum(map(ord, f'{salt}/{key}')) % 1000 < share * 1000"), SHARE),
             Wrong("a first byte", splitter(DIGEST, "return digest[0] < share * 256"), SHARE),
             Wrong("by the key's end", splitter("return (ord(key[-1]) * 37 % 100 if key else 0) < share * 100"), SHARE),
@@ -252,6 +257,14 @@ BANKS = {
     ),
     "8.15": Bank(
         wrong=(
+            Wrong(
+                "a rate of 0 is unknown",
+                at_mix(
+                    UNKNOWN,
+                    "return sum(n * passed[name][0] / passed[name][1] for name, n in mix.items()) / sum(mix.values()) or None",
+                ),
+                ONE,
+            ),
             Wrong(
                 "the plain rate",
                 at_mix("return sum(a for a, _ in passed.values()) / sum(b for _, b in passed.values())"),

@@ -128,6 +128,16 @@ BANKS = {
                 DOWN,
             ),
             Wrong(
+                "calm goes on under pressure",
+                edited(
+                    (
+                        "        if not is_calm:\n            self.calm_s = None\n        elif",
+                        "        if not is_calm and kv_usage < 0.85 and queue_age_s < 2:\n            self.calm_s = None\n        elif is_calm and",
+                    )
+                ),
+                UNBROKEN,
+            ),
+            Wrong(
                 "on whole seconds only",
                 edited(
                     (

@@ -22,7 +22,7 @@ def estimator(*lines: str, refuse: bool = True) -> str:
 
 LOOP = ("all_wrong = 1.0", "for i in range(k):")
 
-FIRST, AGAIN, NEXT, WITHIN, USED, CHEAPER, REJECTED, CALLS, TIERS = (
+FIRST, AGAIN, NEXT, WITHIN, USED, CHEAPER, REJECTED, CALLS, TIERS, FALSY = (
     "takes the first accepted answer",
     "tries a tier again",
     "goes on to the next tier",
@@ -32,6 +32,7 @@ FIRST, AGAIN, NEXT, WITHIN, USED, CHEAPER, REJECTED, CALLS, TIERS = (
     "gives out nothing that was rejected",
     "makes no call too many",
     "is right for any tiers",
+    "takes an accepted answer, whatever it is",
 )
 WITHIN_SOURCE = """
 def answer_within(tiers, accepts, budget):
@@ -221,6 +222,7 @@ BANKS = {
     ),
     "8.16": Bank(
         wrong=(
+            Wrong("0 is no answer", edited(("if accepts(answer):", "if accepts(answer) and answer:")), FALSY),
             Wrong("the answer alone", edited(("return answer, spent", "return answer")), FIRST),
             Wrong("the last one's tokens", edited(("return answer, spent", "return answer, num_tokens")), AGAIN),
             Wrong("once each", edited(("range(num_tries)", "range(1)")), AGAIN),

@@ -136,6 +136,11 @@ BANKS = {
                 edited(("short - missing([*taken, name])", "missing([]) - missing([name])")),
                 AGAIN,
             ),
+            Wrong(
+                "uses up the list of steps",
+                edited(("    for name in list(taken)", "    harm.clear()\n    for name in list(taken)")),
+                ENOUGH,
+            ),
             Wrong("nothing is given back", edited((GIVE_BACK, "")), BACK),
             Wrong(
                 "given back one only", edited(("            taken = without\n", "            return without\n")), BACK

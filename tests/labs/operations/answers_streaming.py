@@ -159,6 +159,10 @@ BANKS = {
             Wrong("no empty data", SOLUTION.replace("if self.data:", "if any(self.data):"), SPACE),
             Wrong("events without data", SOLUTION.replace("if self.data:", "if True:"), OTHERS),
             Wrong("all fields", SOLUTION.replace('field == "data"', "field"), OTHERS),
+            Wrong("fields that begin with it", SOLUTION.replace('field == "data"', 'field.startswith("data")'), OTHERS),
+            Wrong(
+                "ends by itself", SOLUTION.replace("if self.data:", 'if self.data and self.data != ["[DONE]"]:'), WHOLE
+            ),
             Wrong("fields that begin so", SOLUTION.replace('field == "data"', 'field.startswith("dat")'), OTHERS),
             Wrong("comments end an event", SOLUTION.replace("if not line:", 'if not line or line[0] == ":":'), OTHERS),
             Wrong("line feeds only", SOLUTION.replace('.removesuffix(b"\\r")', ""), ENDS),

@@ -240,6 +240,7 @@ def agrees(answer: Any, passed: dict[str, tuple[int, int]], mix: dict[str, int])
 
 def one_slice(answer: Any, draw: Draw) -> None:
     agrees(answer, {"short": (30, 40)}, {"short": 7})
+    agrees(answer, {"short": (0, 40)}, {"short": 7})  # a rate of 0 is a rate
 
 
 def same_mix(answer: Any, draw: Draw) -> None:
@@ -316,12 +317,12 @@ EXERCISES = (
             Property(
                 "takes its share",
                 takes_its_share,
-                "Each key's number should be spread evenly over the whole range. A hundred buckets know no half "
-                "per cent.",
+                "Each key's number should be spread evenly over the whole range. A hundred buckets know no share "
+                "of a thousandth, and rounding shifts it.",
                 (
                     {"share": 0.5, "number": NUM_KEYS},
                     {"share": 0.1, "number": NUM_KEYS},
-                    {"share": 0.005, "number": 40_000},
+                    {"share": 0.001, "number": 150_000},
                 ),
             ),
             Property(

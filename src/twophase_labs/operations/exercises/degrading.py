@@ -100,10 +100,14 @@ def calm_is_unbroken(answer: Any, draw: Draw) -> None:
     """A moment above the mark starts the ten seconds anew."""
     ladder = answer.Ladder()
     top = levels_of(answer, [(1.0, 9.0)] * 30, ladder=ladder)[-1]
-    looks = ([CALM] * 7 + [BETWEEN]) * 6
-    levels = levels_of(answer, looks, start_s=30.0, ladder=ladder)
-    if levels[-1] < top:
-        reject(f"never calm for more than 7 s, and the level falls to {levels[-1]}")
+    for start_s, moment in ((30.0, BETWEEN), (90.0, (0.9, 0.0))):
+        looks = ([CALM] * 7 + [moment]) * 6
+        levels = levels_of(answer, looks, start_s=start_s, ladder=ladder)
+        if min(levels) < top:
+            reject(
+                f"never calm for more than 7 s, and the level falls to {min(levels)}",
+                f"in between there is a look with a K/V use of {moment[0]:g} and a queue age of {moment[1]:g} s",
+            )
 
 
 def ladders_are_apart(answer: Any, draw: Draw) -> None:

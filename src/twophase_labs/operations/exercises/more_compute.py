@@ -163,6 +163,15 @@ def keeps_no_rejected(answer: Any, draw: Draw) -> None:
     plays(answer, [], 100)
 
 
+def takes_an_answer_that_is_falsy(answer: Any, draw: Draw) -> None:
+    """0 and an empty text are answers like any other."""
+    for right in (0, "", 0.0):
+        tiers = [(lambda: (7, 3), 1, 4), (lambda right=right: (right, 2), 2, 4)]  # type: ignore[misc]
+        got = plain(answer.answer_within(tiers, lambda found, right=right: plain(found) == right, 20))
+        if type(got) is not tuple or len(got) != 2 or plain(got[0]) != right or got[0] is None or plain(got[1]) != 5:
+            reject(f"answer_within returned {shown(got)}, expected ({right!r}, 5): the verifier accepts {right!r}")
+
+
 def makes_no_call_too_many(answer: Any, draw: Draw) -> None:
     plays(answer, [("a", [3, 2], 1, 3, 4), ("b", [20], 0, 1, 24)], 100, is_logged=True)
     plays(answer, [("a", [3], None, 2, 4), ("b", [20], 0, 2, 24)], 40, is_logged=True)
@@ -315,6 +324,11 @@ EXERCISES = (
                 "gives out nothing that was rejected",
                 keeps_no_rejected,
                 "(None, spent): the caller can refuse or ask a person; a rejected answer looks like any other.",
+            ),
+            Property(
+                "takes an accepted answer, whatever it is",
+                takes_an_answer_that_is_falsy,
+                "Ask the verifier and nobody else: 0 and an empty text may be right.",
             ),
             Property("stays within the budget", stays_within, "A try may take max_tokens: begin only if they fit."),
             Property(

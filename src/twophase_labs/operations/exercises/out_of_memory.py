@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twophase_labs.machine.checks import Draw, plain, reject, shown
+from twophase_labs.machine.checks import Draw, plain, reject, shown, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
 Missing = Callable[[Sequence[str]], float]
@@ -31,7 +31,9 @@ def by_the_book(harm: Mapping[str, int], missing: Missing) -> list[str] | None:
 
 def decides(answer: Any, harm: Mapping[str, int], missing: Missing, why: str = "") -> None:
     expected = by_the_book(harm, missing)
-    got = plain(answer.triage(dict(harm), missing))
+    given = dict(harm)
+    with unchanged(harm=given):
+        got = plain(answer.triage(given, missing))
     got = [plain(name) for name in got] if isinstance(got, list | tuple) else got
     if got != expected:
         alone = {name: missing([]) - missing([name]) for name in harm}

@@ -49,6 +49,7 @@ def whole_events(answer: Any, draw: Draw) -> None:
     for _ in range(3):
         texts = [draw.choice(ASCII) for _ in range(4)]
         reads(answer, [written((text,)).encode() for text in texts], [[text] for text in texts])
+    reads(answer, [b"data: [DONE]\n\n", b"data: x\n\n"], [["[DONE]"], ["x"]])  # whoever reads the texts ends there
 
 
 def several_in_one(answer: Any, draw: Draw, num_events: int) -> None:
@@ -101,7 +102,7 @@ def passes_over_the_rest(answer: Any, draw: Draw) -> None:
     """Comments, as proxies send them to keep a connection open; other fields; events without data."""
     text = draw.choice(ASCII)
     reads(answer, [b": keep-alive\n\n", b":\n\n\n\n", written((text,)).encode()], [[], [], [text]])
-    sent = f"event: token\nid: 7\ndata: {text}\nretry: 10\n: data: no\ndatum: no\n\nevent: end\n\n"
+    sent = f"event: token\nid: 7\ndata: {text}\nretry: 10\n: data: no\ndatum: no\ndatabase: 5\n\nevent: end\n\n"
     reads(answer, [sent.encode()], [[text]])
     reads(answer, [b"data: a\n", b": still here\n", b"data: b\n\n"], [[], [], ["a\nb"]])
 
