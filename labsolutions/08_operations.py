@@ -95,7 +95,8 @@ pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 
 # %% [markdown]
 # <!-- card 8.1 -->
 # Write the client's half: from bytes, as they come, to events. (Our client parses each event's text as JSON, and knows
-# that `[DONE]` is the last one; your class treats it like any other.)
+# that `[DONE]` is the last one; your class treats it like any other. The standard has a few rules more, such as a byte
+# order mark and lines that end with a carriage return alone.)
 
 
 # %% tags=["exercise:8.1"]
@@ -198,8 +199,8 @@ show_source(EventStream)
 
 # %% [markdown]
 # <!-- card 8.2 -->
-# `wait_s(now_s)` says how many seconds it takes until at least one is there, 0.0 if there is one now; it takes nothing.
-# `take(amount, now_s)` takes the amount even if less is there. Times are in seconds and never go back.
+# `wait_s(now_s)` says how many seconds it takes until at least one is there, not rounded, 0.0 if there is one now; it
+# takes nothing. `take(amount, now_s)` takes the amount even if less is there. Times are in seconds and never go back.
 #
 # ```python
 # bucket = TokenBucket(rate_per_s=2.0, capacity=4.0, now_s=0.0)
@@ -282,7 +283,10 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys,
 # > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM, and SIGKILL [30 s
 # > later by default](https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-flow), which is
-# > less than a long completion takes: `terminationGracePeriodSeconds` must fit the longest deadline.
+# > less than a long completion takes: `terminationGracePeriodSeconds` must cover the `preStop` hook and the longest
+# > deadline. The pod is taken out of its service at the *same* time, so requests still come for a moment: a `preStop`
+# > hook that sleeps a few seconds spares them a 503. Events also travel over WebSockets or gRPC, which keep message
+# > borders; plain HTTP passes more proxies, if they do not buffer.
 #
 # **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests
 # before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
@@ -357,7 +361,8 @@ pictures.draw_buckets(engine_ttfts_s, scraped.buckets("time_to_first_token_secon
 # **Read the result.** The estimate is as wide as its bucket: between 0.1 s and 0.25 s it can be wrong by a factor of
 # 2.5, and more frequent scrapes do not make it better. Put a bucket's bound at your SLO: the share below a bound is
 # exact. And quantiles cannot be averaged: the p99 of two servers is *not* the mean of their p99; add the buckets, then
-# take the quantile.
+# take the quantile. Buckets count from the start of the process, so a dashboard takes what they grew by in the last
+# minutes: `histogram_quantile(0.99, sum by (le) (rate(..._bucket[5m])))`.
 
 # %% [markdown]
 # ### One time, six terms
@@ -399,7 +404,10 @@ pictures.draw_terms(reasons)
 # for a sequence place. Network and serialising are small here, since nothing leaves this machine.
 #
 # None of the six is what the first cell's clients waited for. A refused request never gets this far: its time passes
-# *outside* all terms, and the server's histogram begins when the request is let in at last.
+# *outside* all terms, and the server's histogram begins when the request is let in at last. Two more waits lie outside.
+# A *gateway* before the server has a queue, retries and a slow tail of its own. And a **cold start**: an engine that an
+# autoscaler has just ordered answers nothing until its weights are there. 16 GB from a disk at 2 GB/s take 8 s, and
+# graphs, caches and a warm-up come on top.
 
 # %% [markdown]
 # ### A mean hides a slice
@@ -489,7 +497,8 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 
 # %% [markdown]
 # **Read the result.** Taken 10 s apart, these two values give a negative number of requests per second, or 0.2. (What
-# was counted between the last scrape and the restart is lost; no rate can know it.)
+# was counted between the last scrape and the restart is lost; no rate can know it. And where the new process has
+# counted beyond the old value by the next scrape, the restart itself goes unseen.)
 
 # %% [markdown]
 # ## 3. Alerts
@@ -497,7 +506,7 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 #
 # Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
 # are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held that long. An
-# alert that fires for every spike is soon switched off; one that is too patient comes after the customers' complaints.
+# alert that fires for every spike is soon switched off; one that is too patient fires after customers have complained.
 #
 # Three are often proposed for an engine: **K/V saturation** above 0.85, **fragmentation** above 0.15, and **queue
 # age**, how long the oldest request that was never scheduled has waited.
@@ -607,8 +616,11 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # **Read the result.** Without samples the first alert goes back to inactive: all is quiet because nothing is measured.
-# So each target needs an alert on its own absence (Prometheus makes a series `up` for that, 0 when a scrape fails), and
-# the engine needs one on its thread: when that has died, our `/metrics` still answers, with `twophase:engine_up` at 0.
+# So each target needs an alert on its own absence (Prometheus makes a series `up` for that, 0 when a scrape fails;
+# `absent(up{...})` for a target that is not even listed any more). The engine needs one on its thread: when that has
+# died, our `/metrics` still answers, with `twophase:engine_up` at 0. And one failed scrape begins the patience anew, so
+# an alert on a target that answers every other time may never fire: `max_over_time(...[1m])` bridges the gaps of a
+# gauge.
 
 # %% [markdown]
 # > **In production, 2026.** [Prometheus'
@@ -616,8 +628,10 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # > vllm:kv_cache_usage_perc > 0.85`, `for: 5m`, `keep_firing_for: 5m`; pending and firing are its words. vLLM has
 # > `vllm:num_requests_waiting`, which is a number; how *long* requests have waited is in
 # > `vllm:request_queue_time_seconds`, but only once they have been scheduled. SGLang's counterparts are
-# > `sglang:num_queue_reqs` and `sglang:token_usage`. On an H100, by roofline, a decode step of Llama-3-8B takes about 6
-# > ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
+# > `sglang:num_queue_reqs` and `sglang:token_usage`. People are mostly woken by the rate at which an SLO's error budget
+# > is used up, over a long and a short window ([SRE workbook](https://sre.google/workbook/alerting-on-slos/), chapter
+# > 5); alerts on causes, like these, tell where to look. On an H100, by roofline, a decode step of Llama-3-8B takes
+# > about 6 ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
 #
 # **Takeaway.** Queue age needs no request to end before it can fire: at 0.5 s with 0.3 s of patience that can be 0.8 s
 # after a wait begins, well before an SLO of 2 s is broken.
@@ -853,7 +867,8 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
 # the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets there as well,
 # with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing, and from
-# what each step costs this service.
+# what each step costs this service. (Leave a margin: what just fits has no room for a longer prompt. An engine whose
+# pool is too small does not crash at run time; it queues and preempts, as in incident *C*.)
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
@@ -954,7 +969,7 @@ class Ladder:
         how many seconds the oldest request without a token has waited.
 
     Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up, at the latest after five
-    seconds of it, and at least two seconds after the rung before. Calm is a K/V use below 0.70 *and* a queue age below
+    seconds of it, and at least two seconds after the last rung up. Calm is a K/V use below 0.70 *and* a queue age below
     1 second: one rung down after each 10 seconds of unbroken calm. In between nothing changes.
 
     >>> ladder = Ladder()
@@ -1002,15 +1017,16 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # %% [markdown]
 # **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
 # ms per token), and nothing is preempted. The price is in the same line: 169 answers are cut at 200 tokens, and 25
-# documents are refused, at once and with a reason, so that their clients can come back. All rungs at all times serve no
-# more, and refuse more. In a usual hour the ladder does nothing.
+# documents are refused, at once and with a reason, so that their clients can come back. (The SLO asks for speed alone:
+# an answer that was cut counts.) All rungs at all times serve no more, and refuse more. In a usual hour the ladder does
+# nothing. With classes of customers, the cheapest class climbs first.
 #
 # The picture shows one more thing. After the first minute less than half of the pool is in use, and spikes of queue age
 # keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
 # keeps it up, so watch what each rung costs.
 #
 # **Open the engine.** What it does if nothing degrades before it: when a decode finds no block, the running sequence of
-# worst rank loses its own.
+# worst rank gives up its blocks.
 
 # %%
 from twophase.scheduling.step import StepBuilder
@@ -1046,7 +1062,7 @@ show_source(StepBuilder.decode)
 #
 # A GPU is paid by the hour, whether its tokens are read, generated, cached, drafted in vain or generated twice. To know
 # what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the shares
-# add up to the step, and the steps to the bill.
+# add up to the step, and the steps to the busy part of the bill. (Idle time is in no step: divide by the utilisation.)
 
 # %% [markdown]
 # **Think first.** A step has 20 decodes and a chunk of 512 prompt tokens. The weights are read once for all of them.
@@ -1116,10 +1132,15 @@ for name, hour in hours.items():
     print(f"{name}: prompt ${paths['prompt']:.3f}, output ${paths['output']:.3f} a million tokens")
     shared_s = sum(bill.seconds.values())
     print(f"  {shared_s:.1f} s shared out of {bill.busy_s:.1f}; {bill.failed_s / bill.busy_s:.1%} for JSON that failed")
+    kinds = {kind: 1000 * s * price / 3600 for kind, s in bill.seconds_per_task.items()}
+    print("  a thousand tasks:", ", ".join(f"{kind} ${dollars:.3f}" for kind, dollars in kinds.items()))
 
 # %% [markdown]
 # **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of
-# the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another.
+# the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another,
+# but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt tokens as a chat,
+# and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more retrieved text
+# counts. (The search that finds the text, embeddings and index, is another bill.)
 #
 # Two more kinds of tokens, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached*
 # token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A *rejected* draft: four
@@ -1177,7 +1198,7 @@ costs.draw_prices(of_path, "H100")
 # > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
 # > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By the
 # > roofline above, the first is an H100 with a batch of tens to hundreds. In vLLM, `vllm:prompt_tokens_total` and
-# > `vllm:generation_tokens_total` count what was computed and generated; what was thrown away no engine knows.
+# > `vllm:generation_tokens_total` count what was computed and generated; what a client threw away no engine knows.
 #
 # **Takeaway.** On an H100 with 32 decodes an output token costs as much as 9.6 prompt tokens, at batch 1 as much as
 # 97.7: sequences that decode together share the cost of the weights.
@@ -1207,10 +1228,10 @@ measured("8.12", ratios[128])
 # ## 8. A new version, and a few who try it
 # <!-- minutes: 20 + 8 -->
 #
-# A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How does
-# it reach all requests without harm to them? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab
-# 6), **shadow traffic** (the same prompts go to both engines, and only the old one's answers are sent), and a
-# **canary** (the new one answers a small share).
+# A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
+# roll it out safely? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6), **shadow traffic**
+# (the same prompts go to both engines, and only the old one's answers are sent), and a **canary** (the new one answers
+# a small share).
 
 # %% [markdown]
 # **Think first.** Two engines answer the same prompts greedily, and one text in five differs. Is the new engine worse?
@@ -1295,7 +1316,8 @@ for share in (0.05, 0.1, 0.2):
 # ### How many requests are enough?
 #
 # Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take a lot; with more
-# requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate):
+# requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate if requests are independent;
+# those of one tenant are alike, so the truth is wider, and a careful canary resamples *tenants*):
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1306,8 +1328,10 @@ for num in (10, 100, 1000, 10_000):
     print(f"{num * 9 // 10:5,} of {num:6,}: [{low:.1%}, {high:.1%}]")
 
 # %% [markdown]
-# So a verdict has three values: promote, roll back, and **wait: too few requests to tell**. A percentile fits as well:
-# "p99 TTFT is within its SLO" says that at most 1 % of the requests are later, and that is a rate.
+# How many are enough? To see a loss of d beside a rate p takes about 16 p (1 - p) / d² requests on each side (found in
+# 80 of 100 cases, a false alarm in 5): for p = 0.9 and two points, 3,600. So a verdict has three values: promote, roll
+# back, and **wait: too few requests to tell**. A percentile fits as well: "p99 TTFT is within its SLO" says that at
+# most 1 % of the requests are later, and that is a rate.
 #
 # The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
 # that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
@@ -1418,10 +1442,11 @@ for rule, share in alarms.items():
 
 # %% [markdown]
 # **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
-# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one of *twenty*. A
-# canary that will be looked at twenty times needs a stricter interval at each look (the last line divides the error by
-# twenty, the simplest rule). Your verdict is harder to fool: it rolls back only if the whole interval is beyond a
-# *bound*, not beyond 0.
+# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one or more of
+# *twenty*. A canary that will be looked at twenty times needs a stricter interval at each look (the last line divides
+# the error by twenty, the simplest rule). Your verdict is harder to fool into rolling back: it does so only if the
+# whole interval is beyond a *bound*, not beyond 0. But twenty looks are also twenty chances to *promote* a canary whose
+# loss is just beyond its bound: fix beforehand at which numbers of requests you look, and promote only at the last.
 
 # %% [markdown]
 # Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better on average
@@ -1588,7 +1613,8 @@ for name, accepts in {
 
 # %% [markdown]
 # Equations can hold and still not be the task's. Every further sample is also a search for the verifier's mistakes:
-# what it accepts wrongly bounds what sampling can reach. The second verifier accepts fewer, and no wrong one.
+# what it accepts wrongly bounds what sampling can reach, and what it costs belongs on the bill (here next to nothing:
+# checking a sum is as easy as adding). The second verifier accepts fewer, and no wrong one.
 
 # %% [markdown]
 # ### What it costs
@@ -1902,11 +1928,12 @@ for name, run in (("before", before), ("after", after)):
 # **Read the result.** The missing time was never in the engine. Four clients were told to come back in a second, and
 # some of them were told so again; a refused request has no first token, so no histogram of the server counts its wait.
 # With the bucket the six run together in one batch, and both clocks agree, up to the network and the server's own
-# terms. The latency that a server measures is that of the requests it let in.
+# terms. (A limit of six at a time would do as much for these six. A bucket bounds the rate and not what is in flight,
+# so production keeps both.) The latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
-# **Takeaway.** Before, the two clocks were about a second apart on the same six requests; after, less than a tenth of
-# a second, because one limit allows a burst.
+# **Takeaway.** Before, four of six clients waited for a second or more of which the server's clock knew nothing; after,
+# none did, because all six fit into the new limit.
 
 # %% [markdown]
 # ## 12. Knowledge check
@@ -1921,9 +1948,9 @@ for name, run in (("before", before), ("after", after)):
 # its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the
 # quantile is interpolated.
 #
-# **dead**: the engine has not answered for an hour. There are alerts on queue age, K/V saturation and late answers, and
-# none fires. **a** their thresholds are too high · **b** their patience is too long · **c** a missing sample is above
-# no threshold · **d** the counters were reset.
+# **dead**: the engine's process has been gone for an hour, and nothing can be scraped from it. There are alerts on
+# queue age, K/V saturation and late answers, and none fires. **a** their thresholds are too high · **b** their patience
+# is too long · **c** a missing sample is above no threshold · **d** the counters were reset.
 #
 # **canary**: after 3,000 requests a canary has lost 0.4 points of right answers, interval -0.6 to 1.4, bound 2. Three
 # slices are surely kept. The fourth, documents, has had 11 requests: loss -20 to 31, bound 5, hard. **a** promote: the

@@ -50,6 +50,7 @@ class Bill:
         busy_s: In steps. idle_s: Paid for, between them.
         failed_s: Of attempts whose answer was no JSON.
         num_failed: Of them.
+        seconds_per_task: Mean by kind of request, all attempts of a task together.
     """
 
     seconds: dict[str, float]
@@ -58,6 +59,7 @@ class Bill:
     idle_s: float
     failed_s: float
     num_failed: int
+    seconds_per_task: dict[str, float]
 
     def per_million(self, path: str, dollars_per_hour: float) -> float:
         return self.seconds[path] / self.tokens[path] * 1e6 * dollars_per_hour / 3600
@@ -82,7 +84,14 @@ def bill(share_step: Share, gpu: Machine, hour: Hour, seed: int = 1) -> Bill:
     last = run.steps[-1]
     span_s = last.start_s + last.schedule_s + last.run_s + last.update_s - run.steps[0].start_s
     failed_s = sum(of_request[request_id] for request_id in run.invalid)
-    return Bill(dict(seconds), dict(tokens), busy_s, span_s - busy_s, failed_s, len(run.invalid))
+    of_kind: dict[str, float] = defaultdict(float)
+    num_tasks: dict[str, int] = defaultdict(int)
+    for request_id, request_s in of_request.items():
+        asked = run.asked[request_id]
+        of_kind[asked.kind] += request_s
+        num_tasks[asked.kind] += asked.attempt == 1
+    per_task = {kind: of_kind[kind] / num_tasks[kind] for kind in sorted(of_kind)}
+    return Bill(dict(seconds), dict(tokens), busy_s, span_s - busy_s, failed_s, len(run.invalid), per_task)
 
 
 def step_seconds(model: RooflineCostModel, chunks: Sequence[tuple[int, int]], num_decodes: int) -> float:

@@ -12,10 +12,11 @@ SOURCES = (
         says="a request whose client disconnects is aborted, inside the generator that AsyncLLM.generate returns",
     ),
     Source(
-        url="https://livebook.manning.com/learn/concepts/sigterm--api-element/kubernetes-in-action-second-edition",
+        url="https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination-flow",
         product="Kubernetes",
-        version="Kubernetes in Action, second edition, read November 2026",
-        says="SIGTERM first; SIGKILL when the grace period, 30 seconds by default, has passed",
+        version="its source, read November 2026",
+        says="preStop, then SIGTERM; SIGKILL when the grace period, 30 seconds by default and preStop included, has "
+        "passed; endpoints are taken out at the same time as the shutdown starts",
     ),
     Source(
         url=f"{VLLM}/v0.32.0/usage/metrics/",
@@ -76,12 +77,11 @@ SOURCES = (
         says="beyond max_queued_requests a request is refused with 503 or 429, and Retry-After if it is configured",
     ),
     Source(
-        url="https://raw.githubusercontent.com/smg-project/smg-docs/main/src/lib/content/concepts/reliability/"
-        "overload-protection.md",
-        product="SMG, a gateway for LLM engines",
-        version="main, read November 2026",
-        says="a worker at its ceiling of queued requests or K/V use leaves routing; if all are, 503 with Retry-After; "
-        "opt-in",
+        url="https://docs.sglang.io/advanced_features/sgl_model_gateway.html",
+        product="SGLang Model Gateway",
+        version="its source, read November 2026",
+        says="requests beyond --max-concurrent-requests wait in a queue; 429 when it is full, 408 when "
+        "--queue-timeout-secs have passed",
     ),
     Source(
         url="https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/"
@@ -121,9 +121,9 @@ SOURCES = (
         says="V1 enables its optimisations, prefix caching among them, by default; best_of is among what it gave up",
     ),
     Source(
-        url="https://github.com/OpenBMB/UltraRAG/pull/259",
+        url="https://github.com/vllm-project/vllm/pull/27614",
         product="vLLM",
-        version="release notes of 0.14.0, as quoted there",
+        version="0.14.0, whose release notes name this change",
         says="async scheduling is on by default; --no-async-scheduling turns it off",
     ),
     Source(
@@ -140,10 +140,10 @@ SOURCES = (
         says="enable_block_reuse is True, free_gpu_memory_fraction 0.9, dtype 'auto'",
     ),
     Source(
-        url="https://www.mintlify.com/NVIDIA/TensorRT-LLM/concepts/backends",
+        url="https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html",
         product="TensorRT-LLM",
         version="read November 2026",
-        says="the PyTorch backend is the default; TensorRT engines are legacy, AutoDeploy is beta",
+        says="the TensorRT engine backend has been removed; PyTorch is the sole execution backend",
     ),
     Source(
         url="https://huggingface.co/docs/text-generation-inference/en/index.md",
@@ -152,9 +152,15 @@ SOURCES = (
         says="TGI is in maintenance mode; vLLM, SGLang, and locally llama.cpp or MLX are recommended",
     ),
     Source(
-        url="https://build.opensuse.org/package/show/science:machinelearning/llamacpp",
+        url="https://github.com/ggml-org/llama.cpp",
         product="llama.cpp",
-        version="read November 2026",
-        says="the project's goal: inference with minimal setup on a wide variety of hardware, locally and in the cloud",
+        version="its README, read November 2026",
+        says="the project's goal: inference with minimal setup on a wide range of hardware, locally and in the cloud",
+    ),
+    Source(
+        url="https://sre.google/workbook/alerting-on-slos/",
+        product="Google's Site Reliability Workbook",
+        version="chapter 5",
+        says="alerts on the burn rate of the error budget, over a long and a short window",
     ),
 )

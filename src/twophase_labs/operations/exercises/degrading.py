@@ -100,7 +100,7 @@ def calm_is_unbroken(answer: Any, draw: Draw) -> None:
     """A moment above the mark starts the ten seconds anew."""
     ladder = answer.Ladder()
     top = levels_of(answer, [(1.0, 9.0)] * 30, ladder=ladder)[-1]
-    for start_s, moment in ((30.0, BETWEEN), (90.0, (0.9, 0.0))):
+    for start_s, moment in ((30.0, BETWEEN), (78.0, (0.9, 0.0))):
         looks = ([CALM] * 7 + [moment]) * 6
         levels = levels_of(answer, looks, start_s=start_s, ladder=ladder)
         if min(levels) < top:
