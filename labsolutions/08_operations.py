@@ -14,9 +14,9 @@ print(before.server_line)
 print(before.client_line)
 
 # %% [markdown]
-# The same six requests, in the same process, on the same clock, and both lines are right. Every client got its answer.
-# A dashboard would show the first line. Where is the rest of the second one? Write down where you would look.
-# Sections 1 and 2 take a request's time apart, and section 11 repeats this measurement with your work in place.
+# The same six requests, in the same process, and both lines are right. Every client got its answer. A dashboard would
+# show the first line. Where is the rest of the second one? Write down where you would look. Sections 1 and 2 take a
+# request's time apart, and section 11 repeats this measurement with your work in place.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -91,6 +91,13 @@ print(chunks[0], "...", chunks[-1], sep="\n")
 from twophase_labs.operations import pictures
 
 pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 10, 15))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# All but chunks 1 and 2: the one ends with the first byte of é, and the other begins with its second. The event is
+# complete with the byte that ends its empty line, which is in chunk 3.
+# </details>
 
 # %% [markdown]
 # <!-- card 8.1 -->
@@ -193,14 +200,15 @@ show_source(EventStream)
 # A server that accepts everything has a queue without end, and then every request waits. **Back-pressure** means saying
 # no early: status `429`, with a header `retry-after` in seconds. Our server does so in two cases: the engine's queue is
 # full (`max_queue`), or the tenant has used up its quota. A limit on requests *at a time* is easy to check and hard on
-# bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes one.
-# (The name is older than language models. If it counts model tokens, a request is charged when it has ended, because
-# the length of its completion is not known before; so the level may fall below zero.)
+# bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes one
+# out. (The name is older than language models. If it counts model tokens, a request is charged when it has ended,
+# because the length of its completion is not known before; so the level may fall below zero.)
 
 # %% [markdown]
 # <!-- card 8.2 -->
-# `wait_s(now_s)` says how many seconds it takes until at least one is there, not rounded, 0.0 if there is one now; it
-# takes nothing. `take(amount, now_s)` takes the amount even if less is there. Times are in seconds and never go back.
+# `wait_s(now_s)` says how many seconds it takes until the bucket holds at least one, not rounded, 0.0 if it does now;
+# it takes nothing. `take(amount, now_s)` takes the amount even if less is there. Times are in seconds and never go
+# back.
 #
 # ```python
 # bucket = TokenBucket(rate_per_s=2.0, capacity=4.0, now_s=0.0)
@@ -288,8 +296,9 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # > hook that sleeps a few seconds spares them a 503. Events also travel over WebSockets or gRPC, which keep message
 # > borders; plain HTTP passes more proxies, if they do not buffer.
 #
-# **Takeaway.** A client that leaves frees its blocks before the next step, a bucket of 6 refuses 4 of 10 requests
-# before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
+# **Takeaway.** A client that leaves frees its blocks before the engine's next step, once its going is noticed, a bucket
+# of 6 refuses 4 of 10 requests before the engine hears of them, and a draining server finishes what runs and answers
+# all else with 503.
 
 # %% [markdown]
 # ## 2. Metrics
@@ -318,7 +327,7 @@ for bound, count in scraped.buckets("time_to_first_token_seconds")[3:11]:
 # %% [markdown]
 # <!-- card 8.3 -->
 # Write Prometheus' `histogram_quantile`. `buckets` is a list of pairs (upper bound in seconds, number of values up to
-# it), in rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The value wanted has the rank q
+# it), in rising order, the last bound `math.inf`; bounds are above 0, and 0 < q <= 1. The rank of the value wanted is q
 # times the number of all values. It lies in the first bucket whose count reaches the rank. Within the bucket, values
 # are taken to be spread evenly from its lower bound (the upper bound of the bucket before, 0 for the first) to its
 # upper bound. In the last bucket the answer is its lower bound; without any value it is `math.nan`.
@@ -630,8 +639,8 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # > `vllm:request_queue_time_seconds`, but only once they have been scheduled. SGLang's counterparts are
 # > `sglang:num_queue_reqs` and `sglang:token_usage`. People are mostly woken by the rate at which an SLO's error budget
 # > is used up, over a long and a short window ([SRE workbook](https://sre.google/workbook/alerting-on-slos/), chapter
-# > 5); alerts on causes, like these, tell where to look. On an H100, by roofline, a decode step of Llama-3-8B takes
-# > about 6 ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
+# > 5); alerts on causes, like these, tell where to look. On an H100, by roofline at 80 % of its bandwidth, a decode
+# > step of Llama-3-8B takes about 6 ms: a scrape every 15 s sees one step of 2,500, so short spikes are for histograms.
 #
 # **Takeaway.** Queue age needs no request to end before it can fire: at 0.5 s with 0.3 s of patience that can be 0.8 s
 # after a wait begins, well before an SLO of 2 s is broken.
@@ -1722,8 +1731,8 @@ show_source(selection.first_accepted, first="params, budget =")
 # > (`max_tokens`) is the first thing to set. By roofline, a step of Llama-3-8B on an otherwise idle H100 takes 6 ms for
 # > eight completions as for one; among 256 sequences, they take eight places.
 #
-# **Takeaway.** One answer in steps, of some 22 tokens, was right more often than the vote of eight at once, of some 4
-# each; and of the ways to choose among eight, a verifier came nearest to pass@8, which none can exceed.
+# **Takeaway.** One answer in steps, of some 22 tokens, was right more often than the vote of eight at once, of some 32
+# together; and of the ways to choose among eight, a verifier came nearest to pass@8, which none can exceed.
 
 # %% [markdown]
 # ### Going further: other ways to spend tokens
@@ -1745,7 +1754,7 @@ show_source(selection.first_accepted, first="params, budget =")
 
 # %% [markdown]
 # <!-- card 8.17 -->
-# Write the estimator. The obvious $1 - (1 - c/n)^k$ is biased: it may draw the same completion twice.
+# Write the estimator. The obvious $1 - (1 - c/n)^k$ is too low: it may draw the same completion twice.
 
 
 # %% tags=["exercise:8.17"]
@@ -1896,17 +1905,17 @@ print(bottlenecks.gains())
 # in place of retries. Compress, or take a smaller model? Lab 6 answers by bits and by what the gate says.
 
 # %% [markdown]
-# > **In production, 2026.** Much of the difference is a default. Prefix caching is on in all three: vLLM (off with
+# > **In production, 2026.** Much of the difference is a default. Prefix caching is on in vLLM (off with
 # > `--no-enable-prefix-caching`), [SGLang](https://docs.sglang.io/advanced_features/server_arguments.html)
-# > (`--disable-radix-cache`),
+# > (`--disable-radix-cache`) and
 # > [TensorRT-LLM](https://nvidia.github.io/TensorRT-LLM/llm-api/reference/KvCacheConfig.html) (`enable_block_reuse`).
 # > vLLM hides the host's work by [async scheduling](https://github.com/vllm-project/vllm/pull/27614), on by default
 # > since 0.14 (off with `--no-async-scheduling`), SGLang by its overlap scheduler (`--disable-overlap-schedule`). K/V
-# > in 8 bits is `--kv-cache-dtype fp8` or `fp8_e4m3`. TensorRT-LLM runs on PyTorch alone now; its compiled engines
-# > [have been removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html). TGI's own
-# > [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and SGLang, and
-# > llama.cpp locally, whose [README](https://github.com/ggml-org/llama.cpp) promises minimal setup on a wide range of
-# > hardware.
+# > in 8 bits is `--kv-cache-dtype fp8` in vLLM and `fp8_e4m3` in SGLang. TensorRT-LLM runs on PyTorch alone now; its
+# > compiled engines [have been removed](https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html).
+# > TGI's own [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and
+# > SGLang, and llama.cpp locally, whose [README](https://github.com/ggml-org/llama.cpp) promises minimal setup on a
+# > wide range of hardware.
 #
 # **Takeaway.** The same prefix cache lets one GPU serve 2.41 times as many agents' requests and no more chats; weights
 # in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.
@@ -1941,8 +1950,6 @@ for name, run in (("before", before), ("after", after)):
 
 # %% [markdown]
 # <!-- card 8.20 -->
-# Three calls at night.
-#
 # **slow**: one customer says that its first tokens take 5 s. On the dashboard p99 of the time to first token is 0.4 s,
 # for this tenant as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
 # its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the

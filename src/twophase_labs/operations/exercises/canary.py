@@ -322,7 +322,7 @@ EXERCISES = (
                 (
                     {"share": 0.5, "number": NUM_KEYS},
                     {"share": 0.1, "number": NUM_KEYS},
-                    {"share": 0.001, "number": 150_000},
+                    {"share": 0.001, "number": 300_000},
                 ),
             ),
             Property(
