@@ -31,10 +31,10 @@ print(before.client_line)
 # - tell an incident's cause from its symptoms, degrade a service in steps, and share out what a step costs;
 # - judge a canary by intervals, and decide how many tokens to spend on an answer.
 #
-# You need labs 3 to 6, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching, a
-# gate for fewer bits. No GPU is needed, and no network: in sections 1 to 3 server and clients are real, and talk over
-# this machine's loopback address. Incidents, traffic and GPUs are simulated, with the engine's own scheduler, and each
-# section says so.
+# You need labs 3 to 7, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching, a
+# gate for fewer bits, prefill and decode on two GPUs. No GPU is needed, and no network: in sections 1 to 3 server and
+# clients are real, and talk over this machine's loopback address. Incidents, traffic and GPUs are simulated, with the
+# engine's own scheduler, and each section says so.
 #
 # **How it works.** Commit to a prediction, write the code, run `check("8.1")`. `hint("8.1")` helps in up to three
 # steps, `reveal("8.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
@@ -53,7 +53,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. The engine behind HTTP
-# <!-- minutes: 20 -->
+# <!-- minutes: 22 -->
 #
 # A server adds no speed. It adds clients that come when they like, read as slowly as they like, and leave without a
 # word. The engine of this server runs in a thread of its own; an event loop in another thread speaks HTTP, in the
@@ -199,10 +199,10 @@ show_source(EventStream)
 #
 # A server that accepts everything has a queue without end, and then every request waits. **Back-pressure** means saying
 # no early: status `429`, with a header `retry-after` in seconds. Our server does so in two cases: the engine's queue is
-# full (`max_queue`), or the tenant has used up its quota. A limit on requests *at a time* is easy to check and hard on
-# bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request takes one
-# out. (The name is older than language models. If it counts model tokens, a request is charged when it has ended,
-# because the length of its completion is not known before; so the level may fall below zero.)
+# full (`max_queue`), or the tenant has used up its quota. A limit on concurrent requests is easy to check, but it
+# punishes bursts. A **token bucket** limits the *rate*: it holds `capacity` at most, refills evenly, and each request
+# takes one out. (The name is older than language models. If it counts model tokens, a request is charged when it has
+# ended, because the length of its completion is not known before; so the level may fall below zero.)
 
 # %% [markdown]
 # <!-- card 8.2 -->
@@ -254,17 +254,9 @@ for line in server_life.flood(TokenBucket):
 
 # %% [markdown]
 # **Read the result.** A refused client knows how long to wait, and the engine never hears of it. The header is rounded
-# up to whole seconds. If all refused clients obey it to the second, they all come back together: clients should add a
-# random part.
+# up to whole seconds. If all refused clients obey it to the second, they all return at once: clients should add a
+# random delay.
 #
-# **Open the server.** This is where it asks its buckets:
-
-# %%
-from twophase_server.tenants import Account
-
-show_source(Account.enter)
-
-# %% [markdown]
 # **Question.** A tenant has 10,000 tokens per minute, all of them unused, and no other limit. It sends 32 requests of
 # 4,000 tokens each in one second. How many are let in?
 #
@@ -280,7 +272,7 @@ show_source(Account.enter)
 #
 # Two more ways to end. A request may have a **deadline**: an answer that comes after it is work for nothing, so the
 # engine ends the request. And a server that is to stop, for a new version say, **drains**: it refuses new requests and
-# finishes those it has accepted; `/ready` says so, and a load balancer sends no more.
+# finishes those it has accepted. `/ready` then says so, and a load balancer sends no more.
 
 # %%
 for line in (*server_life.past_its_deadline(), *server_life.drained()):
@@ -302,7 +294,7 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 
 # %% [markdown]
 # ## 2. Metrics
-# <!-- minutes: 15 + 6 -->
+# <!-- minutes: 16 + 6 -->
 #
 # Prometheus reads `/metrics` every few seconds and keeps what it finds. Three kinds of series are enough. A **gauge**
 # is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process restarts. A
@@ -367,11 +359,11 @@ engine_ttfts_s = [one.output.metrics.ttft_s for one in timed]
 pictures.draw_buckets(engine_ttfts_s, scraped.buckets("time_to_first_token_seconds"), histogram_quantile)
 
 # %% [markdown]
-# **Read the result.** The estimate is as wide as its bucket: between 0.1 s and 0.25 s it can be wrong by a factor of
-# 2.5, and more frequent scrapes do not make it better. Put a bucket's bound at your SLO: the share below a bound is
-# exact. And quantiles cannot be averaged: the p99 of two servers is *not* the mean of their p99; add the buckets, then
-# take the quantile. Buckets count from the start of the process, so a dashboard takes what they grew by in the last
-# minutes: `histogram_quantile(0.99, sum by (le) (rate(..._bucket[5m])))`.
+# **Read the result.** The estimate is as wide as its bucket: a time between 0.1 s and 0.25 s can be estimated wrong by
+# a factor of 2.5, and more frequent scrapes do not make it better. Put a bucket's bound at your SLO: the share below a
+# bound is exact. And quantiles cannot be averaged: the p99 of two servers is *not* the mean of their p99; add the
+# buckets, then take the quantile. Buckets count from the start of the process, so a dashboard takes what they grew by
+# in the last minutes: `histogram_quantile(0.99, sum by (le) (rate(..._bucket[5m])))`.
 
 # %% [markdown]
 # ### One time, six terms
@@ -383,7 +375,7 @@ pictures.draw_buckets(engine_ttfts_s, scraped.buckets("time_to_first_token_secon
 # |---|---|---|
 # | network | the request travels in, the first event out | distance, proxies that buffer events |
 # | preprocess | JSON, keys, text to tokens, a schema to a grammar | large schemas, long texts |
-# | queue | the request waits to be scheduled | too few places or blocks |
+# | queue | the request waits to be scheduled | too few sequence places or blocks |
 # | prefill | its prompt is computed, perhaps in chunks | long prompts, no hit, a full batch |
 # | sample | one row of logits becomes a token | grammars, penalties |
 # | serialise | the token becomes text, JSON, an event | an event loop that is busy |
@@ -408,9 +400,10 @@ pictures.draw_terms(reasons)
 
 # %% [markdown]
 # **Read the result.** In each line the terms add up to what the client saw, because each begins where another ends.
-# Short and long differ in the prefill, and a hit removes that difference. The grammar of 9,900 names is compiled in the
-# engine's thread between two steps: it delays its own request, and every running one by as much. The last request waits
-# for a sequence place. Network and serialising are small here, since nothing leaves this machine.
+# Short and long differ in the prefill, and a hit removes that difference. The long prompt also delays the requests that
+# run, unless it is computed in chunks (lab 4). The grammar of 9,900 names is compiled in the engine's thread between
+# two steps: it delays its own request, and every running one by as much. The last request waits for a sequence place.
+# Network and serialising are small here, since nothing leaves this machine.
 #
 # None of the six is what the first cell's clients waited for. A refused request never gets this far: its time passes
 # *outside* all terms, and the server's histogram begins when the request is let in at last. Two more waits lie outside.
@@ -511,7 +504,7 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 
 # %% [markdown]
 # ## 3. Alerts
-# <!-- minutes: 14 -->
+# <!-- minutes: 16 -->
 #
 # Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
 # are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held that long. An
@@ -531,28 +524,29 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 
 # %% tags=["exercise:8.5"]
 class Alert:
-    """`Alert(threshold, for_s, keep_firing_s=0.0)`: a condition, 'the value is above the threshold', over time.
+    """`Alert(threshold, for_s, keep_firing_s=0.0)`: a condition, 'the value is above the threshold', over time."""
 
-    evaluate(now_s, value): the state at this moment, "inactive", "pending" or "firing". Times are in seconds and rise.
-        A value of None is a missing sample: the condition is not true then.
-
-    True: it fires if it fires already, or if the condition has been true at every look for at least for_s seconds;
-    otherwise it is pending. Not true: an alert that fires goes on firing while the first look at which it was not true
-    any more is less than keep_firing_s seconds ago; otherwise, and if it did not fire, it is inactive.
-
-    >>> alert = Alert(threshold=0.85, for_s=30)
-    >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
-    ['pending', 'pending', 'firing', 'firing']
-    >>> [alert.evaluate(60, 0.5), alert.evaluate(75, 0.9), alert.evaluate(90, None)]
-    ['inactive', 'pending', 'inactive']
-    """
-
-    # BEGIN SOLUTION: __init__ and evaluate
     def __init__(self, threshold, for_s, keep_firing_s=0.0):
         self.threshold, self.for_s, self.keep_firing_s = threshold, for_s, keep_firing_s
+        # Since when the condition has been true; and, while it fires, since when it has not been.
         self.state, self.true_since_s, self.false_since_s = "inactive", None, None
 
     def evaluate(self, now_s, value):
+        """The state at this moment: "inactive", "pending" or "firing".
+
+        now_s: seconds, rising from look to look. value: None is a missing sample: the condition is not true then.
+
+        True: it fires if it fires already, or if the condition has been true at every look for at least for_s seconds;
+        otherwise it is pending. Not true: an alert that fires goes on firing while the first look at which it was not
+        true any more is less than keep_firing_s seconds ago; otherwise, and if it did not fire, it is inactive.
+
+        >>> alert = Alert(threshold=0.85, for_s=30)
+        >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
+        ['pending', 'pending', 'firing', 'firing']
+        >>> [alert.evaluate(60, 0.5), alert.evaluate(75, 0.9), alert.evaluate(90, None)]
+        ['inactive', 'pending', 'inactive']
+        """
+        # BEGIN SOLUTION: the state from now on
         if value is not None and value > self.threshold:
             self.false_since_s = None
             if self.true_since_s is None:
@@ -568,8 +562,7 @@ class Alert:
                 return self.state
         self.state, self.false_since_s = "inactive", None
         return self.state
-
-    # END SOLUTION
+        # END SOLUTION
 
 
 # %%
@@ -577,9 +570,9 @@ check("8.5")
 
 # %% [markdown]
 # **On the real server, in a burst.** Eighteen requests come within about two seconds, each long enough for eight of the
-# 36 blocks. Meanwhile the server is scraped ten times a second, and five of your alerts look at each scrape. (In
-# production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is late if its
-# first token takes longer than 2 s, or never comes. Which alert fires before a client has waited that long?
+# 36 blocks. Meanwhile the server is scraped some seven to ten times a second, and five of your alerts look at each
+# scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is
+# late if its first token takes longer than 2 s, or never comes. Which alert fires before a client has waited that long?
 
 # %%
 from twophase_labs.operations import burst
@@ -603,13 +596,13 @@ print("no client was late" if late_s is None else f"a client has waited for 2 s 
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
-# **Read the result.** *Late answers* comes last by its nature, if at all in so short a burst: an answer is late long
-# before it can be counted as late (by this server when its request has ended, by vLLM when the first token comes).
-# *Queue age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with
-# every wave of requests: a full pool is what the memory was bought for, and trouble only together with a queue.
-# *Fragmentation* is low here, and high when sequences are short, which is no incident: with blocks of 16, half a block
-# is lost per sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only
-# one that sees what the first cell's clients saw.
+# **Read the result.** *Late answers* is bound to come last, and in so short a burst may not fire at all: an answer is
+# late long before it can be counted as late (by this server when its request has ended, by vLLM when the first token
+# comes). *Queue age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and
+# down with every wave of requests, and a pending phase counts only from look to look: a full pool is what the memory
+# was bought for, and trouble only together with a queue. *Fragmentation* is low here, and high when sequences are
+# short, which is no incident: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences
+# of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -653,9 +646,9 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 # questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
 # below; in each of the other five columns something has gone wrong. The hours are simulated: scheduler, blocks and
 # policies are the engine's, a step takes as long as a roofline of the L4 says, and a client that gets no valid JSON
-# asks again. The monitoring system takes a sample every five seconds, and also asks the model for needles in long
-# texts. (Whether a needle is found or JSON is valid is drawn at random, at about the rates that SmolLM2 shows at the
-# end of this section.)
+# asks again. The monitoring system takes a sample every five seconds, and also asks the model for facts that it has
+# hidden in long texts ('needles'). (Whether a needle is found or JSON is valid is drawn at random, at about the rates
+# that SmolLM2 shows at the end of this section.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
@@ -664,8 +657,9 @@ from twophase_labs.operations import costs, dashboards
 dashboards.draw_dashboards()
 
 # %% [markdown]
-# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, and which rows only
-# follow from it? A late first token (row c) may have many causes, so it is evidence for none of them.
+# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, the thing that has
+# changed in the traffic or in the set-up, and which rows only follow from it? A late first token (row c) may have many
+# causes, so it is evidence for none of them. And one odd sample is no incident.
 
 # %% [markdown]
 # <!-- card 8.6 -->
@@ -718,11 +712,11 @@ for cause in ("kv", "batching", "format", "transfer"):
 # %% [markdown]
 # **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
 # pool is full. Reserving the worst case ends the preemptions and makes the queue longer: only shorter answers, or more
-# memory, make room for this traffic. *B*: TTFT is as before, yet the gaps between tokens are several times as long;
-# chunks bring them back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*:
-# nothing in the engines is slow, and the gaps between tokens are the shortest of all; requests wait for the link. Two
-# GPUs that do both phases need no link: chunks lengthen their gaps, and their first tokens come sooner than over the
-# fast link. So ask first whether chunks are enough.
+# memory, make room for this traffic. The limit has its price in the same line: it cuts most answers. *B*: TTFT is as
+# before, yet the gaps between tokens are several times as long; chunks bring them back. *A*: no step is slower than
+# before; clients wait because they ask up to five times. *D*: nothing in the engines is slow, and the gaps between
+# tokens are the shortest of all; requests wait for the link. Two GPUs that do both phases need no link: chunks lengthen
+# their gaps, and their first tokens come sooner than over the fast link. So ask first whether chunks are enough.
 
 # %% [markdown]
 # *E* has no cure in the scheduler: its latencies are healthy. So look at quality in slices, on SmolLM2. First needles,
@@ -749,8 +743,8 @@ for name, quantization, guided in (
 
 # %% [markdown]
 # **Read the result.** A mean over all tasks would hide both. The 3-bit cache loses needles in the long text and none in
-# the short one; the 4-bit weights break the format, and the mask restores it. A gate has to ask in slices, and it has
-# to go on asking in production, because traffic changes.
+# the short one (five of each are few; a gate asks for more); the 4-bit weights break the format, and the mask restores
+# it. A gate has to ask in slices, and it has to go on asking in production, because traffic changes.
 
 # %% [markdown]
 # > **In production, 2026.** vLLM [exports](https://docs.vllm.ai/en/stable/usage/metrics/) what the rows show:
@@ -760,8 +754,9 @@ for name, quantization, guided in (
 # > `gpu_memory_utilization`, lower `max_num_seqs` or `max_num_batched_tokens`, or raise `tensor_parallel_size`. Needles
 # > and valid JSON are not among an engine's metrics: probes and clients have to count them.
 #
-# **Takeaway.** Five incidents, five different rows, and four of them are no latencies. The cure that fits the cause
-# takes p99 of TTFT from 171 to 1.6 s (C), p99 of ITL from 601 to 107 ms (B), p99 of a JSON task from 24.3 to 9.1 s (A).
+# **Takeaway.** Five incidents, five different rows, and four of them do not show a latency. The cure that fits the
+# cause brings p99 of TTFT down from 171 to 1.6 s (C, with most answers cut), p99 of ITL from 601 to 107 ms (B), p99 of
+# a JSON task from 24.3 to 9.1 s (A).
 
 # %% [markdown]
 # ### Going further: a diagnosis that a machine makes
@@ -864,7 +859,9 @@ for name, step in memory.STEPS.items():
 # %%
 # NBVAL_CHECK_OUTPUT
 least, best = memory.least_harm()
-print(f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {least}, by {', '.join(best)}")
+print(
+    f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {least}, for example by {', '.join(best)}"
+)
 print(memory.split_line(best))
 usual = ["shorter prompts", "shorter answers", "smaller chunks", "K/V in 8 bits"]
 print("in the usual order until it fits:", sum(memory.HARM[step] for step in usual), "points")
@@ -874,10 +871,10 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 
 # %% [markdown]
 # **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
-# the numbers do not add up. Eight bits for K and V and for the weights are enough. The usual order gets there as well,
-# with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing, and from
-# what each step costs this service. (Leave a margin: what just fits has no room for a longer prompt. An engine whose
-# pool is too small does not crash at run time; it queues and preempts, as in incident *C*.)
+# the savings do not simply add. Eight bits for K and V and for the weights are enough. The usual order gets there as
+# well, with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing,
+# and from what each step costs this service. (Leave a margin: what just fits has no room for a longer prompt. An engine
+# whose pool is too small does not crash at run time; it queues and preempts, as in incident *C*.)
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
@@ -949,8 +946,8 @@ print(memory.split_line(chosen))
 # <!-- minutes: 14 -->
 #
 # Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it queues,
-# and most clients go away before their first token. A front end can give up *some things on purpose* instead, those
-# that do least harm first. It looks at the engine once a second and sets a level:
+# and half of its clients go away before their first token. A front end can give up *some things on purpose* instead,
+# those that do least harm first. It looks at the engine once a second and sets a level:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -972,27 +969,30 @@ print(alone.line)
 
 # %% tags=["exercise:8.10"]
 class Ladder:
-    """`Ladder()`: which rung the front end stands on, 0 (as always) to 4.
+    """`Ladder()`: which rung the front end stands on, 0 (as always) to 4."""
 
-    look(now_s, kv_usage, queue_age_s): the level from now on. kv_usage is the share of the blocks in use, queue_age_s
-        how many seconds the oldest request without a token has waited.
-
-    Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up, at the latest after five
-    seconds of it, and at least two seconds after the last rung up. Calm is a K/V use below 0.70 *and* a queue age below
-    1 second: one rung down after each 10 seconds of unbroken calm. In between nothing changes.
-
-    >>> ladder = Ladder()
-    >>> [ladder.look(now_s, 0.9, 0.0) for now_s in range(12)][-1] >= 2
-    True
-    >>> [Ladder().look(0.0, usage, 0.0) for usage in (0.3, 0.8)]
-    [0, 0]
-    """
-
-    # BEGIN SOLUTION: __init__ and look
     def __init__(self):
+        # The level, when it last went up, and since when it has been calm (None: it is not).
         self.level, self.raised_s, self.calm_s = 0, float("-inf"), None
 
     def look(self, now_s, kv_usage, queue_age_s):
+        """The level from now on.
+
+        kv_usage: the share of the blocks in use. queue_age_s: how many seconds the oldest request without a token has
+        waited.
+
+        Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up at once, if the last
+        rung up is at least two seconds ago (waiting for up to five is allowed as well). Calm is a K/V use below 0.70
+        *and* a queue age below 1 second: one rung down after each 10 seconds of unbroken calm. In between nothing
+        changes.
+
+        >>> ladder = Ladder()
+        >>> [ladder.look(now_s, 0.9, 0.0) for now_s in range(12)][-1] >= 2
+        True
+        >>> [Ladder().look(0.0, usage, 0.0) for usage in (0.3, 0.8)]
+        [0, 0]
+        """
+        # BEGIN SOLUTION: the level from now on
         is_calm = kv_usage < 0.70 and queue_age_s < 1
         if not is_calm:
             self.calm_s = None
@@ -1004,8 +1004,7 @@ class Ladder:
         elif is_calm and now_s - self.calm_s >= 10 and self.level > 0:
             self.level, self.calm_s = self.level - 1, now_s
         return self.level
-
-    # END SOLUTION
+        # END SOLUTION
 
 
 # %%
@@ -1025,34 +1024,14 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 
 # %% [markdown]
 # **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
-# ms per token), and nothing is preempted. The price is in the same line: 169 answers are cut at 200 tokens, and 25
-# documents are refused, at once and with a reason, so that their clients can come back. (The SLO asks for speed alone:
-# an answer that was cut counts.) All rungs at all times serve no more, and refuse more. In a usual hour the ladder does
-# nothing. With classes of customers, the cheapest class climbs first.
+# ms per token), and nothing is preempted. The price is in the same line: with a ladder that climbs at once 169 answers
+# are cut at 200 tokens, and 25 documents are refused, at once and with a reason, so that their clients can come back.
+# (The SLO asks for speed alone: an answer that was cut counts.) The top rung at all times serves no more, and refuses
+# more. In a usual hour the ladder does nothing. With classes of customers, the cheapest class climbs first.
 #
 # The picture shows one more thing. After the first minute less than half of the pool is in use, and spikes of queue age
 # keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
 # keeps it up, so watch what each rung costs.
-#
-# **Open the engine.** What it does if nothing degrades before it: when a decode finds no block, the running sequence of
-# worst rank gives up its blocks.
-
-# %%
-from twophase.scheduling.step import StepBuilder
-
-show_source(StepBuilder.decode)
-
-# %% [markdown]
-# **Question.** A sliding window with sinks (lab 5) would free blocks as well. Why is level 4 a shorter *prompt* for
-# newcomers, and not a window for the sequences that run?
-#
-# <details><summary>Answer</summary>
-#
-# The engine's window is fixed when it opens: all sequences have it, from the first token on. Tokens that a running
-# sequence has computed by attending to all keys cannot be recomputed through a window without starting again. A front
-# end can only shorten what has not been computed yet: it keeps the beginning (instructions) and the end (the question)
-# of a prompt, which is what sinks and window keep.
-# </details>
 
 # %% [markdown]
 # > **In production, 2026.** Engines queue without end unless told otherwise; limits belong to what stands before them.
@@ -1062,16 +1041,18 @@ show_source(StepBuilder.decode)
 # > `--max-concurrent-requests` wait in a queue: 429 when it is full, 408 after `--queue-timeout-secs` in it. Both shed
 # > load; rungs that make answers shorter first are yours to build.
 #
-# **Takeaway.** In a flood of answers six times as long as planned, the ladder raises the requests within the SLO from
-# 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption; it cuts answers and refuses 25 documents for it.
+# **Takeaway.** In a flood of answers six times as long as planned, a ladder that climbs at once raises the requests
+# within the SLO from 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption; it cuts answers and refuses 25
+# documents for it.
 
 # %% [markdown]
 # ## 7. What does a token cost?
-# <!-- minutes: 11 + 3 -->
+# <!-- minutes: 11 + 9 -->
 #
-# A GPU is paid by the hour, whether its tokens are read, generated, cached, drafted in vain or generated twice. To know
-# what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the shares
-# add up to the step, and the steps to the busy part of the bill. (Idle time is in no step: divide by the utilisation.)
+# A GPU is paid by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice. To
+# know what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the
+# shares add up to the step, and the steps to the busy part of the bill. (Idle time is in no step: divide by the
+# utilisation.)
 
 # %% [markdown]
 # **Think first.** A step has 20 decodes and a chunk of 512 prompt tokens. The weights are read once for all of them.
@@ -1096,7 +1077,8 @@ def share_step(chunks, step_s, machine):
     """Seconds of a step that each of its chunks has to pay; together `step_s`.
 
     chunks: (start, count) of each: it computes the tokens at positions start to start + count - 1 of its sequence. The
-    token at position p meets p + 1 keys. A chunk reads K and V of start + count tokens once, and writes those of count.
+    token at position p meets p + 1 keys: for a chunk, start * count + count * (count + 1) / 2 together. A chunk reads K
+    and V of start + count tokens once, and writes those of count.
 
     >>> [round(seconds, 3) for seconds in share_step([(9, 1), (9, 1)], 0.06, costs.L4)]
     [0.03, 0.03]
@@ -1145,15 +1127,30 @@ for name, hour in hours.items():
     print("  a thousand tasks:", ", ".join(f"{kind} ${dollars:.3f}" for kind, dollars in kinds.items()))
 
 # %% [markdown]
-# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With half of
-# the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another,
-# but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt tokens as a chat,
-# and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more retrieved text
-# counts. (The search that finds the text, embeddings and index, is another bill.)
+# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With the second
+# attempts the batches are fuller, so a *token* is cheaper with invalid JSON, and an answer costs more. With half of the
+# JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another, but
+# a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt tokens as a chat, and
+# costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more retrieved text counts.
+# (The search that finds the text, embeddings and index, is another bill.)
+
+# %% [markdown]
+# > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
+# > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
+# > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By
+# > roofline, the first is an H100 with a batch of tens to hundreds (*Going further*). In vLLM,
+# > `vllm:prompt_tokens_total` and `vllm:generation_tokens_total` count what was computed and generated; what a client
+# > threw away no engine knows.
 #
-# Two more kinds of tokens, each by comparing two steps on an H100 that decodes 32 sequences of 800 tokens. A *cached*
-# token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A *rejected* draft: four
-# drafts for each of the 32, all wrong.
+# **Takeaway.** A million output tokens cost $1.068 on the L4, where prompts cost $0.025, and $0.205 on the busy H100,
+# where prompts cost $0.012: sequences that decode together share the cost of the weights.
+
+# %% [markdown]
+# ### Going further: cached tokens, rejected drafts, a larger batch
+#
+# Two more kinds of tokens have a price, each found by comparing two steps on an H100 that decodes 32 sequences of 800
+# tokens. A *cached* token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A
+# *rejected* draft: four drafts for each of the 32, all wrong.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1183,8 +1180,8 @@ paths = {
     "rejected draft": rejected(32),
 }
 of_path = {name: token_s * price for name, token_s in paths.items()}
-print(", ".join(f"{name} ${dollars:.4f}" for name, dollars in of_path.items()), "a million tokens")
-print(f"at batch 256 a rejected draft costs ${rejected(256) * price:.4f}")
+print(", ".join(f"{name} ${dollars:.2g}" for name, dollars in of_path.items()), "a million tokens")
+print(f"at batch 256 a rejected draft costs ${rejected(256) * price:.2g}")
 ratios = {}
 for batch in (1, 8, 32, 128):
     _, shares = seconds([(800, 1)] * batch + [(0, 512)], batch)
@@ -1198,23 +1195,12 @@ costs.draw_prices(of_path, "H100")
 # %% [markdown]
 # **Read the result.** An output token needs a step of its own and pays its part of the weights in it; a prompt token
 # shares a step with the rest of its prompt, and pays for arithmetic. That is why output costs more in each line above.
-# A cached token costs a small part of a computed one: only its K and V are read again. A rejected draft is nearly free
-# as long as the step waits for memory; at batch 256 it costs most of a prompt token, because the step is busy with
-# arithmetic.
+# A cached token costs a small part of a computed one: only its K and V are read again. (Price lists ask for more; the
+# memory that keeps it is not free.) A rejected draft is nearly free as long as the step waits for memory; at batch 256
+# it costs most of a prompt token, because the step is busy with arithmetic. (The picture's prompt is one chunk of 2,000
+# tokens; the ratios are those beside a chunk of 512.)
 
 # %% [markdown]
-# > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
-# > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
-# > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By the
-# > roofline above, the first is an H100 with a batch of tens to hundreds. In vLLM, `vllm:prompt_tokens_total` and
-# > `vllm:generation_tokens_total` count what was computed and generated; what a client threw away no engine knows.
-#
-# **Takeaway.** On an H100 with 32 decodes an output token costs as much as 9.6 prompt tokens, at batch 1 as much as
-# 97.7: sequences that decode together share the cost of the weights.
-
-# %% [markdown]
-# ### Going further: a larger batch
-#
 # <!-- card 8.12 -->
 # **Predict.** At a batch of 128, beside the same chunk of 512: how many prompt tokens is an output token worth? (A
 # factor of 1.5 counts as close.)
@@ -1235,7 +1221,7 @@ measured("8.12", ratios[128])
 
 # %% [markdown]
 # ## 8. A new version, and a few who try it
-# <!-- minutes: 20 + 8 -->
+# <!-- minutes: 22 + 8 -->
 #
 # A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
 # roll it out safely? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6), **shadow traffic**
@@ -1266,7 +1252,7 @@ for name in shadow.SLICES:
 # %% [markdown]
 # **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. The
 # purpose of an answer decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
-# **task** (is the sum right), **safety** (is refused what should be, and nothing else; lab 6 counts both), and the
+# **task** (is the sum right), **safety** (does it refuse what it should, and nothing else; lab 6 counts both), and the
 # **business** (does a support case end without a person; known days later, and only from real traffic). Now look at the
 # window's line by slice: three kinds of prompts are shorter than the window, and lose nothing. The fourth kind loses
 # facts that are further back. It is one prompt in five here; in most traffic it is rarer.
@@ -1348,8 +1334,9 @@ for num in (10, 100, 1000, 10_000):
 
 # %% [markdown]
 # <!-- card 8.14 -->
-# A `Line` has the interval of what is lost, `low` to `high`, its `bound` (what may be lost, positive), a `weight`, and
-# `is_hard`. A loss below 0 is a gain; it does not make up for other losses.
+# A `Line` has the interval of what is lost from the old side to the canary, `low` to `high`, its `bound` (what may be
+# lost, in the same unit, positive), a `weight`, and `is_hard`. A loss below 0 is a gain; it does not make up for other
+# losses.
 #
 # 1. If a hard line is surely broken (all of its interval above its bound), roll back.
 # 2. If one is not surely kept (some of its interval above its bound), wait.
@@ -1502,7 +1489,7 @@ print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix
 
 # %% [markdown]
 # ## 9. Spending more on an answer
-# <!-- minutes: 18 + 15 -->
+# <!-- minutes: 19 + 15 -->
 #
 # Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
 # steps, search, check, and choose. This is called **test-time scaling**. It must not be confused with speculative
@@ -1714,15 +1701,6 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 show_source(selection.first_accepted, first="params, budget =")
 
 # %% [markdown]
-# **Question.** What do rounds cost, compared with your loop, and what do they save?
-#
-# <details><summary>Answer</summary>
-#
-# A round may draw completions after the accepted one, and their tokens are spent for nothing. In return the completions
-# of a round share their decode steps.
-# </details>
-
-# %% [markdown]
 # > **In production, 2026.** vLLM has `n` in
 # > [`SamplingParams`](https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/), and beam search as a method of its
 # > own with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` went with its [first
@@ -1889,7 +1867,7 @@ print(bottlenecks.gains())
 #
 # **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
 # time against its roof. *Which hardware, and may it change?* *What is unusual about the model* (experts, windows,
-# adapters, guided output), and is it supported today? *Which team will run it*, and which metrics does it need?
+# adapters, guided output), and is it supported today? *Who will run it*, and which metrics do they need?
 #
 # | | made for | look here first when |
 # |---|---|---|

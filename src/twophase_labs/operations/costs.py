@@ -112,7 +112,7 @@ def draw_prices(of_path: Mapping[str, float], name: str) -> Figure:
     """Dollars per million tokens, by path."""
     figure, axes = plt.subplots(figsize=(7.5, 3), facecolor="white")
     bars = axes.bar(range(len(of_path)), list(of_path.values()), color=COLOURS[1], edgecolor=INK, width=0.6)
-    axes.bar_label(bars, fmt="%.4f", fontsize=8, color=INK, padding=2)
+    axes.bar_label(bars, fmt="%.2g", fontsize=8, color=INK, padding=2)
     axes.set_xticks(range(len(of_path)), list(of_path), fontsize=9)
     axes.set_title(f"{name} at ${DOLLARS_PER_HOUR[name]:.2f} an hour", loc="left", fontsize=10)
     axes.set(ylabel="$ per million tokens", yscale="log", ylim=(None, 2 * max(of_path.values())))
