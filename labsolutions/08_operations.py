@@ -1036,7 +1036,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # %% [markdown]
 # > **In production, 2026.** Engines queue without end unless told otherwise; limits belong to what stands before them.
 # > [Ray Serve](https://docs.ray.io/en/master/serve/api/doc/ray.serve.config.BackpressureConfig.html) refuses beyond
-# > `max_queued_requests`, with 503 or 429 and a `Retry-After`. SGLang's
+# > `max_queued_requests`, with 503 unless 429 and a `Retry-After` are configured. SGLang's
 # > [gateway](https://docs.sglang.io/advanced_features/sgl_model_gateway.html) lets requests beyond
 # > `--max-concurrent-requests` wait in a queue: 429 when it is full, 408 after `--queue-timeout-secs` in it. Both shed
 # > load; rungs that make answers shorter first are yours to build.
@@ -1139,8 +1139,8 @@ for name, hour in hours.items():
 # > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
 # > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By
 # > roofline, the first is an H100 with a batch of tens to hundreds (*Going further*). In vLLM,
-# > `vllm:prompt_tokens_total` and `vllm:generation_tokens_total` count what was computed and generated; what a client
-# > threw away no engine knows.
+# > `vllm:prompt_tokens_total` and `vllm:generation_tokens_total` count the tokens of prompts and completions,
+# > `vllm:prefix_cache_hits` those that were found in the cache; no engine knows what a client threw away.
 #
 # **Takeaway.** A million output tokens cost $1.068 on the L4, where prompts cost $0.025, and $0.205 on the busy H100,
 # where prompts cost $0.012: sequences that decode together share the cost of the weights.
@@ -1312,7 +1312,7 @@ for share in (0.05, 0.1, 0.2):
 #
 # Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take a lot; with more
 # requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate if requests are independent;
-# those of one tenant are alike, so the truth is wider, and a careful canary resamples *tenants*):
+# those of one tenant are alike, so the true interval is wider, and a careful canary resamples *tenants*):
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1323,10 +1323,10 @@ for num in (10, 100, 1000, 10_000):
     print(f"{num * 9 // 10:5,} of {num:6,}: [{low:.1%}, {high:.1%}]")
 
 # %% [markdown]
-# How many are enough? To see a loss of d beside a rate p takes about 16 p (1 - p) / d² requests on each side (found in
-# 80 of 100 cases, a false alarm in 5): for p = 0.9 and two points, 3,600. So a verdict has three values: promote, roll
-# back, and **wait: too few requests to tell**. A percentile fits as well: "p99 TTFT is within its SLO" says that at
-# most 1 % of the requests are later, and that is a rate.
+# How many are enough? To see a loss of d beside a rate p takes about 16 p (1 - p) / d² requests on each side, if both
+# get as many (found in 80 of 100 cases, a false alarm in 5): for p = 0.9 and two points, 3,600. So a verdict has three
+# values: promote, roll back, and **wait: too few requests to tell**. A percentile fits as well: "p99 TTFT is within its
+# SLO" says that at most 1 % of the requests are later, and that is a rate.
 #
 # The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
 # that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
@@ -1937,7 +1937,7 @@ for name, run in (("before", before), ("after", after)):
 # queue age, K/V saturation and late answers, and none fires. **a** their thresholds are too high · **b** their patience
 # is too long · **c** a missing sample is above no threshold · **d** the counters were reset.
 #
-# **canary**: after 3,000 requests a canary has lost 0.4 points of right answers, interval -0.6 to 1.4, bound 2. Three
+# **canary**: after 20,000 requests a canary has lost 0.4 points of right answers, interval -0.6 to 1.4, bound 2. Three
 # slices are surely kept. The fourth, documents, has had 11 requests: loss -20 to 31, bound 5, hard. **a** promote: the
 # answers are surely within their bound · **b** roll back: the documents may have lost 31 points · **c** wait for more
 # documents · **d** drop the slice: it is too rare to matter.

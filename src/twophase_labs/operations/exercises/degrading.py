@@ -138,7 +138,7 @@ def saves_the_engine(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="8.10",
-        title="A ladder down, and up again",
+        title="A ladder up, and down again",
         kind="code",
         names=("Ladder",),
         points=4,
