@@ -16,7 +16,7 @@ print(before.client_line)
 # %% [markdown]
 # The same six requests, in the same process, and both lines are right. Every client got its answer. A dashboard would
 # show the first line. Where is the rest of the second one? Write down where you would look. Sections 1 and 2 take a
-# request's time apart, and section 11 repeats this measurement with your work in place.
+# request's time apart, and section 10 repeats this measurement with your work in place.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -53,7 +53,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. The engine behind HTTP
-# <!-- minutes: 22 -->
+# <!-- minutes: 18 -->
 #
 # A server adds no speed. It adds clients that come when they like, read as slowly as they like, and leave without a
 # word. The engine of this server runs in a thread of its own; an event loop in another thread speaks HTTP, in the
@@ -108,28 +108,29 @@ pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 
 
 # %% tags=["exercise:8.1"]
 class EventReader:
-    r"""Server-sent events out of a stream of bytes (UTF-8) that may be cut anywhere, also within a character.
+    """Server-sent events out of a stream of bytes (UTF-8) that may be cut anywhere, also within a character."""
 
-    feed(data): takes the next bytes of the stream, any number of them. Returns a list with the data, as text, of each
-        event that is complete by now and was not before: [] if there is none.
-
-    Lines end with a line feed, or with a carriage return and a line feed. An empty line ends an event. A line
-    'data:TEXT' is data; one space behind the colon, if there is one, does not belong to TEXT. Several data lines of one
-    event are joined by line feeds. Other lines are passed over: comments (they begin with a colon) and other fields. An
-    event without a data line is no event.
-
-    >>> reader = EventReader()
-    >>> reader.feed(b'data: Par'), reader.feed(b'is\n'), reader.feed(b'\ndata: .\n')
-    ([], [], ['Paris'])
-    >>> reader.feed(b'data: And\n\n')
-    ['.\nAnd']
-    """
-
-    # BEGIN SOLUTION: __init__ and feed
     def __init__(self):
-        self.rest, self.data = b"", []  # bytes of an unfinished line, data lines of an unfinished event
+        # The bytes of an unfinished line, and the data lines of an unfinished event.
+        self.rest, self.data = b"", []
 
     def feed(self, data):
+        r"""The data, as text, of each event that is complete by now and was not before: a list, [] if there is none.
+
+        data: the next bytes of the stream, any number of them.
+
+        Lines end with a line feed, or with a carriage return and a line feed. An empty line ends an event. A line
+        'data:TEXT' is data; one space behind the colon, if there is one, does not belong to TEXT. Several data lines of
+        one event are joined by line feeds. Other lines are passed over: comments (they begin with a colon) and other
+        fields. An event without a data line is no event.
+
+        >>> reader = EventReader()
+        >>> reader.feed(b'data: Par'), reader.feed(b'is\n'), reader.feed(b'\ndata: .\n')
+        ([], [], ['Paris'])
+        >>> reader.feed(b'data: And\n\n')
+        ['.\nAnd']
+        """
+        # BEGIN SOLUTION: a list of texts
         *lines, self.rest = (self.rest + data).split(b"\n")
         events = []
         for line in lines:
@@ -142,8 +143,7 @@ class EventReader:
                     events.append("\n".join(self.data))
                 self.data = []
         return events
-
-    # END SOLUTION
+        # END SOLUTION
 
 
 # %%
@@ -640,7 +640,7 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # ## 4. Five incidents
-# <!-- minutes: 13 + 12 -->
+# <!-- minutes: 13 + 25 -->
 #
 # An alert says that something is wrong. What is it? A service runs Llama-3-8B on NVIDIA L4s. Its requests are chats,
 # questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
@@ -831,8 +831,7 @@ for name in "ABCDE":
     print(name, diagnose(dashboards.window(name), ordinary))
 
 # %% [markdown]
-# ## 5. Out of memory, in nine steps
-# <!-- minutes: 5 + 8 -->
+# ### Going further: out of memory, in nine steps
 #
 # The same GPU gets a new task: eight requests at a time, each with 12,000 tokens of retrieved text and an answer of
 # 1,000. The planner (`twophase plan`, lab 7) says what that takes:
@@ -882,12 +881,10 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
 # > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
 #
-# **Takeaway.** 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and K/V in 8 bits (6.61 GB) make it fit
+# 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and K/V in 8 bits (6.61 GB) make it fit
 # at 4 points of harm, where the usual order costs 6 and a second GPU 9.
 
 # %% [markdown]
-# ### Going further: a rule for the order
-#
 # With many more steps, all sets are too many to try. A greedy rule looks one step ahead.
 
 # %% [markdown]
@@ -942,7 +939,7 @@ print(memory.split_line(chosen))
 # always find the best of all sets; here it does as little harm as any.
 
 # %% [markdown]
-# ## 6. Degrade before failing
+# ## 5. Degrade before failing
 # <!-- minutes: 14 -->
 #
 # Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it queues,
@@ -1042,11 +1039,11 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # > load; rungs that make answers shorter first are yours to build.
 #
 # **Takeaway.** In a flood of answers six times as long as planned, a ladder that climbs at once raises the requests
-# within the SLO from 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption; it cuts answers and refuses 25
-# documents for it.
+# within the SLO from 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption, at the price of cut answers
+# and 25 refused documents.
 
 # %% [markdown]
-# ## 7. What does a token cost?
+# ## 6. What does a token cost?
 # <!-- minutes: 11 + 9 -->
 #
 # A GPU is paid by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice. To
@@ -1138,9 +1135,9 @@ for name, hour in hours.items():
 # > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
 # > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
 # > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By
-# > roofline, the first is an H100 with a batch of tens to hundreds (*Going further*). In vLLM,
-# > `vllm:prompt_tokens_total` and `vllm:generation_tokens_total` count the tokens of prompts and completions,
-# > `vllm:prefix_cache_hits` those that were found in the cache; no engine knows what a client threw away.
+# > roofline, the first is an H100 at a batch of some 45 to 150 (*Going further*). In vLLM, `vllm:prompt_tokens_total`
+# > and `vllm:generation_tokens_total` count the tokens of prompts and completions, `vllm:prefix_cache_hits` those that
+# > were found in the cache; no engine knows what a client threw away.
 #
 # **Takeaway.** A million output tokens cost $1.068 on the L4, where prompts cost $0.025, and $0.205 on the busy H100,
 # where prompts cost $0.012: sequences that decode together share the cost of the weights.
@@ -1149,8 +1146,8 @@ for name, hour in hours.items():
 # ### Going further: cached tokens, rejected drafts, a larger batch
 #
 # Two more kinds of tokens have a price, each found by comparing two steps on an H100 that decodes 32 sequences of 800
-# tokens. A *cached* token: the last 500 tokens of a prompt of 2,000, the others a hit, against a prompt of 500. A
-# *rejected* draft: four drafts for each of the 32, all wrong.
+# tokens. A *cached* token: compute the last 500 tokens of a prompt of 2,000 whose first 1,500 are a hit, and compare
+# with a prompt of 500. A *rejected* draft: four drafts for each of the 32, all wrong.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1220,8 +1217,8 @@ measured("8.12", ratios[128])
 # nothing shares, and its arithmetic.
 
 # %% [markdown]
-# ## 8. A new version, and a few who try it
-# <!-- minutes: 22 + 8 -->
+# ## 7. A new version, and a few who try it
+# <!-- minutes: 21 + 8 -->
 #
 # A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
 # roll it out safely? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6), **shadow traffic**
@@ -1325,8 +1322,7 @@ for num in (10, 100, 1000, 10_000):
 # %% [markdown]
 # How many are enough? To see a loss of d beside a rate p takes about 16 p (1 - p) / d² requests on each side, if both
 # get as many (found in 80 of 100 cases, a false alarm in 5): for p = 0.9 and two points, 3,600. So a verdict has three
-# values: promote, roll back, and **wait: too few requests to tell**. A percentile fits as well: "p99 TTFT is within its
-# SLO" says that at most 1 % of the requests are later, and that is a rate.
+# values: promote, roll back, and **wait: too few requests to tell**.
 #
 # The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
 # that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
@@ -1340,15 +1336,15 @@ for num in (10, 100, 1000, 10_000):
 #
 # 1. If a hard line is surely broken (all of its interval above its bound), roll back.
 # 2. If one is not surely kept (some of its interval above its bound), wait.
-# 3. A line uses loss / bound of its bound, limited to 0 to 1. Take the weighted mean over *all* lines, once with every
-#    `low` and once with every `high`: if even the first mean is above `most_used`, roll back; if the second is at most
-#    `most_used`, promote.
+# 3. A line has used up the fraction loss / bound of what it may lose, clipped to [0, 1]. Take the weighted mean over
+#    *all* lines, once with every `low` and once with every `high`: if even the first mean is above `most_used`, roll
+#    back; if the second is at most `most_used`, promote.
 # 4. Otherwise wait.
 
 
 # %% tags=["exercise:8.14"]
 def decide(lines, most_used=0.5):
-    """'promote', 'roll back' or 'wait'."""
+    """'promote', 'roll back' or 'wait'. lines: each a `Line`, hard ones and others in any order."""
     hard = [line for line in lines if line.is_hard]
     if any(line.low > line.bound for line in hard):  # SOLUTION: is a hard line surely broken?
         return "roll back"
@@ -1356,6 +1352,7 @@ def decide(lines, most_used=0.5):
         return "wait"
 
     def mean_used(losses):
+        """The weighted mean of what is used up. losses: one for each of `lines`, in their order."""
         used = [
             min(1, max(0, loss / line.bound)) for line, loss in zip(lines, losses, strict=True)
         ]  # SOLUTION: of each line's bound, in [0, 1]
@@ -1405,12 +1402,13 @@ both = {num: [*of_all[num], *of_slices[num]] for num in window}
 choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
 
 # %% [markdown]
-# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, it
-# takes many requests until no line is open: the rarest slice and the rarest event decide how many. The window's loss in
-# all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in the
-# end may pass. Its slice is broken, and a line of its own says so while the other is still open. All answers together
-# can hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the
-# prefix cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
+# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, many
+# requests pass before every line is settled: the rarest slice and the rarest event decide how many. The window's loss
+# in all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in
+# the end may pass. The slice of long texts breaks its bound, and a line of its own says so while the line of all
+# answers is still open. All answers together can hide any slice that is small enough: slice by what you change (prompt
+# and completion length, hit or miss in the prefix cache, guided or free, speculative or not, tenant, pool), and give
+# each slice its bound.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
@@ -1419,10 +1417,10 @@ choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long t
 # > MurmurHash2 over 32 bits; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
 # > [analysis](https://argoproj.github.io/argo-rollouts/features/analysis/) as `Successful`, `Failed` or `Inconclusive`,
 # > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
-# > its prefix cache is as cold as the share of traffic that it sees.
+# > its prefix cache warms only as fast as its share of the traffic allows.
 #
 # **Takeaway.** After ten requests a rate of 90 % may be anything from 59.6 % to 98.2 %, after a thousand from 88.0 % to
-# 91.7 %: bounds and weights come before the canary, and a verdict on few requests is to wait.
+# 91.7 %: bounds and weights come before the canary, and on few requests the verdict is to wait.
 
 # %% [markdown]
 # ### Going further: looking often, and another mix
@@ -1488,7 +1486,7 @@ print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
 print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix):.1%}")
 
 # %% [markdown]
-# ## 9. Spending more on an answer
+# ## 8. Spending more on an answer
 # <!-- minutes: 19 + 15 -->
 #
 # Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
@@ -1732,7 +1730,8 @@ show_source(selection.first_accepted, first="params, budget =")
 
 # %% [markdown]
 # <!-- card 8.17 -->
-# Write the estimator. The obvious $1 - (1 - c/n)^k$ is too low: it may draw the same completion twice.
+# Write the estimator. The obvious $1 - (1 - c/n)^k$ is too low: it may draw the same completion twice. (`math.comb` is
+# welcome.)
 
 
 # %% tags=["exercise:8.17"]
@@ -1817,7 +1816,7 @@ for way in more_samples.MAX_TOKENS:
         print(f"{way}, {k} completions:", ", ".join(f"ties {name} {rate:.0%}" for name, rate in found.items()))
 
 # %% [markdown]
-# ## 10. Choosing by the bottleneck
+# ## 9. Choosing by the bottleneck
 # <!-- minutes: 8 -->
 #
 # "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each
@@ -1839,19 +1838,19 @@ choice_pictures.draw_parts(bottlenecks.SERVICES)
 
 # %% [markdown]
 # <!-- card 8.19 -->
-# Which improvement raises each service's requests per second most? **a** a prefix cache: of tokens seen before, a tenth
-# is still computed · **b** weights in 4 bits: their bytes fall to 0.28 · **c** steps planned ahead, graphs: a tenth of
-# `host` is left · **d** K/V in 8 bits: half of `K/V` · **e** weights and activations in fp8: half of `weights`, and
-# prompts in 0.55 of their time
+# Which improvement raises each service's requests per second most? **a** K/V in 8 bits: half of `K/V` · **b** a prefix
+# cache: of tokens seen before, a tenth is still computed · **c** weights and activations in fp8: half of `weights`, and
+# prompts in 0.55 of their time · **d** weights in 4 bits: their bytes fall to 0.28 · **e** steps planned ahead, graphs:
+# a tenth of `host` is left
 
 
 # %% tags=["exercise:8.19"]
 answer_8_19 = {
-    "agents": "a",  # SOLUTION: a letter
-    "chat": "b",  # SOLUTION: a letter
-    "completion": "c",  # SOLUTION: a letter
-    "documents": "d",  # SOLUTION: a letter
-    "labels": "e",  # SOLUTION: a letter
+    "agents": "b",  # SOLUTION: a letter
+    "chat": "d",  # SOLUTION: a letter
+    "completion": "e",  # SOLUTION: a letter
+    "documents": "a",  # SOLUTION: a letter
+    "labels": "c",  # SOLUTION: a letter
 }
 
 # %%
@@ -1899,7 +1898,7 @@ print(bottlenecks.gains())
 # in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.
 
 # %% [markdown]
-# ## 11. Capstone: the first cell again
+# ## 10. Capstone: the first cell again
 # <!-- minutes: 3 -->
 #
 # The same six clients at the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
@@ -1923,7 +1922,7 @@ for name, run in (("before", before), ("after", after)):
 # none did, because all six fit into the new limit.
 
 # %% [markdown]
-# ## 12. Knowledge check
+# ## 11. Knowledge check
 # <!-- minutes: 5 -->
 
 # %% [markdown]

@@ -16,11 +16,11 @@ PARTS = ("prompt, seen before", "prompt, new", "weights", "K/V", "host")
 # What each improvement leaves of each part.
 IMPROVEMENTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        "a": {"prompt, seen before": 0.1},
-        "b": {"weights": 0.28},
-        "c": {"host": 0.1},
-        "d": {"K/V": 0.5},
-        "e": {"weights": 0.5, "prompt, new": 0.55, "prompt, seen before": 0.55},
+        "a": {"K/V": 0.5},
+        "b": {"prompt, seen before": 0.1},
+        "c": {"weights": 0.5, "prompt, new": 0.55, "prompt, seen before": 0.55},
+        "d": {"weights": 0.28},
+        "e": {"host": 0.1},
     }
 )
 

@@ -92,7 +92,7 @@ def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) 
     figure, panels = plt.subplots(len(told), 1, figsize=(9, 1.35 * len(told) + 0.8), facecolor="white", sharex=True)
     for axes, one, threshold in zip(np.atleast_1d(panels), told, thresholds, strict=True):
         times, values = zip(*seen.series(VALUES[one.name]), strict=True)
-        axes.step(times, values, where="post", color=INK, linewidth=1.2)
+        axes.step(times, values, where="post", color=INK, linewidth=1.2, marker=".", markersize=3)
         axes.axhline(threshold, color=LINE, linewidth=1, linestyle="--")
         top = 1.2 * max(*values, threshold, 0.1)
         for (left, state), right in zip(one.states, [*times[1:], times[-1]], strict=True):
@@ -107,7 +107,7 @@ def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) 
         axes.set_title(one.name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(panels)[-1].set_xlabel(
-        "s after the first request (hatched: pending; plain: firing; dotted: a client has waited longer than the SLO)"
+        "s after the first request (dot: look; hatched: pending; plain: firing; dotted: a client waits beyond the SLO)"
     )
     return _done(figure)
 

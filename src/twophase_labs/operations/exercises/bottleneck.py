@@ -15,11 +15,11 @@ EXERCISES = (
         question=Matching(
             "abcde",
             {
-                "agents": "999a63d0b449f4c0",
-                "chat": "43c0015c4e72b0bc",
-                "completion": "571e7d7926019904",
-                "documents": "361bfd68e9af463d",
-                "labels": "b24ba5c5edea30a0",
+                "agents": "00c8d4eedbe4a272",
+                "chat": "bf1d21eeb3b9b554",
+                "completion": "2da7470cfcf2ad61",
+                "documents": "a2d234530184088a",
+                "labels": "f65b3143c343b5ae",
             },
             hint="Of each row: what is left of its sum with each improvement? An improvement of the largest part may "
             "be worth less than a better one of the second largest.",

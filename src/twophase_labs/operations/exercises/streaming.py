@@ -141,15 +141,16 @@ EXERCISES = (
         kind="code",
         names=("EventReader",),
         points=4,
-        minutes=9,
-        lines=13,
+        minutes=7,
+        lines=11,
         difficulty=2,
         objective="read a streamed answer from bytes that are cut anywhere",
         hints=(
             "What do you know for certain after some bytes? Only the lines whose line feed has come. Keep the rest, as "
             "bytes: half a character cannot be decoded.",
-            "Two things live from one call to the next: the bytes of an unfinished line, and the data lines of an "
-            "unfinished event. `*lines, rest = (rest + data).split(b'\\n')` gives you the whole lines.",
+            "Two things live from one call to the next, and `__init__` has them: the bytes of an unfinished line, "
+            "and the data lines of an unfinished event. `*lines, rest = (rest + data).split(b'\\n')` gives you the "
+            "whole lines.",
             "def feed(self, data):\n"
             '    *lines, self.rest = (self.rest + data).split(b"\\n")\n'
             "    events = []\n"
