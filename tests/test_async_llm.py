@@ -217,11 +217,12 @@ def test_who_leaves_before_the_engine_has_looked(llm):
         with held(served):
             tasks = [asyncio.ensure_future(last_of(served.generate("The", LONG))) for _ in range(3)]
             await until(lambda: served.num_unfinished == 3)
+            assert served.num_waiting == 3
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
         await until(lambda: not served.num_unfinished)
-        assert served.stats().num_running == 0
+        assert served.stats().num_running == served.num_waiting == 0
 
     run(llm, main)
 
@@ -389,6 +390,24 @@ def test_a_policy_that_waits_is_woken_by_company(patient_llm):
     assert num_steps == 0
     assert first.finished
     assert second.finished
+
+
+def test_a_waiting_request_is_counted_once(patient_llm):
+    """Whether the engine has seen it or not."""
+
+    async def main(served):
+        first = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
+        await until(lambda: served.stats().num_waiting == 1)
+        assert served.num_waiting == 1
+        with held(served):
+            second = asyncio.ensure_future(last_of(served.generate("a", GREEDY)))
+            await until(lambda: served.num_unfinished == 2)
+            assert served.stats().num_waiting == 1
+            assert served.num_waiting == 2
+        await asyncio.gather(first, second)
+        assert served.num_waiting == 0
+
+    run(patient_llm, main)
 
 
 def test_a_deadline_does_not_wait_for_a_policy_that_waits(patient_llm):

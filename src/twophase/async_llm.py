@@ -282,6 +282,11 @@ class AsyncLLM:
         return self._thread.stats
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place or blocks; requests that have come during the running step are among them."""
+        return self._thread.num_waiting
+
+    @property
     def queue_age_s(self) -> float | None:
         """How long the oldest request has waited of which no step has computed anything; None: there is none.
 

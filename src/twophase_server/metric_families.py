@@ -60,7 +60,7 @@ PREFIX_CACHE_QUERIES = _counter("prefix_cache_queries", "Prompt tokens looked up
 PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Prompt tokens found there.")
 REQUEST_SUCCESS = _counter("request_success", "Requests that ended, by reason.")
 
-WAITING = _gauge("num_requests_waiting", "Sequences waiting for a place or blocks.")
+WAITING = _gauge("num_requests_waiting", "Sequences waiting for a place or blocks, or for the running step.")
 RUNNING = _gauge("num_requests_running", "Sequences that hold blocks.")
 KV_CACHE_USAGE = _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all.")
 

@@ -86,7 +86,7 @@ class ServerMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the engine counts by itself, as of the end of its latest step; the queue's age is of this moment."""
+        """What the engine counts by itself, as of the end of its latest step; the queue is that of this moment."""
         stats = self._llm.stats()
         cache = stats.cache
         for metric, count in (
@@ -100,7 +100,7 @@ class ServerMetrics(Collector):
             counter.add_metric([*self._labels.values()], count)
             yield counter
         for metric, value in (
-            (families.WAITING, stats.num_waiting),
+            (families.WAITING, self._llm.num_waiting),
             (families.RUNNING, stats.num_running),
             (families.KV_CACHE_USAGE, stats.kv_cache_usage),
             (families.KV_CACHE_USAGE_PEAK, stats.kv_cache_usage_peak),

@@ -95,16 +95,17 @@ def test_queues_and_blocks_as_they_are(server):
         assert task.result().status_code == 200
 
 
-def test_the_queue_ages_while_no_step_ends(server):
+def test_the_queue_grows_and_ages_while_no_step_ends(server):
     """A step that hangs is when it matters most: nothing else that the engine tells of itself moves then."""
     with ThreadPoolExecutor(1) as pool:
         with held(server):
             task = pool.submit(ask, server)
             until(lambda: server.llm.num_unfinished == 1)
+            assert value(read(server), families.WAITING) == 1
             first = value(read(server), families.QUEUE_AGE)
             until(lambda: value(read(server), families.QUEUE_AGE) > first + 0.05)
         assert task.result().status_code == 200
-    assert value(read(server), families.QUEUE_AGE) == 0
+    assert value(read(server), families.QUEUE_AGE) == value(read(server), families.WAITING) == 0
 
 
 def test_refusals_evictions_preemptions_and_who_left(server):

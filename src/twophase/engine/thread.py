@@ -86,6 +86,7 @@ class EngineThread:
         self._jobs: dict[str, Job] = {}  # unfinished
         # Those among them that no step has computed anything of, and since when they wait, the oldest first.
         self._unscheduled: dict[str, float] = {}
+        self._num_unseen = 0  # requests that have come and are not in `stats` yet
         self._is_draining = False
         self._is_stopped = False
         # Only the thread itself uses these.
@@ -120,6 +121,12 @@ class EngineThread:
             since_s = next(iter(self._unscheduled.values()), None)
         return None if since_s is None else time.monotonic() - since_s
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place or blocks, and the requests that have come since `stats` were taken."""
+        with self._changed:
+            return self.stats.num_waiting + self._num_unseen
+
     def submit(self, job: Job) -> None:
         """Hand over a request.
 
@@ -133,6 +140,7 @@ class EngineThread:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
             self._jobs[job.request_id] = job
             self._unscheduled[job.request_id] = time.monotonic()
+            self._num_unseen += 1
             self._post(lambda: self._add(job))
 
     def check_acceptance(self) -> None:
@@ -199,12 +207,16 @@ class EngineThread:
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
+            num_arrived = self._num_unseen
         for command in commands:
             command()
         self._expire()
         if self._engine.has_unfinished_requests():
             self._step()
-        self.stats = self._engine.stats()  # before anybody hears of it, so that nobody finds it out of date
+        stats = self._engine.stats()
+        with self._changed:  # before anybody hears of it, so that nobody finds it out of date
+            self.stats = stats
+            self._num_unseen -= num_arrived
         self._tell_news()
         return True
 
@@ -293,6 +305,7 @@ class EngineThread:
             self._is_stopped = True
             jobs, self._jobs, self._inbox = self._jobs, {}, []
             self._unscheduled.clear()
+            self._num_unseen = 0
             self._changed.notify_all()
         self._news += [(job, self._death()) for job in jobs.values()]
         self._tell_news()
