@@ -19,7 +19,7 @@ print(before.client_line)
 # request's time apart, and section 10 repeats this measurement with your work in place.
 
 # %% [markdown]
-# <!-- opening minutes: 4 -->
+# <!-- opening minutes: 3 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -53,7 +53,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. The engine behind HTTP
-# <!-- minutes: 18 -->
+# <!-- minutes: 20 -->
 #
 # A server adds no speed. It adds clients that come when they like, read as slowly as they like, and leave without a
 # word. The engine of this server runs in a thread of its own; an event loop in another thread speaks HTTP, in the
@@ -95,8 +95,8 @@ pictures.draw_cuts(["data: né\n\n".encode(), b"data: [DONE]\n\n"], cuts=(3, 8, 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# All but chunks 1 and 2: the one ends with the first byte of é, and the other begins with its second. The event is
-# complete with the byte that ends its empty line, which is in chunk 3.
+# All but chunks 1 and 2, counted from 0: chunk 1 ends with the first byte of é, and chunk 2 begins with the second. The
+# event is complete with the byte that ends its empty line, which is in chunk 3.
 # </details>
 
 # %% [markdown]
@@ -165,8 +165,9 @@ print(repr("".join(json.loads(said)["choices"][0]["text"] for said in events[:-1
 # %% [markdown]
 # ### A client that goes away
 #
-# A closed browser tab sends no message to the engine. The connection is gone, that is all, and the request would decode
-# to its end for nobody. Here a client asks for 200 tokens, reads until the first chunk, and closes its connection:
+# A closed browser tab sends no message to the engine. The connection is gone, that is all, and the request would be
+# decoded to its end for nobody. Here a client asks for 200 tokens, reads until the first chunk, and closes its
+# connection:
 
 # %%
 with BackgroundServer(llm()) as server:
@@ -254,8 +255,8 @@ for line in server_life.flood(TokenBucket):
 
 # %% [markdown]
 # **Read the result.** A refused client knows how long to wait, and the engine never hears of it. The header is rounded
-# up to whole seconds. If all refused clients obey it to the second, they all return at once: clients should add a
-# random delay.
+# up to whole seconds. If all refused clients obey it to the second, they all return at once, and find one token for
+# four of them: clients should add a random delay.
 #
 # **Question.** A tenant has 10,000 tokens per minute, all of them unused, and no other limit. It sends 32 requests of
 # 4,000 tokens each in one second. How many are let in?
@@ -286,15 +287,14 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # > less than a long completion takes: `terminationGracePeriodSeconds` must cover the `preStop` hook and the longest
 # > deadline. The pod is taken out of its service at the *same* time, so requests still come for a moment: a `preStop`
 # > hook that sleeps a few seconds spares them a 503. Events also travel over WebSockets or gRPC, which keep message
-# > borders; plain HTTP passes more proxies, if they do not buffer.
+# > boundaries; plain HTTP passes more proxies, if they do not buffer.
 #
-# **Takeaway.** A client that leaves frees its blocks before the engine's next step, once its going is noticed, a bucket
-# of 6 refuses 4 of 10 requests before the engine hears of them, and a draining server finishes what runs and answers
-# all else with 503.
+# **Takeaway.** A client that leaves frees its blocks as soon as the server notices, a bucket of 6 refuses 4 of 10
+# requests before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
 
 # %% [markdown]
 # ## 2. Metrics
-# <!-- minutes: 16 + 6 -->
+# <!-- minutes: 17 + 6 -->
 #
 # Prometheus reads `/metrics` every few seconds and keeps what it finds. Three kinds of series are enough. A **gauge**
 # is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process restarts. A
@@ -313,8 +313,8 @@ for bound, count in scraped.buckets("time_to_first_token_seconds")[3:11]:
     print(f"at most {bound:5.3f} s: {count:.0f}")
 
 # %% [markdown]
-# **Think first.** Of a value, only its bucket is kept. From these lines: between which two times does the median lie?
-# Where in between would you put it?
+# **Think first.** A histogram keeps only the bucket of each value. From these lines: between which two times does the
+# median lie? Where in between would you put it?
 
 # %% [markdown]
 # <!-- card 8.3 -->
@@ -351,7 +351,7 @@ check("8.3")
 
 # %% [markdown]
 # **Against the truth.** The clients timed every request, so here the exact quantiles are known. (The server's histogram
-# times from the request's arrival at the engine to its first token, so that is what is drawn of each.)
+# measures from a request's arrival at the engine to its first token, so the picture shows this span for each request.)
 
 # %%
 histogram_quantile = use("8.3")
@@ -400,16 +400,17 @@ pictures.draw_terms(reasons)
 
 # %% [markdown]
 # **Read the result.** In each line the terms add up to what the client saw, because each begins where another ends.
-# Short and long differ in the prefill, and a hit removes that difference. The long prompt also delays the requests that
-# run, unless it is computed in chunks (lab 4). The grammar of 9,900 names is compiled in the engine's thread between
-# two steps: it delays its own request, and every running one by as much. The last request waits for a sequence place.
-# Network and serialising are small here, since nothing leaves this machine.
+# Short and long differ in the prefill, and a hit removes that difference. The long prompt delays *others* most: the
+# requests that run wait for it, unless it is computed in chunks (lab 4). The grammar of 9,900 names comes next: it is
+# compiled in the engine's thread between two steps, and delays every running request as much as its own. The last
+# request waits for a sequence place. Network and serialising are small here, since nothing leaves this machine.
 #
-# None of the six is what the first cell's clients waited for. A refused request never gets this far: its time passes
-# *outside* all terms, and the server's histogram begins when the request is let in at last. Two more waits lie outside.
-# A *gateway* before the server has a queue, retries and a slow tail of its own. And a **cold start**: an engine that an
-# autoscaler has just ordered answers nothing until its weights are there. 16 GB from a disk at 2 GB/s take 8 s, and
-# graphs, caches and a warm-up come on top.
+# None of the six is what the first cell's clients waited for. Their tenant may run two requests at a time, so four of
+# the six got a 429 and came back later. A refused request never gets this far: its time passes *outside* all terms, and
+# the server's histogram begins when the request is let in at last. Two more waits lie outside. A *gateway* before the
+# server has a queue, retries and a slow tail of its own. And a **cold start**: an engine that an autoscaler has just
+# ordered answers nothing until its weights are there. 16 GB from a disk at 2 GB/s take 8 s, and graphs, caches and a
+# warm-up come on top.
 
 # %% [markdown]
 # ### A mean hides a slice
@@ -421,14 +422,14 @@ for name, slice_of in term_loads.SLICES.items():
     print(term_loads.by_slice(timed, name, slice_of))
 
 # %% [markdown]
-# **Read the result.** The majority, chat, sets the median, and the mean lies between the groups, where no request is.
-# The slices by tenant show *that* two of them wait; those by prompt and by grammar show why, and the reasons differ. A
-# faster prefill would not help the shop, nor a cache of grammars the archive. (The shop's first request also pays for
-# something that this process does once, when it is first asked for guided decoding: it reads the whole vocabulary. A
-# warm-up request after each start would pay it instead.)
+# **Read the result.** The majority, chat, sets the median, and the mean lies between the groups, where hardly any
+# request is. The slices by tenant show *that* two of them wait; those by prompt and by grammar show why, and the
+# reasons differ. A faster prefill would not help the shop, nor a cache of grammars the archive. (The shop's first
+# request also pays for something that this process does once, when it is first asked for guided decoding: it reads the
+# whole vocabulary. A warm-up request after each start would pay it instead.)
 #
 # (Tenant and prompt length can be labels of a metric if they take few values. A label per user makes a series per user,
-# and each histogram here has 19 buckets in each.)
+# and each of these histograms has 19 buckets in every series.)
 
 # %% [markdown]
 # > **In production, 2026.** [vLLM's metrics](https://docs.vllm.ai/en/v0.32.0/usage/metrics/) have these names with
@@ -499,12 +500,12 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 
 # %% [markdown]
 # **Read the result.** Taken 10 s apart, these two values give a negative number of requests per second, or 0.2. (What
-# was counted between the last scrape and the restart is lost; no rate can know it. And where the new process has
+# was counted between the last scrape and the restart is lost; no rate can recover it. And where the new process has
 # counted beyond the old value by the next scrape, the restart itself goes unseen.)
 
 # %% [markdown]
 # ## 3. Alerts
-# <!-- minutes: 16 -->
+# <!-- minutes: 17 -->
 #
 # Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
 # are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held that long. An
@@ -536,9 +537,10 @@ class Alert:
 
         now_s: seconds, rising from look to look. value: None is a missing sample: the condition is not true then.
 
-        True: it fires if it fires already, or if the condition has been true at every look for at least for_s seconds;
-        otherwise it is pending. Not true: an alert that fires goes on firing while the first look at which it was not
-        true any more is less than keep_firing_s seconds ago; otherwise, and if it did not fire, it is inactive.
+        Where the condition is true: an alert that is firing goes on firing; another one fires if the condition has been
+        true at every look for at least for_s seconds, and is pending otherwise. Where it is not true: an alert that is
+        firing goes on firing while the first look at which it was not true any more is less than keep_firing_s seconds
+        ago; otherwise, and if it was not firing, it is inactive.
 
         >>> alert = Alert(threshold=0.85, for_s=30)
         >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
@@ -571,8 +573,9 @@ check("8.5")
 # %% [markdown]
 # **On the real server, in a burst.** Eighteen requests come within about two seconds, each long enough for eight of the
 # 36 blocks. Meanwhile the server is scraped some seven to ten times a second, and five of your alerts look at each
-# scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) An answer is
-# late if its first token takes longer than 2 s, or never comes. Which alert fires before a client has waited that long?
+# scrape. (In production a scrape comes every 15 s, and patience is minutes. Here everything is faster.) The server lets
+# six requests wait, and refuses the next. An answer is late if its first token takes longer than 2 s, or never comes.
+# Which alert fires before the first client has been without a token for that long?
 
 # %%
 from twophase_labs.operations import burst
@@ -590,7 +593,7 @@ told = burst.play(crowd, alerts)
 for one in told:
     print(one.line)
 late_s = crowd.first_late_s
-print("no client was late" if late_s is None else f"a client has waited for 2 s after {late_s:5.2f} s")
+print("no client was late" if late_s is None else f"after {late_s:.2f} s the first client is late")
 
 # %%
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
@@ -598,11 +601,13 @@ pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 # %% [markdown]
 # **Read the result.** *Late answers* is bound to come last, and in so short a burst may not fire at all: an answer is
 # late long before it can be counted as late (by this server when its request has ended, by vLLM when the first token
-# comes). *Queue age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and
-# down with every wave of requests, and a pending phase counts only from look to look: a full pool is what the memory
-# was bought for, and trouble only together with a queue. *Fragmentation* is low here, and high when sequences are
-# short, which is no incident: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits sequences
-# of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients saw.
+# comes), and the histogram has no bound at 2 s, so only those beyond its next bound, 2.5 s, can be counted. *Queue age*
+# needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with every wave
+# of requests. A full pool is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is
+# low here, and high when sequences are short, which is no incident: with blocks of 16, half a block is lost per
+# sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that
+# sees what the first cell's clients saw. (It looks at a counter here, so it would never end; in production its
+# condition is on `increase(...[1m])`.)
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -640,15 +645,16 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # ## 4. Five incidents
-# <!-- minutes: 13 + 25 -->
+# <!-- minutes: 14 + 32 -->
 #
 # An alert says that something is wrong. What is it? A service runs Llama-3-8B on NVIDIA L4s. Its requests are chats,
 # questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
 # below; in each of the other five columns something has gone wrong. The hours are simulated: scheduler, blocks and
 # policies are the engine's, a step takes as long as a roofline of the L4 says, and a client that gets no valid JSON
 # asks again. The monitoring system takes a sample every five seconds, and also asks the model for facts that it has
-# hidden in long texts ('needles'). (Whether a needle is found or JSON is valid is drawn at random, at about the rates
-# that SmolLM2 shows at the end of this section.)
+# hidden in long texts ('needles'). Where a curve has a gap, there was nothing to measure in those five seconds.
+# (Whether a needle is found or JSON is valid is drawn at random, at about the rates that SmolLM2 shows later in this
+# section. Of each hour a minute and a half is simulated.)
 
 # %% tags=["setup"]
 from twophase_labs.operations import costs, dashboards
@@ -657,13 +663,13 @@ from twophase_labs.operations import costs, dashboards
 dashboards.draw_dashboards()
 
 # %% [markdown]
-# **Think first.** Each column differs from *healthy* in some rows. Which row shows the cause, the thing that has
+# **Think first.** Each column differs from *healthy* in some rows. Which row is closest to the cause, to what has
 # changed in the traffic or in the set-up, and which rows only follow from it? A late first token (row c) may have many
 # causes, so it is evidence for none of them. And one odd sample is no incident.
 
 # %% [markdown]
 # <!-- card 8.6 -->
-# For each column choose the row that shows the *cause*, by its letter in the picture (`a` to `h`).
+# For each column choose the row that is closest to the *cause*, by its letter in the picture (`a` to `h`).
 
 
 # %% tags=["exercise:8.6"]
@@ -700,7 +706,8 @@ answer_8_7 = {
 check("8.7")
 
 # %% [markdown]
-# Each incident once more, with its cure: the same requests at the same times.
+# Four of the five once more, each with its cure: the same requests at the same times. (*D* runs prefill and decode on a
+# GPU each; where each GPU does both, the line is that of one GPU with half of the requests.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -710,13 +717,14 @@ for cause in ("kv", "batching", "format", "transfer"):
     print(cures.lines(cause))
 
 # %% [markdown]
-# **Read the result.** *C*: the answers became six times as long, so each holds its blocks six times as long, and the
-# pool is full. Reserving the worst case ends the preemptions and makes the queue longer: only shorter answers, or more
-# memory, make room for this traffic. The limit has its price in the same line: it cuts most answers. *B*: TTFT is as
-# before, yet the gaps between tokens are several times as long; chunks bring them back. *A*: no step is slower than
-# before; clients wait because they ask up to five times. *D*: nothing in the engines is slow, and the gaps between
-# tokens are the shortest of all; requests wait for the link. Two GPUs that do both phases need no link: chunks lengthen
-# their gaps, and their first tokens come sooner than over the fast link. So ask first whether chunks are enough.
+# **Read the result.** *C*: the answers became six times as long (and a few more requests come), so each holds its
+# blocks six times as long, and the pool is full. Reserving the worst case ends the preemptions and makes the queue
+# longer: only shorter answers, or more memory, make room for this traffic. The limit has its price in the same line: it
+# cuts most answers. *B*: TTFT is as before, yet the gaps between tokens are several times as long; chunks bring them
+# back. *A*: no step is slower than before; clients wait because they ask up to five times. *D*: nothing in the engines
+# is slow, and the gaps between tokens are the shortest of all; requests wait for the link. Two GPUs that do both phases
+# need no link: chunks lengthen their gaps, and their first tokens come sooner than over the fast link. So ask first
+# whether chunks are enough.
 
 # %% [markdown]
 # *E* has no cure in the scheduler: its latencies are healthy. So look at quality in slices, on SmolLM2. First needles,
@@ -755,8 +763,8 @@ for name, quantization, guided in (
 # > and valid JSON are not among an engine's metrics: probes and clients have to count them.
 #
 # **Takeaway.** Five incidents, five different rows, and four of them do not show a latency. The cure that fits the
-# cause brings p99 of TTFT down from 171 to 1.6 s (C, with most answers cut), p99 of ITL from 601 to 107 ms (B), p99 of
-# a JSON task from 24.3 to 9.1 s (A).
+# cause brings p99 of TTFT down from 171 s to 1.6 s (C, with most answers cut), p99 of ITL from 601 ms to 107 ms (B),
+# p99 of a JSON task from 24.3 s to 9.1 s (A).
 
 # %% [markdown]
 # ### Going further: a diagnosis that a machine makes
@@ -782,7 +790,7 @@ for name, value in dashboards.window("A")[-1].items():
 
 # %% tags=["exercise:8.8"]
 def diagnose(window, healthy):
-    """The cause of an incident: 'healthy' (there is none), 'kv' (the pool of K/V blocks is full), 'batching' (whole
+    """What to relieve in an incident: 'healthy' (nothing), 'kv' (the pool of K/V blocks is full), 'batching' (whole
     prompts hold up decodes), 'retrieval' (needles in long texts are lost), 'format' (JSON is invalid, and clients ask
     again) or 'transfer' (K and V come late from the other GPU).
 
@@ -831,10 +839,11 @@ for name in "ABCDE":
     print(name, diagnose(dashboards.window(name), ordinary))
 
 # %% [markdown]
-# ### Going further: out of memory, in nine steps
+# ### Going further: too little memory, in nine steps
 #
-# The same GPU gets a new task: eight requests at a time, each with 12,000 tokens of retrieved text and an answer of
-# 1,000. The planner (`twophase plan`, lab 7) says what that takes:
+# Incident *C* filled the pool; here K and V do not fit at all. One of the L4s gets a new task: eight requests at a
+# time, each with 12,000 tokens of retrieved text and an answer of 1,000. The planner (`twophase plan`, lab 7) says what
+# that takes:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -850,8 +859,8 @@ for name, step in memory.STEPS.items():
 # host and hardware. The harm, in points, is a judgement of the owners of this service. What each step wins is the
 # planner's figure for this step alone.
 #
-# **Think first.** If two steps are taken, what they win together is not the sum of the two. Why? And must the steps be
-# taken in this order?
+# **Think first.** What two steps win together is often less than the sum of the two. Why? And must the steps be taken
+# in this order?
 #
 # There are nine steps, so all sets of them can be tried:
 
@@ -871,18 +880,10 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # %% [markdown]
 # **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
 # the savings do not simply add. Eight bits for K and V and for the weights are enough. The usual order gets there as
-# well, with more steps and more harm. It is a list of what to *consider*; what to take follows from what is missing,
-# and from what each step costs this service. (Leave a margin: what just fits has no room for a longer prompt. An engine
-# whose pool is too small does not crash at run time; it queues and preempts, as in incident *C*.)
-
-# %% [markdown]
-# > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
-# > memory: in prefill a smaller `--chunked-prefill-size`, in decode fewer `--max-running-requests`, and a smaller
-# > `--mem-fraction-static` for both. These save a *step's* arrays, the part that the planner calls workspace. What the
-# > pool lacks they do not bring: vLLM's `--max-model-len`, `--kv-cache-dtype fp8` and `--quantization` do.
-#
-# 9.31 GB were missing on a GPU of 24 GB: 8-bit weights (7.50 GB) and K/V in 8 bits (6.61 GB) make it fit
-# at 4 points of harm, where the usual order costs 6 and a second GPU 9.
+# well, with more steps and more harm, since it keeps two small steps that its last one made needless. It is a list of
+# what to *consider*; what to take follows from what is missing, and from what each step costs this service. (Leave a
+# margin: what just fits has no room for a longer prompt. An engine whose pool is too small does not crash at run time;
+# it queues and preempts, as in incident *C*.)
 
 # %% [markdown]
 # With many more steps, all sets are too many to try. A greedy rule looks one step ahead.
@@ -900,8 +901,8 @@ def triage(harm, missing):
     in any order); 0 or below: it fits.
 
     While bytes are missing, take the step that wins most of the missing bytes per point of harm as things stand *now*.
-    Bytes beyond the missing ones count for nothing, a step that wins nothing is not taken, of equals the first in
-    `harm` is. In the end give back: in the order taken, drop each step without which it fits as well.
+    Bytes beyond the missing ones count for nothing, a step that wins nothing is not taken, between equals take the
+    first in `harm`. In the end give back: in the order taken, drop each step without which it fits as well.
 
     >>> triage({"a": 1, "b": 4}, lambda names: 10 - 4 * ("a" in names) - 40 * ("b" in names))
     ['b']
@@ -939,12 +940,19 @@ print(memory.split_line(chosen))
 # always find the best of all sets; here it does as little harm as any.
 
 # %% [markdown]
+# > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
+# > memory: in prefill a smaller `--chunked-prefill-size`, which saves a *step's* arrays, the part that the planner
+# > calls workspace; in decode fewer `--max-running-requests`, which is 'half at a time' above; and a smaller
+# > `--mem-fraction-static` for both, which takes from the pool. In vLLM `--max-num-seqs`, `--kv-cache-dtype fp8` and
+# > `--quantization` do what the steps of these names do.
+
+# %% [markdown]
 # ## 5. Degrade before failing
-# <!-- minutes: 14 -->
+# <!-- minutes: 15 -->
 #
-# Incident *C* again, with more traffic. An engine left to itself fails all requests a little: it preempts, it queues,
-# and half of its clients go away before their first token. A front end can give up *some things on purpose* instead,
-# those that do least harm first. It looks at the engine once a second and sets a level:
+# Incident *C* again, with more traffic. An engine left to itself chooses nobody, and fails nearly all: it preempts, it
+# queues, and clients that have no first token after a minute go away. A front end can give up *some things on purpose*
+# instead, those that do least harm first. It looks at the engine once a second and sets a level:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -979,9 +987,9 @@ class Ladder:
         waited.
 
         Pressure is a K/V use of 0.85 or more, or a queue age of 2 seconds or more: one rung up at once, if the last
-        rung up is at least two seconds ago (waiting for up to five is allowed as well). Calm is a K/V use below 0.70
-        *and* a queue age below 1 second: one rung down after each 10 seconds of unbroken calm. In between nothing
-        changes.
+        rung up is at least two seconds ago (the check allows a pause of two to five seconds). Calm is a K/V use below
+        0.70 *and* a queue age below 1 second: one rung down after each 10 seconds of unbroken calm. In between the
+        level stays, and the calm is broken.
 
         >>> ladder = Ladder()
         >>> [ladder.look(now_s, 0.9, 0.0) for now_s in range(12)][-1] >= 2
@@ -1011,7 +1019,8 @@ check("8.10")
 # NBVAL_CHECK_OUTPUT
 Ladder = use("8.10")
 runs = {"left to itself": alone, "your ladder": overload.overload(Ladder().look)}
-runs["all rungs, always"] = overload.overload(lambda *look: 4)
+for rung in (1, 3):
+    runs[f"always on rung {rung}"] = overload.overload(lambda *look, rung=rung: rung)
 for name, run in runs.items():
     print(f"{name:18} {run.line}")
 print(f"{'a usual hour':18} {overload.overload(Ladder().look, overload.USUAL).line}")
@@ -1021,17 +1030,18 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 
 # %% [markdown]
 # **Read the result.** The ladder answers several times as many requests within the SLO (a first token within 5 s, 120
-# ms per token), and nothing is preempted. The price is in the same line: with a ladder that climbs at once 169 answers
-# are cut at 200 tokens, and 25 documents are refused, at once and with a reason, so that their clients can come back.
-# (The SLO asks for speed alone: an answer that was cut counts.) The top rung at all times serves no more, and refuses
-# more. In a usual hour the ladder does nothing. With classes of customers, the cheapest class climbs first.
+# ms per token), and nothing is preempted. The price is in the same line: with a ladder that climbs at once 256 answers
+# are cut at 200 tokens, and 37 documents are refused, at once and with a reason, so that their clients can come back.
+# (The SLO asks for speed alone: an answer that was cut counts.) One rung all the time is no substitute: the first is
+# too little for this flood, and the third does as well only by refusing more. In a usual hour the ladder does nothing.
+# With classes of customers, the cheapest class climbs first.
 #
-# The picture shows one more thing. After the first minute less than half of the pool is in use, and spikes of queue age
-# keep the level at 2 or 3: smaller chunks leave prompts less room in each step. A rung can cause the pressure that
-# keeps it up, so watch what each rung costs.
+# The picture shows why a level must not fall at the mark at which it rose: even with two marks and ten seconds of calm
+# the ladder swings, because a rung helps late, when the answers that it cuts have ended. With one mark it would go up
+# and down at every look. What each rung is worth depends on the traffic, so measure each alone before you build one.
 
 # %% [markdown]
-# > **In production, 2026.** Engines queue without end unless told otherwise; limits belong to what stands before them.
+# > **In production, 2026.** An engine's queue has no end unless it is told otherwise, so limits often stand before it.
 # > [Ray Serve](https://docs.ray.io/en/master/serve/api/doc/ray.serve.config.BackpressureConfig.html) refuses beyond
 # > `max_queued_requests`, with 503 unless 429 and a `Retry-After` are configured. SGLang's
 # > [gateway](https://docs.sglang.io/advanced_features/sgl_model_gateway.html) lets requests beyond
@@ -1039,16 +1049,16 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # > load; rungs that make answers shorter first are yours to build.
 #
 # **Takeaway.** In a flood of answers six times as long as planned, a ladder that climbs at once raises the requests
-# within the SLO from 0.51 to 2.08 per second, of 2.28 that arrive, without a preemption, at the price of cut answers
-# and 25 refused documents.
+# within the SLO from 0.51 to 3.02 per second, of 3.53 that arrive, without a preemption, at the price of 256 cut
+# answers and 37 refused documents.
 
 # %% [markdown]
 # ## 6. What does a token cost?
-# <!-- minutes: 11 + 9 -->
+# <!-- minutes: 12 + 8 -->
 #
-# A GPU is paid by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice. To
-# know what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost: the
-# shares add up to the step, and the steps to the busy part of the bill. (Idle time is in no step: divide by the
+# A GPU is paid for by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice.
+# To know what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost:
+# the shares add up to the step, and the steps to the busy part of the bill. (Idle time is in no step: divide by the
 # utilisation.)
 
 # %% [markdown]
@@ -1098,8 +1108,8 @@ def share_step(chunks, step_s, machine):
 check("8.11")
 
 # %% [markdown]
-# **The bill.** The healthy hour and incident *A* on the L4, and a busy H100, shared out step by step. The GPUs' prices
-# are round numbers; put in your own.
+# **The bill.** The healthy hour and incident *A* on the L4, the same healthy hour on an H100, and an H100 with all the
+# traffic that it can take, shared out step by step. The GPUs' prices are round numbers; put in your own.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1109,6 +1119,7 @@ share_step = use("8.11")
 hours = {
     "L4, healthy": incidents.HEALTHY,
     "L4, half of the JSON invalid": incidents.FORMAT,
+    "H100, the same traffic": costs.QUIET_H100,
     "H100, busy": costs.BUSY_H100,
 }
 bills = {}
@@ -1124,12 +1135,14 @@ for name, hour in hours.items():
     print("  a thousand tasks:", ", ".join(f"{kind} ${dollars:.3f}" for kind, dollars in kinds.items()))
 
 # %% [markdown]
-# **Read the result.** On the busy GPU prompt and output tokens are cheaper, and their ratio is smaller. With the second
-# attempts the batches are fuller, so a *token* is cheaper with invalid JSON, and an answer costs more. With half of the
-# JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more than another, but
-# a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt tokens as a chat, and
-# costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more retrieved text counts.
-# (The search that finds the text, embeddings and index, is another bill.)
+# **Read the result.** With the same traffic an output token costs more on the H100: it reads the weights faster, but
+# for few sequences at a time, and its hour has a higher price. With more traffic more sequences share each reading, and
+# the price falls to a tenth; that of a prompt token, which is mostly arithmetic, changes little. With the second
+# attempts the L4's batches are fuller, so its *token* is cheaper with invalid JSON, and only an answer in JSON costs
+# more. With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no
+# more than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt
+# tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more
+# retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
 
 # %% [markdown]
 # > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
@@ -1139,8 +1152,8 @@ for name, hour in hours.items():
 # > and `vllm:generation_tokens_total` count the tokens of prompts and completions, `vllm:prefix_cache_hits` those that
 # > were found in the cache; no engine knows what a client threw away.
 #
-# **Takeaway.** A million output tokens cost $1.068 on the L4, where prompts cost $0.025, and $0.205 on the busy H100,
-# where prompts cost $0.012: sequences that decode together share the cost of the weights.
+# **Takeaway.** A million output tokens cost $2.565 on an H100 with an L4's traffic and $0.205 on the same H100 when it
+# is busy, where prompts cost $0.016 and $0.012: sequences that decode together share the cost of the weights.
 
 # %% [markdown]
 # ### Going further: cached tokens, rejected drafts, a larger batch
@@ -1192,10 +1205,10 @@ costs.draw_prices(of_path, "H100")
 # %% [markdown]
 # **Read the result.** An output token needs a step of its own and pays its part of the weights in it; a prompt token
 # shares a step with the rest of its prompt, and pays for arithmetic. That is why output costs more in each line above.
-# A cached token costs a small part of a computed one: only its K and V are read again. (Price lists ask for more; the
-# memory that keeps it is not free.) A rejected draft is nearly free as long as the step waits for memory; at batch 256
-# it costs most of a prompt token, because the step is busy with arithmetic. (The picture's prompt is one chunk of 2,000
-# tokens; the ratios are those beside a chunk of 512.)
+# A cached token costs a small part of a computed one: its K and V are read again, and each new token attends to it,
+# which is most of its price here. (Price lists ask for more; the memory that keeps it is not free.) A rejected draft is
+# nearly free as long as the step waits for memory; at batch 256 it costs most of a prompt token, because the step is
+# busy with arithmetic. (The picture's prompt is one chunk of 2,000 tokens; the ratios are those beside a chunk of 512.)
 
 # %% [markdown]
 # <!-- card 8.12 -->
@@ -1213,12 +1226,12 @@ check("8.12")
 measured("8.12", ratios[128])
 
 # %% [markdown]
-# **Read the result.** The weights are shared by 129 chunks now, and what is left is each sequence's own K and V, which
-# nothing shares, and its arithmetic.
+# **Read the result.** The weights are shared by 129 chunks now, and each sequence's own K and V, which nothing shares,
+# and its arithmetic have become as important.
 
 # %% [markdown]
 # ## 7. A new version, and a few who try it
-# <!-- minutes: 21 + 8 -->
+# <!-- minutes: 20 + 8 -->
 #
 # A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
 # roll it out safely? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6), **shadow traffic**
@@ -1238,21 +1251,16 @@ for variant in shadow.VARIANTS:
 # %% [markdown]
 # Forty prompts of four kinds, each judged by what it asks for: the right sum, the fact that stands in the text, a JSON
 # object with the order's quantity. (`int4` rounds the weights onto a grid of 4 bits, `int4_g64_sym` onto a coarser one;
-# the window keeps 320 keys and 4 sinks.) Where do the window's texts differ?
-
-# %%
-as_it_is, windowed = shadow.shadow("as it is"), shadow.shadow("window of 320")
-for name in shadow.SLICES:
-    for one, other in shadow.differing(as_it_is, windowed, name)[:2]:
-        print(f"{name}: {one!r} became {other!r}")
+# the window keeps 320 keys and 4 sinks.)
 
 # %% [markdown]
-# **Read the result.** "The same text" is a sensitive alarm and a poor judge: a text may differ and still be right. The
-# purpose of an answer decides, in four layers, each cheaper to check than the next: its **format** (does it parse), its
-# **task** (is the sum right), **safety** (does it refuse what it should, and nothing else; lab 6 counts both), and the
-# **business** (does a support case end without a person; known days later, and only from real traffic). Now look at the
-# window's line by slice: three kinds of prompts are shorter than the window, and lose nothing. The fourth kind loses
-# facts that are further back. It is one prompt in five here; in most traffic it is rarer.
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes eight texts of 40 and loses
+# no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
+# cheaper to check than the next: its **format** (does it parse), its **task** (is the sum right), **safety** (does it
+# refuse what it should, and nothing else; lab 6 counts both), and the **business** (does a support case end without a
+# person; known days later, and only from real traffic). Now look at the window's line by slice: three kinds of prompts
+# are shorter than the window, and lose nothing. The fourth kind loses facts that are further back. It is one prompt in
+# five here; in most traffic it is rarer.
 #
 # ### Which requests try it?
 #
@@ -1271,8 +1279,9 @@ def is_canary(key, share, salt):
     """Whether the requests with this key are the canary's: True or False.
 
     key: text, such as a tenant's name. share: of all keys, a probability in [0, 1]; 0 is none, 1 is all. salt: the name
-    of the rollout: another one chooses other keys, independently. The answer is the same in every process and on every
-    machine. When the share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
+    of the rollout: another one chooses other keys, independently. ('2ada' under the salt 'v1' has nothing to do with
+    'ada' under 'v12'.) The answer is the same in every process and on every machine. When the share grows, keys that
+    are the canary's remain so. Shares may be as small as 0.001.
 
     >>> [is_canary(key, 0.0, "v2") for key in ("ada", "bob", "eve")]
     [False, False, False]
@@ -1301,15 +1310,16 @@ for share in (0.05, 0.1, 0.2):
     print(f"share {share:.0%}: {of_tenants:.1%} of the tenants are the canary's, {of_requests:.1%} of the requests")
 
 # %% [markdown]
-# **Read the result.** Of very many keys a hash takes close to its share; of 2,000 tenants, which differ in how much
-# they send, the share varies by chance. The share of *requests* has to be measured, and the two sides do not serve the
-# same mix (*Going further* repairs that).
+# **Read the result.** Of very many keys a hash selects close to the share that is asked for; of 2,000 tenants, which
+# differ in how much they send, the share varies by chance. The share of *requests* has to be measured, and the two
+# sides do not serve the same mix (*Going further* repairs that).
 #
 # ### How many requests are enough?
 #
 # Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take a lot; with more
-# requests the interval narrows (Wilson's; 95 of 100 such intervals hold the true rate if requests are independent;
-# those of one tenant are alike, so the true interval is wider, and a careful canary resamples *tenants*):
+# requests the interval narrows (Wilson's; 95 of 100 such intervals contain the true rate if requests are independent;
+# requests of one tenant resemble each other, so the real uncertainty is larger, and a careful canary resamples
+# *tenants*):
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1320,9 +1330,9 @@ for num in (10, 100, 1000, 10_000):
     print(f"{num * 9 // 10:5,} of {num:6,}: [{low:.1%}, {high:.1%}]")
 
 # %% [markdown]
-# How many are enough? To see a loss of d beside a rate p takes about 16 p (1 - p) / d² requests on each side, if both
-# get as many (found in 80 of 100 cases, a false alarm in 5): for p = 0.9 and two points, 3,600. So a verdict has three
-# values: promote, roll back, and **wait: too few requests to tell**.
+# How many are enough? To detect a loss of d at a base rate of p takes about 16 p (1 - p) / d² requests on each side, if
+# both get as many (power 80 %, 5 % false alarms): for p = 0.9 and two points, 3,600. So a verdict has three values:
+# promote, roll back, and **wait: too few requests to tell**.
 #
 # The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
 # that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
@@ -1330,7 +1340,7 @@ for num in (10, 100, 1000, 10_000):
 
 # %% [markdown]
 # <!-- card 8.14 -->
-# A `Line` has the interval of what is lost from the old side to the canary, `low` to `high`, its `bound` (what may be
+# A `Line` has an interval, `low` to `high`, for how much worse the canary is than the old side, a `bound` (what may be
 # lost, in the same unit, positive), a `weight`, and `is_hard`. A loss below 0 is a gain; it does not make up for other
 # losses.
 #
@@ -1385,8 +1395,10 @@ for variant in ("as it is", "window of 320", "int4_g64_sym"):
         print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
 
 # %% [markdown]
-# What is the first of them still waiting for after 5,000 requests, about a fifth of them the canary's? And how does the
-# window's canary look in all answers, in a slice that fits into the window, and in the one that does not?
+# How far are the lines of the first after 5,000 requests, about a fifth of them the canary's? (`used` is what step 3
+# counts of a line. The late tokens are no difference: the line is the share of the canary's own first tokens that are
+# late, and the bound is what a p99 within its SLO allows.) And how does the window's canary look in all answers, in a
+# slice that fits into the window, and in the one that does not?
 
 # %%
 for line in canary_traffic.lines_of(canaries["as it is"][looks.index(5000)], by_slice=True):
@@ -1403,18 +1415,18 @@ choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long t
 
 # %% [markdown]
 # **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, many
-# requests pass before every line is settled: the rarest slice and the rarest event decide how many. The window's loss
-# in all answers stays within its bound, because few requests are long; judged by all answers alone, it waits, and in
-# the end may pass. The slice of long texts breaks its bound, and a line of its own says so while the line of all
-# answers is still open. All answers together can hide any slice that is small enough: slice by what you change (prompt
-# and completion length, hit or miss in the prefix cache, guided or free, speculative or not, tenant, pool), and give
-# each slice its bound.
+# requests pass before enough of the intervals are narrow: those of the rarest slice and of the rarest event last
+# longest. The window's loss in all answers stays within its bound, because few requests are long; judged by all answers
+# alone, it waits, since its interval reaches beyond half of the bound, and in the end may pass. The slice of long texts
+# breaks its bound, and a line of its own says so while the line of all answers is still open. All answers together can
+# hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix
+# cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
 # > live requests out of band (`mirrorPercentage`), and throws the answers away: to compare them, log both sides.
 # > nginx's [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is your splitter, with
-# > MurmurHash2 over 32 bits; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
+# > a 32-bit MurmurHash2; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
 # > [analysis](https://argoproj.github.io/argo-rollouts/features/analysis/) as `Successful`, `Failed` or `Inconclusive`,
 # > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
 # > its prefix cache warms only as fast as its share of the traffic allows.
@@ -1436,11 +1448,12 @@ for rule, share in alarms.items():
 
 # %% [markdown]
 # **Read the result.** "More than two points worse" on the dashboard rolls back half of all canaries that are as good as
-# what they replace. An interval that misleads in 2.2 % of the cases at one look does so in 11.5 % at one or more of
-# *twenty*. A canary that will be looked at twenty times needs a stricter interval at each look (the last line divides
-# the error by twenty, the simplest rule). Your verdict is harder to fool into rolling back: it does so only if the
-# whole interval is beyond a *bound*, not beyond 0. But twenty looks are also twenty chances to *promote* a canary whose
-# loss is just beyond its bound: fix beforehand at which numbers of requests you look, and promote only at the last.
+# what they replace. A 95 % interval lies above 0 by mistake in 2.2 % of the cases at one look (and below it about as
+# often), and in 11.5 % at one or more of *twenty*. A canary that will be looked at twenty times needs a stricter
+# interval at each look (the last line divides the error by twenty, the simplest rule). Your verdict is harder to fool
+# into rolling back: it does so only if the whole interval is beyond a *bound*, not beyond 0. But twenty looks are also
+# twenty chances to *promote* a canary whose loss is just beyond its bound: fix beforehand after how many requests you
+# look, and promote only at the last look.
 
 # %% [markdown]
 # Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better on average
@@ -1486,13 +1499,17 @@ print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
 print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix):.1%}")
 
 # %% [markdown]
+# **Read the result.** Little changes here: a hash that draws from 2,000 tenants gives both sides nearly the same mix.
+# Choose the canary's tenants by hand, the small and patient ones first, and the two rates differ.
+
+# %% [markdown]
 # ## 8. Spending more on an answer
-# <!-- minutes: 19 + 15 -->
+# <!-- minutes: 19 + 12 -->
 #
 # Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
 # steps, search, check, and choose. This is called **test-time scaling**. It must not be confused with speculative
-# decoding, which spends compute to get the same answer sooner: here more compute should give another, better answer,
-# and later.
+# decoding, which spends compute to get the same answer sooner: here more compute should give a different and better
+# answer, later.
 #
 # SmolLM2 adds three one-digit numbers, at once or in steps, after three worked examples:
 
@@ -1529,8 +1546,10 @@ for way in more_samples.MAX_TOKENS:
     print(f"   a right answer is drawn for {later} of {len(right)} tasks, and is the most frequent one in {first}")
 
 # %% [markdown]
-# **Read the result.** The right answers are there: in both ways, many more tasks have one among eight completions than
-# are answered rightly by one. What is left is to choose, and that is the hard part.
+# **Read the result.** The right answers are there: in both ways, far more tasks have a right answer among eight
+# completions than a single completion gets right. (Where two answers are equally frequent, the last count takes the
+# right one; the votes below break such ties by the order of the completions.) What is left is to choose, and that is
+# the hard part.
 #
 # ### Ways to choose
 #
@@ -1582,15 +1601,17 @@ choice_pictures.draw_accuracy(curves, points)
 #
 # - **At once, votes hardly help.** A task's answers come from one distribution, and the most frequent one is wrong for
 #   more than half of the tasks, as counted above; more samples only make that more certain. Votes help in tasks in
-#   which the model is right *more often than it makes any one mistake*; in the others they pick the mistake.
-# - **Depth against breadth.** One answer in steps takes as many tokens as five or six at once, and is right far more
-#   often. Here tokens are better spent in a row than side by side. The price is time: a row of tokens takes as many
-#   decode steps as it has tokens; tokens side by side share a step.
-# - **The likeliest is not always right.** Likelihood and beams end far below what pass@8 says is there: they look for
-#   what the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is worse:
-#   flat and repetitive. Beams suit translation or transcription, where the one right text is nearly the likeliest.)
+#   which the model is right *more often than it makes any one mistake*; in the others they pick the mistake. In steps
+#   the vote of eight does no better than one greedy answer.
+# - **Depth against breadth.** One answer in steps takes as many tokens as five or six at once, and is right for more
+#   tasks than their vote. Here tokens are better spent in a row than side by side. The price is time: a row of tokens
+#   takes as many decode steps as it has tokens; tokens side by side share a step.
+# - **The likeliest is not always right.** Likelihood, beams and votes all end far below what pass@8 says is there: they
+#   look for what the model finds probable, and its mistakes are probable to it. (In open-ended texts the likeliest is
+#   worse: flat and repetitive. Beams suit translation or transcription, where the one right text is nearly the
+#   likeliest.)
 # - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then
-#   there is no answer: with one completion the verifiers' curves begin below the others. How good are the two?
+#   there is no answer: with one completion the verifiers' curves begin below the others in steps. How good are the two?
 
 # %%
 for name, accepts in {
@@ -1688,12 +1709,13 @@ for budget in (30, 60, 120, 240):
 print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.1f} tokens")
 
 # %% [markdown]
-# **Read the result.** With the largest budget the mean is far below it, since only hard tasks use it up. The tries of a
-# tier come one after the other, which costs time; asking for two or four at once in each tier saves time and costs
-# tokens.
+# **Read the result.** With a budget of 120 tokens the loop answers as many tasks as eight completions for each, for
+# less than a third of their tokens. Twice the budget buys nothing more: the tasks that are left have no completion that
+# the verifier accepts. The tries of a tier come one after the other, which costs time; asking for two or four at once
+# in each tier saves time and costs tokens.
 #
 # **Open the engine.** There the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8`
-# chooses by likelihood). It asks for `round_size` completions at a time:
+# chooses by likelihood). It asks for `round_size` completions at a time, and the last round may go beyond the budget:
 
 # %%
 show_source(selection.first_accepted, first="params, budget =")
@@ -1701,7 +1723,7 @@ show_source(selection.first_accepted, first="params, budget =")
 # %% [markdown]
 # > **In production, 2026.** vLLM has `n` in
 # > [`SamplingParams`](https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/), and beam search as a method of its
-# > own with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` went with its [first
+# > own with `BeamSearchParams(beam_width, max_tokens, length_penalty)`; `best_of` was removed with its [first
 # > engine](https://docs.vllm.ai/en/stable/usage/v1_guide/), so choosing is the client's business: ask for `logprobs`
 # > and `n`. Reasoning models move depth into the model: their long thoughts are decode, and a budget on tokens
 # > (`max_tokens`) is the first thing to set. By roofline, a step of Llama-3-8B on an otherwise idle H100 takes 6 ms for
@@ -1726,7 +1748,7 @@ show_source(selection.first_accepted, first="params, budget =")
 # %% [markdown]
 # ### One of k
 #
-# pass@k, computed above by the engine, in your own code.
+# Above, the engine computed pass@k. Now write it yourself.
 
 # %% [markdown]
 # <!-- card 8.17 -->
@@ -1748,7 +1770,7 @@ def pass_at_k(num, num_right, k):
     >>> pass_at_k(16, 3, 1), pass_at_k(16, 14, 3), pass_at_k(16, 0, 5)
     (0.1875, 1.0, 0.0)
     """
-    # BEGIN SOLUTION: a product of k factors, and what it leaves
+    # BEGIN SOLUTION: a float
     if not 1 <= k <= num:
         raise ValueError(f"k must be in [1, {num}], got {k}")
     all_wrong = 1.0
@@ -1784,7 +1806,7 @@ def vote(answers, scores):
     """The most frequent answer; among equals, the one whose best completion has the highest score.
 
     answers: one for each completion, read from its tokens; None where none was found, and these do not vote. scores:
-    its mean log-probability, in nats. None if nothing was read.
+    of each completion the mean log-probability, in nats. None if nothing was read.
 
     >>> vote([12, 15, 12, None], [-1.0, -0.2, -0.9, -0.1])
     12
@@ -1817,11 +1839,12 @@ for way in more_samples.MAX_TOKENS:
 
 # %% [markdown]
 # ## 9. Choosing by the bottleneck
-# <!-- minutes: 8 -->
+# <!-- minutes: 5 + 5 -->
 #
 # "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each
-# on one H100 (by roofline, not run here; `host` is an assumption: 1.5 ms a step that nothing hides). A request's prompt
-# has tokens that were seen before and new ones; weights and host work of a step are shared by its batch.
+# on one H100 (by roofline at 60 % of its arithmetic and 80 % of its bandwidth, not run here; prompts and decodes take
+# turns; `host` is an assumption: 1.5 ms a step that nothing hides). A request's prompt has tokens that were seen before
+# and new ones; weights and host work of a step are shared by its batch.
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1850,7 +1873,7 @@ answer_8_19 = {
     "chat": "d",  # SOLUTION: a letter
     "completion": "e",  # SOLUTION: a letter
     "documents": "a",  # SOLUTION: a letter
-    "labels": "c",  # SOLUTION: a letter
+    "summaries": "c",  # SOLUTION: a letter
 }
 
 # %%
@@ -1861,8 +1884,16 @@ check("8.19")
 print(bottlenecks.gains())
 
 # %% [markdown]
-# **Read the result.** Each improvement is the best one somewhere, and worth next to nothing elsewhere. An improvement
-# can win no more than the part it touches (Amdahl's law): so the profile comes first, the framework second.
+# **Read the result.** Each improvement is the best one for one of these services; all but **c**, which touches weights
+# and prompts, win next to nothing for another. And the largest part is not always the one to work on: summaries wait
+# longest for the weights, and gain most from **c**. An improvement can win no more than the part it touches (Amdahl's
+# law): so the profile comes first, the framework second.
+#
+# **Takeaway.** The same prefix cache lets one GPU serve 2.54 times as many agents' requests and no more chats; weights
+# in 4 bits 2.27 times as many chats, and 1.08 times as many agents' requests.
+
+# %% [markdown]
+# ### Going further: which engine?
 #
 # **Four questions**, in this order. *What do my requests wait for?* Measure: TTFT in its terms, hit rate, batch, step
 # time against its roof. *Which hardware, and may it change?* *What is unusual about the model* (experts, windows,
@@ -1876,10 +1907,10 @@ print(bottlenecks.gains())
 # | **llama.cpp** | any one machine: CPUs, laptops, GGUF files | few requests at a time, little memory |
 # | **TGI** | in maintenance mode | you run it already: plan to move |
 #
-# **The cheapest thing to try, by setting.** Prompts with common beginnings: order them so that the common part comes
-# first. A late first token: a chunk size that fits (lab 4). Little memory: K/V in 8 bits behind the gate. One sequence
-# at a time: weights in 4 bits, then a draft (lab 5). Mostly prompts: fp8 arithmetic. Output that code reads: a grammar
-# in place of retries. Compress, or take a smaller model? Lab 6 answers by bits and by what the gate says.
+# **The cheapest thing to try, by setting.** Prompts with common parts: put the common part first. A late first token: a
+# chunk size that fits (lab 4). Little memory: K/V in 8 bits behind the gate. One sequence at a time: weights in 4 bits,
+# then a draft (lab 5). Mostly prompts: fp8 arithmetic. Output that code reads: a grammar in place of retries. Compress,
+# or take a smaller model? Lab 6 answers by bits and by what the gate says.
 
 # %% [markdown]
 # > **In production, 2026.** Much of the difference is a default. Prefix caching is on in vLLM (off with
@@ -1893,9 +1924,6 @@ print(bottlenecks.gains())
 # > TGI's own [documentation](https://huggingface.co/docs/text-generation-inference/en/index.md) recommends vLLM and
 # > SGLang, and llama.cpp locally, whose [README](https://github.com/ggml-org/llama.cpp) promises minimal setup on a
 # > wide range of hardware.
-#
-# **Takeaway.** The same prefix cache lets one GPU serve 2.41 times as many agents' requests and no more chats; weights
-# in 4 bits 2.27 times as many chats, and 1.09 times as many agents' requests.
 
 # %% [markdown]
 # ## 10. Capstone: the first cell again
@@ -1913,9 +1941,10 @@ for name, run in (("before", before), ("after", after)):
 # %% [markdown]
 # **Read the result.** The missing time was never in the engine. Four clients were told to come back in a second, and
 # some of them were told so again; a refused request has no first token, so no histogram of the server counts its wait.
-# With the bucket the six run together in one batch, and both clocks agree, up to the network and the server's own
-# terms. (A limit of six at a time would do as much for these six. A bucket bounds the rate and not what is in flight,
-# so production keeps both.) The latency that a server measures is that of the requests it let in.
+# With the bucket the six run together in one batch: the clients' mean falls to a fraction, and the server's *rises*,
+# because six prompts share their steps now. A dashboard alone would call that a step back. (A limit of six at a time
+# would do as much for these six. A bucket bounds the rate and not what is in flight, so production keeps both.) The
+# latency that a server measures is that of the requests it let in.
 
 # %% [markdown]
 # **Takeaway.** Before, four of six clients waited for a second or more of which the server's clock knew nothing; after,
@@ -1928,7 +1957,7 @@ for name, run in (("before", before), ("after", after)):
 # %% [markdown]
 # <!-- card 8.20 -->
 # **slow**: one customer says that its first tokens take 5 s. On the dashboard p99 of the time to first token is 0.4 s,
-# for this tenant as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
+# for this customer as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
 # its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the
 # quantile is interpolated.
 #
@@ -1955,7 +1984,7 @@ check("8.20")
 # %% [markdown]
 # ### Principles
 #
-# 1. **A stream has no message borders.** Code that reads one must cope with a cut anywhere.
+# 1. **A stream has no message boundaries.** Code that reads one must cope with a cut anywhere.
 # 2. **Refuse early, and say when to come back.** A refusal costs little; a queue without end costs every request.
 # 3. **A server's latency counts the requests it let in.** Measure at the client, too, and ask which of six terms is
 #    long.

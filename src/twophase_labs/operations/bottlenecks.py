@@ -30,7 +30,8 @@ class Service:
     """One use of one model.
 
     Attributes:
-        num_weights, kv_bytes: Of the model; K/V bytes per token.
+        num_weights, kv_bytes, flops_per_key: Of the model; bytes of K and V per token, and operations of one query's
+            attention to one key in all layers.
         seen, new, out: Tokens of a request: of its prompt, those that an earlier one began with, and the others; of
             its completion.
         batch: Sequences in a decode step.
@@ -39,6 +40,7 @@ class Service:
     name: str
     num_weights: float
     kv_bytes: int
+    flops_per_key: int
     seen: int
     new: int
     out: int
@@ -47,15 +49,20 @@ class Service:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds of a request by part; what a step does for all of its sequences is shared among them."""
-        flops = 2 * self.num_weights
-        context = self.seen + self.new + self.out / 2
+        prompt = self.seen + self.new
+        context = prompt + self.out / 2
         return {
-            "prompt, seen before": self.seen * flops / FLOPS_PER_S,
-            "prompt, new": self.new * flops / FLOPS_PER_S,
+            "prompt, seen before": self._prefill_s(0, self.seen),
+            "prompt, new": self._prefill_s(self.seen, prompt),
             "weights": self.out * 2 * self.num_weights / BYTES_PER_S / self.batch,
             "K/V": self.out * self.kv_bytes * context / BYTES_PER_S,
             "host": self.out * HOST_S / self.batch,
         }
+
+    def _prefill_s(self, start: int, end: int) -> float:
+        """Products with the weights, and attention of each token to those before it."""
+        num_keys = (end**2 - start**2) / 2
+        return ((end - start) * 2 * self.num_weights + num_keys * self.flops_per_key) / FLOPS_PER_S
 
     def gain(self, improvement: str) -> float:
         """How many times as many requests one GPU serves with it: Amdahl's law."""
@@ -67,12 +74,14 @@ class Service:
         return f"{self.name:<11}" + "".join(f"{1000 * s:12.1f}" for s in self.parts.values())
 
 
+# Llama-3-8B, and for completion Llama-3.2-1B: 4 operations for each of 32 layers and 4,096 query dimensions, or 16 and
+# 2,048. K and V of a whole batch fit beside the weights.
 SERVICES = (
-    Service("agents", 8.03e9, 131_072, seen=8000, new=300, out=150, batch=24),
-    Service("chat", 8.03e9, 131_072, seen=100, new=300, out=400, batch=4),
-    Service("completion", 1.24e9, 32_768, seen=0, new=400, out=120, batch=6),
-    Service("documents", 8.03e9, 131_072, seen=0, new=30_000, out=1200, batch=16),
-    Service("labels", 8.03e9, 131_072, seen=40, new=2000, out=2, batch=16),
+    Service("agents", 8.03e9, 131_072, 524_288, seen=8000, new=300, out=150, batch=24),
+    Service("chat", 8.03e9, 131_072, 524_288, seen=100, new=300, out=400, batch=4),
+    Service("completion", 1.24e9, 32_768, 131_072, seen=0, new=400, out=120, batch=6),
+    Service("documents", 8.03e9, 131_072, 524_288, seen=0, new=30_000, out=2000, batch=12),
+    Service("summaries", 8.03e9, 131_072, 524_288, seen=0, new=2000, out=80, batch=8),
 )
 
 

@@ -31,7 +31,7 @@ class Burst:
 
     @property
     def first_late_s(self) -> float | None:
-        """When a client first waited for longer than the SLO; None: none did."""
+        """When a client, refused or not, was first without a token for longer than the SLO; None: none was."""
         late = [answer.sent_s + SLO_S for answer in self.answers if (answer.ttft_s or SLO_S + 1) > SLO_S]
         return min(late) - self.start_s if late else None
 

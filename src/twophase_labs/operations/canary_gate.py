@@ -28,7 +28,9 @@ class Line:
 
     def __str__(self) -> str:
         kind = "hard" if self.is_hard else f"weight {self.weight:g}"
-        return f"{self.name:<22} {self.low:+8.3f} to {self.high:+8.3f}, at most {self.bound:g} ({kind})"
+        low, high = (min(1.0, max(0.0, loss / self.bound)) for loss in (self.low, self.high))
+        used = f"used {low:4.0%} to {high:4.0%}"
+        return f"{self.name:<18} {self.low:6.3f} to {self.high:6.3f}, at most {self.bound:g} ({kind}): {used}"
 
 
 def wilson(num_passed: int, num: int, z: float = Z_95) -> tuple[float, float]:

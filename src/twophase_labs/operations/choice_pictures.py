@@ -29,7 +29,7 @@ def draw_looks(looks: Mapping[int, Sequence[Line]], names: Sequence[str]) -> Fig
         axes.set_xlabel("thousands of requests, both sides")
         axes.set_title(name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0, 0].set_ylabel("answers lost, points")
+    panels[0, 0].set_ylabel("answers lost, points\n(scales differ)")
     labels = (("surely kept", COLOURS[2]), ("open", COLOURS[4]), ("surely broken", COLOURS[5]))
     marks = [plt.Line2D([], [], color=colour, linewidth=6) for _, colour in labels]
     panels[0, -1].legend(marks, [label for label, _ in labels], frameon=False, fontsize=8, loc="upper right")

@@ -33,6 +33,7 @@ def machine(model: RooflineCostModel) -> Machine:
 
 L4, H100 = machine(ON_L4), machine(ON_H100)
 MACHINES = {"L4": L4, "H100": H100}
+QUIET_H100 = Hour("healthy", Setting(cost_model=ON_H100), Traffic())
 BUSY_H100 = Hour(
     "healthy",
     Setting(cost_model=ON_H100),

@@ -25,17 +25,17 @@ from twophase_tools.simulate.step_load import load_of
 RUNGS = (
     "as always",
     "an answer ends after 200 tokens",
-    "and prompts in chunks of 128 tokens a step, not 512",
+    "and prompts in chunks of 256 tokens a step, not 512",
     "and documents are refused: 429, Retry-After",
     "and of a prompt only the first 64 and the last 1,000 tokens count",
 )
 LAST = len(RUNGS) - 1
-MAX_ANSWER, CHUNKS, SINKS, TAIL = 200, (512, 512, 128, 128, 128), 64, 1000
+MAX_ANSWER, CHUNKS, SINKS, TAIL = 200, (512, 512, 256, 256, 256), 64, 1000
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 60.0  # a client that has no first token by then goes away
 SLO = Slo(ttft_s=5.0, tpot_s=0.12)
 USUAL = Traffic()
-FLOOD = Traffic(rate_per_s=2.3, output_scale=6.0, length_s=120.0)
+FLOOD = Traffic(rate_per_s=3.5, output_scale=6.0, length_s=120.0)
 LIMITS: dict[str, Any] = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 8192,

@@ -77,11 +77,11 @@ def draw_buckets(
         guessed, exact = histogram_quantile(q, list(buckets)), float(np.quantile(ordered, q, method="inverted_cdf"))
         axes.axhline(q, color=LINE, linewidth=1, linestyle=style)
         axes.plot([guessed, exact], [q, q], style, color=COLOURS[5], linewidth=2)
-        axes.annotate(f"{q:.0%}: {1e3 * guessed:.0f} ms for {1e3 * exact:.0f} ms", (max(guessed, exact), q),
+        axes.annotate(f"{q:.0%}: estimated {1e3 * guessed:.0f} ms, true {1e3 * exact:.0f} ms", (max(guessed, exact), q),
                       (8, -12), textcoords="offset points", fontsize=9, color=INK)  # fmt: skip
     axes.set(xlabel="time to first token, s", ylabel="share of the requests", ylim=(0, 1.05))
     axes.set_xlim(0, 1.2 * max(float(ordered[-1]), shown[-1][0]))
-    axes.set_title("A bucket does not know where in it its values lie", loc="left")
+    axes.set_title("A bucket does not tell where in it its values lie", loc="left")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     return _done(figure)
@@ -107,7 +107,7 @@ def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) 
         axes.set_title(one.name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     np.atleast_1d(panels)[-1].set_xlabel(
-        "s after the first request (dot: look; hatched: pending; plain: firing; dotted: a client waits beyond the SLO)"
+        "s after the first request (dot: look; hatched: pending; plain: firing; dotted: the first client is late)"
     )
     return _done(figure)
 

@@ -146,13 +146,6 @@ def shadow(variant: str) -> Shadow:
     )
 
 
-def differing(one: Shadow, other: Shadow, slice_name: str) -> list[tuple[str, str]]:
-    """Pairs of texts of one slice in which the two differ."""
-    return [
-        (a, b) for name, a, b in zip(one.slices, one.texts, other.texts, strict=True) if name == slice_name and a != b
-    ]
-
-
 def mix_of(slices: Sequence[str]) -> dict[str, int]:
     """Requests of each slice."""
     return dict(Counter(slices))

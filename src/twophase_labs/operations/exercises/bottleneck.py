@@ -19,7 +19,7 @@ EXERCISES = (
                 "chat": "bf1d21eeb3b9b554",
                 "completion": "2da7470cfcf2ad61",
                 "documents": "a2d234530184088a",
-                "labels": "f65b3143c343b5ae",
+                "summaries": "ee4569c1e5a9c245",
             },
             hint="Of each row: what is left of its sum with each improvement? An improvement of the largest part may "
             "be worth less than a better one of the second largest.",
