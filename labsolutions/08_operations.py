@@ -1590,6 +1590,7 @@ curves = {
 }
 points = [more_samples.of_one(f"greedy, {way}", more_samples.greedy(way)) for way in more_samples.MAX_TOKENS]
 points += [more_samples.of_one(f"4 beams, {way}", more_samples.beams(way), 4) for way in more_samples.MAX_TOKENS]
+points += [more_samples.any_right(way) for way in more_samples.MAX_TOKENS]
 for line in [*points, *(found[-1] for found in curves.values())]:
     print(line.line)
 

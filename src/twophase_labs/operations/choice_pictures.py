@@ -55,7 +55,7 @@ def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Acc
     for number, point in enumerate(points):
         axes.plot(point.tokens, 100 * point.rate, "sDsD"[number % 4], color=INK, markersize=6,
                   fillstyle="full" if number % 2 else "none")  # fmt: skip
-        place, ha = ((0, 7), "center") if point.k == 1 else ((6, -11), "left")
+        place, ha = ((6, -11), "left") if point.k == 4 else ((0, 7), "center")
         axes.annotate(point.name, (point.tokens, 100 * point.rate), xytext=place, textcoords="offset points",
                       ha=ha, fontsize=8, color=INK)  # fmt: skip
     axes.set_xscale("log", base=2)

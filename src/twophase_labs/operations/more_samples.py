@@ -190,6 +190,13 @@ def accuracy(name: str, choose: Chooser, way: str, k: int, num_draws: int = 60) 
     return Accuracy(name, k, right / num, tokens / num)
 
 
+def any_right(way: str) -> Accuracy:
+    """Of a choice that finds a right answer wherever one was drawn: pass@n, which no other can exceed."""
+    num_tokens = sum(sample.num_tokens for samples in completions(way) for sample in samples)
+    share = sum(map(bool, num_right(way))) / NUM_SUMS
+    return Accuracy(f"pass@{NUM_COMPLETIONS}, {way}", NUM_COMPLETIONS, share, num_tokens / NUM_SUMS)
+
+
 def num_right(way: str) -> list[int]:
     """Of each task's completions, how many are right."""
     return [
