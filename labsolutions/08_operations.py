@@ -402,8 +402,9 @@ pictures.draw_terms(reasons)
 # **Read the result.** In each line the terms add up to what the client saw, because each begins where another ends.
 # Short and long differ in the prefill, and a hit removes that difference. The long prompt delays *others* most: the
 # requests that run wait for it, unless it is computed in chunks (lab 4). The grammar of 9,900 names comes next: it is
-# compiled in the engine's thread between two steps, and delays every running request as much as its own. The last
-# request waits for a sequence place. Network and serialising are small here, since nothing leaves this machine.
+# compiled in the engine's thread between two steps, and delays every running request as much as the one that asked for
+# it. The last request waits for a sequence place. Network and serialising are small here, since nothing leaves this
+# machine.
 #
 # None of the six is what the first cell's clients waited for. Their tenant may run two requests at a time, so four of
 # the six got a 429 and came back later. A refused request never gets this far: its time passes *outside* all terms, and
@@ -428,8 +429,8 @@ for name, slice_of in term_loads.SLICES.items():
 # request also pays for something that this process does once, when it is first asked for guided decoding: it reads the
 # whole vocabulary. A warm-up request after each start would pay it instead.)
 #
-# (Tenant and prompt length can be labels of a metric if they take few values. A label per user makes a series per user,
-# and each of these histograms has 19 buckets in every series.)
+# (Tenant and prompt length can be labels of a metric if they take few values. A label per user multiplies every series
+# by the number of users, and each of these histograms has 19 buckets already.)
 
 # %% [markdown]
 # > **In production, 2026.** [vLLM's metrics](https://docs.vllm.ai/en/v0.32.0/usage/metrics/) have these names with
@@ -539,8 +540,8 @@ class Alert:
 
         Where the condition is true: an alert that is firing goes on firing; another one fires if the condition has been
         true at every look for at least for_s seconds, and is pending otherwise. Where it is not true: an alert that is
-        firing goes on firing while the first look at which it was not true any more is less than keep_firing_s seconds
-        ago; otherwise, and if it was not firing, it is inactive.
+        firing goes on firing until keep_firing_s seconds have passed since the first look at which the condition was no
+        longer true. From then on, or if it was not firing, it is inactive.
 
         >>> alert = Alert(threshold=0.85, for_s=30)
         >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
@@ -599,15 +600,15 @@ print("no client was late" if late_s is None else f"after {late_s:.2f} s the fir
 pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 
 # %% [markdown]
-# **Read the result.** *Late answers* is bound to come last, and in so short a burst may not fire at all: an answer is
-# late long before it can be counted as late (by this server when its request has ended, by vLLM when the first token
-# comes), and the histogram has no bound at 2 s, so only those beyond its next bound, 2.5 s, can be counted. *Queue age*
-# needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with every wave
-# of requests. A full pool is what the memory was bought for, and trouble only together with a queue. *Fragmentation* is
-# low here, and high when sequences are short, which is no incident: with blocks of 16, half a block is lost per
-# sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that
-# sees what the first cell's clients saw. (It looks at a counter here, so it would never end; in production its
-# condition is on `increase(...[1m])`.)
+# **Read the result.** *Late answers* is bound to come last, and in so short a burst may not fire at all. An answer is
+# late long before it is counted: this server counts it when its request has ended, vLLM when its first token comes. And
+# the histogram has no bound at 2 s, so only answers later than its next bound, 2.5 s, can be seen to be late. *Queue
+# age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with every
+# wave of requests. A full pool is what the memory was bought for, and trouble only together with a queue.
+# *Fragmentation* is low here, and high when sequences are short, which is no incident: with blocks of 16, half a block
+# is lost per sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only
+# one that sees what the first cell's clients saw. (It looks at a counter here, so once it fires it never stops; in
+# production its condition is on `increase(...[1m])`.)
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -706,8 +707,8 @@ answer_8_7 = {
 check("8.7")
 
 # %% [markdown]
-# Four of the five once more, each with its cure: the same requests at the same times. (*D* runs prefill and decode on a
-# GPU each; where each GPU does both, the line is that of one GPU with half of the requests.)
+# Four of the five once more, each with its cure: the same requests at the same times. (*D* has one GPU for prefill and
+# one for decode. In its last line each GPU does both; the line shows one of the two, with half of the requests.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -790,7 +791,7 @@ for name, value in dashboards.window("A")[-1].items():
 
 # %% tags=["exercise:8.8"]
 def diagnose(window, healthy):
-    """What to relieve in an incident: 'healthy' (nothing), 'kv' (the pool of K/V blocks is full), 'batching' (whole
+    """What is wrong: 'healthy' (nothing), 'kv' (the pool of K/V blocks is full), 'batching' (whole
     prompts hold up decodes), 'retrieval' (needles in long texts are lost), 'format' (JSON is invalid, and clients ask
     again) or 'transfer' (K and V come late from the other GPU).
 
@@ -841,9 +842,9 @@ for name in "ABCDE":
 # %% [markdown]
 # ### Going further: too little memory, in nine steps
 #
-# Incident *C* filled the pool; here K and V do not fit at all. One of the L4s gets a new task: eight requests at a
-# time, each with 12,000 tokens of retrieved text and an answer of 1,000. The planner (`twophase plan`, lab 7) says what
-# that takes:
+# Incident *C* filled the pool; here the memory is too small from the start. One of the L4s gets a new task: eight
+# requests at a time, each with 12,000 tokens of retrieved text and an answer of 1,000. The planner (`twophase plan`,
+# lab 7) says what that takes:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -901,8 +902,8 @@ def triage(harm, missing):
     in any order); 0 or below: it fits.
 
     While bytes are missing, take the step that wins most of the missing bytes per point of harm as things stand *now*.
-    Bytes beyond the missing ones count for nothing, a step that wins nothing is not taken, between equals take the
-    first in `harm`. In the end give back: in the order taken, drop each step without which it fits as well.
+    Bytes beyond the missing ones count for nothing, and a step that wins nothing is not taken. Between equals take the
+    first in `harm`. In the end give back: in the order taken, drop each step without which it still fits.
 
     >>> triage({"a": 1, "b": 4}, lambda names: 10 - 4 * ("a" in names) - 40 * ("b" in names))
     ['b']
@@ -943,16 +944,17 @@ print(memory.split_line(chosen))
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
 # > memory: in prefill a smaller `--chunked-prefill-size`, which saves a *step's* arrays, the part that the planner
 # > calls workspace; in decode fewer `--max-running-requests`, which is 'half at a time' above; and a smaller
-# > `--mem-fraction-static` for both, which takes from the pool. In vLLM `--max-num-seqs`, `--kv-cache-dtype fp8` and
-# > `--quantization` do what the steps of these names do.
+# > `--mem-fraction-static` for both, which takes from the pool. In vLLM `--max-num-seqs` is 'half at a time',
+# > `--kv-cache-dtype fp8` is 'K/V in 8 bits', and `--quantization` covers both steps for the weights.
 
 # %% [markdown]
 # ## 5. Degrade before failing
 # <!-- minutes: 15 -->
 #
-# Incident *C* again, with more traffic. An engine left to itself chooses nobody, and fails nearly all: it preempts, it
-# queues, and clients that have no first token after a minute go away. A front end can give up *some things on purpose*
-# instead, those that do least harm first. It looks at the engine once a second and sets a level:
+# Incident *C* again, with more traffic. An engine left to itself refuses nobody, and so fails its clients by the
+# hundred: it preempts, it queues, and clients that have no first token after a minute go away. A front end can give up
+# *some things on purpose* instead, those that do least harm first. It looks at the engine once a second and sets a
+# level:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -964,8 +966,8 @@ alone = overload.overload(None)
 print(alone.line)
 
 # %% [markdown]
-# **Think first.** A level must rise before the pool is full, because blocks come back only when answers end. Why must
-# it not fall as soon as the pool is below the same mark?
+# **Think first.** A level must rise before the pool is full, because blocks come back only when answers end. What
+# happens if it falls as soon as the pool is below the same mark?
 
 # %% [markdown]
 # <!-- card 8.10 -->
@@ -1036,9 +1038,9 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # too little for this flood, and the third does as well only by refusing more. In a usual hour the ladder does nothing.
 # With classes of customers, the cheapest class climbs first.
 #
-# The picture shows why a level must not fall at the mark at which it rose: even with two marks and ten seconds of calm
-# the ladder swings, because a rung helps late, when the answers that it cuts have ended. With one mark it would go up
-# and down at every look. What each rung is worth depends on the traffic, so measure each alone before you build one.
+# The picture shows that a rung helps late, when the answers that it cuts have ended: even with two marks and ten
+# seconds of calm the ladder swings. With one mark it would swing faster, and clients of the same minute would be
+# treated differently. What each rung is worth depends on the traffic, so measure each alone before you build one.
 
 # %% [markdown]
 # > **In production, 2026.** An engine's queue has no end unless it is told otherwise, so limits often stand before it.
@@ -1137,23 +1139,23 @@ for name, hour in hours.items():
 # %% [markdown]
 # **Read the result.** With the same traffic an output token costs more on the H100: it reads the weights faster, but
 # for few sequences at a time, and its hour has a higher price. With more traffic more sequences share each reading, and
-# the price falls to a tenth; that of a prompt token, which is mostly arithmetic, changes little. With the second
-# attempts the L4's batches are fuller, so its *token* is cheaper with invalid JSON, and only an answer in JSON costs
-# more. With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no
-# more than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt
-# tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more
-# retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
+# its price falls to less than a tenth; a prompt token, which is mostly arithmetic, becomes only a quarter cheaper. With
+# the second attempts the L4's batches are fuller, so its *token* is cheaper with invalid JSON, and only an answer in
+# JSON costs more. With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in
+# them costs no more than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times
+# as many prompt tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a
+# decode, the more retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
 
 # %% [markdown]
 # > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
 # > prices](https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md)
 # > finds output at four to eight times the price of input, and cached input at a tenth on the newest models. By
-# > roofline, the first is an H100 at a batch of some 45 to 150 (*Going further*). In vLLM, `vllm:prompt_tokens_total`
-# > and `vllm:generation_tokens_total` count the tokens of prompts and completions, `vllm:prefix_cache_hits` those that
-# > were found in the cache; no engine knows what a client threw away.
+# > roofline, an H100 has that ratio of output to input at a batch of some 40 to 170, beside a chunk of 512 (*Going
+# > further*). In vLLM, `vllm:prompt_tokens_total` and `vllm:generation_tokens_total` count the tokens of prompts and
+# > completions, `vllm:prefix_cache_hits` those that were found in the cache; no engine knows what a client threw away.
 #
-# **Takeaway.** A million output tokens cost $2.565 on an H100 with an L4's traffic and $0.205 on the same H100 when it
-# is busy, where prompts cost $0.016 and $0.012: sequences that decode together share the cost of the weights.
+# **Takeaway.** On an H100 with an L4's traffic a million output tokens cost $2.565, on the same H100 when it is busy
+# $0.205; a million prompt tokens cost $0.016 and $0.012: sequences that decode together share the cost of the weights.
 
 # %% [markdown]
 # ### Going further: cached tokens, rejected drafts, a larger batch
@@ -1226,8 +1228,8 @@ check("8.12")
 measured("8.12", ratios[128])
 
 # %% [markdown]
-# **Read the result.** The weights are shared by 129 chunks now, and each sequence's own K and V, which nothing shares,
-# and its arithmetic have become as important.
+# **Read the result.** The weights are shared by 129 chunks now, so a sequence's part of them costs less than its own K
+# and V and its own arithmetic together, which nothing shares.
 
 # %% [markdown]
 # ## 7. A new version, and a few who try it
@@ -1279,9 +1281,9 @@ def is_canary(key, share, salt):
     """Whether the requests with this key are the canary's: True or False.
 
     key: text, such as a tenant's name. share: of all keys, a probability in [0, 1]; 0 is none, 1 is all. salt: the name
-    of the rollout: another one chooses other keys, independently. ('2ada' under the salt 'v1' has nothing to do with
-    'ada' under 'v12'.) The answer is the same in every process and on every machine. When the share grows, keys that
-    are the canary's remain so. Shares may be as small as 0.001.
+    of the rollout: another one chooses other keys, independently. (Also where salt and key, one after the other, are the
+    same text: 'v1' and '2ada', 'v12' and 'ada'.) The answer is the same in every process and on every machine. When the
+    share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
 
     >>> [is_canary(key, 0.0, "v2") for key in ("ada", "bob", "eve")]
     [False, False, False]
@@ -1317,9 +1319,9 @@ for share in (0.05, 0.1, 0.2):
 # ### How many requests are enough?
 #
 # Every number from a canary is an estimate. Nine of ten answers right is a rate of 90 %, give or take a lot; with more
-# requests the interval narrows (Wilson's; 95 of 100 such intervals contain the true rate if requests are independent;
-# requests of one tenant resemble each other, so the real uncertainty is larger, and a careful canary resamples
-# *tenants*):
+# requests the interval narrows. These are Wilson's intervals: if requests are independent, 95 of 100 such intervals
+# contain the true rate. (Requests of one tenant resemble each other, so the real uncertainty is larger, and a careful
+# canary resamples *tenants*.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1331,8 +1333,9 @@ for num in (10, 100, 1000, 10_000):
 
 # %% [markdown]
 # How many are enough? To detect a loss of d at a base rate of p takes about 16 p (1 - p) / d² requests on each side, if
-# both get as many (power 80 %, 5 % false alarms): for p = 0.9 and two points, 3,600. So a verdict has three values:
-# promote, roll back, and **wait: too few requests to tell**.
+# both sides get the same number (then such a loss is found in 80 of 100 cases, and one that does not exist in 5 of
+# 100): for p = 0.9 and two points, 3,600. So a verdict has three values: promote, roll back, and **wait: too few
+# requests to tell**.
 #
 # The verdict is made from lines of two kinds. Some must be kept whatever else improves: a slice's right answers, JSON
 # that parses, refusals. They have **hard bounds, and come first**. The others are weighed: a millisecond against a
@@ -1395,10 +1398,10 @@ for variant in ("as it is", "window of 320", "int4_g64_sym"):
         print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
 
 # %% [markdown]
-# How far are the lines of the first after 5,000 requests, about a fifth of them the canary's? (`used` is what step 3
-# counts of a line. The late tokens are no difference: the line is the share of the canary's own first tokens that are
-# late, and the bound is what a p99 within its SLO allows.) And how does the window's canary look in all answers, in a
-# slice that fits into the window, and in the one that does not?
+# What does the first canary, the engine as it is, still wait for after 5,000 requests, about a fifth of them its own?
+# (`used` is the fraction of step 3. *Late first tokens* does not compare the two sides: it is the share of the canary's
+# own first tokens that are late, and the bound is what a p99 within its SLO allows.) And how does the window's canary
+# look in all answers, in a slice that fits into the window, and in the one that does not?
 
 # %%
 for line in canary_traffic.lines_of(canaries["as it is"][looks.index(5000)], by_slice=True):
@@ -1414,13 +1417,14 @@ both = {num: [*of_all[num], *of_slices[num]] for num in window}
 choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long text"])
 
 # %% [markdown]
-# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, many
-# requests pass before enough of the intervals are narrow: those of the rarest slice and of the rarest event last
-# longest. The window's loss in all answers stays within its bound, because few requests are long; judged by all answers
-# alone, it waits, since its interval reaches beyond half of the bound, and in the end may pass. The slice of long texts
-# breaks its bound, and a line of its own says so while the line of all answers is still open. All answers together can
-# hide any slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix
-# cache, guided or free, speculative or not, tenant, pool), and give each slice its bound.
+# **Read the result.** The candidate of the first two lines is the same engine as before; judged slice by slice, it
+# takes many requests until enough of the intervals are narrow. Those of the rarest slice and of the rarest event stay
+# wide longest. The window's loss in all answers stays within its bound, because few requests are long; judged by all
+# answers alone, it waits, at first because that line is not surely kept, later because answers and late tokens together
+# may have used up more than half of what they may lose; in the end it may pass. The slice of long texts breaks its
+# bound, and a line of its own says so while the line of all answers is still open. All answers together can hide any
+# slice that is small enough: slice by what you change (prompt and completion length, hit or miss in the prefix cache,
+# guided or free, speculative or not, tenant, pool), and give each slice its bound.
 
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
@@ -1499,8 +1503,9 @@ print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
 print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix):.1%}")
 
 # %% [markdown]
-# **Read the result.** Little changes here: a hash that draws from 2,000 tenants gives both sides nearly the same mix.
-# Choose the canary's tenants by hand, the small and patient ones first, and the two rates differ.
+# **Read the result.** Little changes here: a hash that draws from 2,000 tenants gives both sides nearly, though not
+# quite, the same mix. If the canary's tenants were chosen by hand, the small and patient ones first, the two rates
+# could differ much more.
 
 # %% [markdown]
 # ## 8. Spending more on an answer
@@ -1547,9 +1552,9 @@ for way in more_samples.MAX_TOKENS:
 
 # %% [markdown]
 # **Read the result.** The right answers are there: in both ways, far more tasks have a right answer among eight
-# completions than a single completion gets right. (Where two answers are equally frequent, the last count takes the
-# right one; the votes below break such ties by the order of the completions.) What is left is to choose, and that is
-# the hard part.
+# completions than a single completion gets right. (Where two answers are equally frequent, the last count above decides
+# for the right one; the votes below break such ties by the order of the completions.) What is left is to choose, and
+# that is the hard part.
 #
 # ### Ways to choose
 #
@@ -1612,7 +1617,8 @@ choice_pictures.draw_accuracy(curves, points)
 #   worse: flat and repetitive. Beams suit translation or transcription, where the one right text is nearly the
 #   likeliest.)
 # - **A verifier turns samples into accuracy**, as far as right ones are drawn. It may refuse all of them, and then
-#   there is no answer: with one completion the verifiers' curves begin below the others in steps. How good are the two?
+#   there is no answer: with one completion the verifiers' curves begin below the other curves in steps. How good are
+#   the two?
 
 # %%
 for name, accepts in {
@@ -1807,7 +1813,7 @@ def vote(answers, scores):
     """The most frequent answer; among equals, the one whose best completion has the highest score.
 
     answers: one for each completion, read from its tokens; None where none was found, and these do not vote. scores:
-    of each completion the mean log-probability, in nats. None if nothing was read.
+    the mean log-probability of each completion, in nats. Returns None if no answer was read.
 
     >>> vote([12, 15, 12, None], [-1.0, -0.2, -0.9, -0.1])
     12
@@ -1885,10 +1891,10 @@ check("8.19")
 print(bottlenecks.gains())
 
 # %% [markdown]
-# **Read the result.** Each improvement is the best one for one of these services; all but **c**, which touches weights
-# and prompts, win next to nothing for another. And the largest part is not always the one to work on: summaries wait
-# longest for the weights, and gain most from **c**. An improvement can win no more than the part it touches (Amdahl's
-# law): so the profile comes first, the framework second.
+# **Read the result.** Each improvement is the best one for one of these services; each of them but **c**, which touches
+# weights and prompts, wins less than a tenth for another. And it is not enough to look at the largest part: summaries
+# wait longest for the weights, yet **d**, which shrinks these most, gains less than **c**, which shrinks two parts. An
+# improvement can win no more than the part it touches (Amdahl's law): so the profile comes first, the framework second.
 #
 # **Takeaway.** The same prefix cache lets one GPU serve 2.54 times as many agents' requests and no more chats; weights
 # in 4 bits 2.27 times as many chats, and 1.08 times as many agents' requests.

@@ -4,7 +4,7 @@ ALLOWED: dict[str, str] = {
     "Three tenants send 17 requests": "says what the cell right below does",
     "It sends 32 requests of 4,000 tokens each": "the question's own assumption",
     "one whose answer must be one of 9,900 names": "says what the cell right below does",
-    "each of these histograms has 19 buckets": "18 bounds in metric_families.SECONDS, and +Inf",
+    "each of these histograms has 19 buckets already": "18 bounds in metric_families.SECONDS, and +Inf",
     "One pool is at 0.95, with an empty queue": "the question's own assumption",
     "eight of the 36 blocks": "one_llm.NUM_BLOCKS; the burst says what it asks for",
     "CACM 56(2), 2013": "a volume and its number",
