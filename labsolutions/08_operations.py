@@ -1281,9 +1281,9 @@ def is_canary(key, share, salt):
     """Whether the requests with this key are the canary's: True or False.
 
     key: text, such as a tenant's name. share: of all keys, a probability in [0, 1]; 0 is none, 1 is all. salt: the name
-    of the rollout: another one chooses other keys, independently. (Also where salt and key, one after the other, are the
-    same text: 'v1' and '2ada', 'v12' and 'ada'.) The answer is the same in every process and on every machine. When the
-    share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
+    of the rollout: another one chooses other keys, independently. (Also where salt and key, one after the other, are
+    the same text: 'v1' and '2ada', 'v12' and 'ada'.) The answer is the same in every process and on every machine. When
+    the share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
 
     >>> [is_canary(key, 0.0, "v2") for key in ("ada", "bob", "eve")]
     [False, False, False]

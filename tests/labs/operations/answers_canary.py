@@ -19,6 +19,77 @@ def splitter(*lines: str) -> str:
     return f"def is_canary(key, share, salt):\n{body}\n"
 
 
+FRACTION = "return int.from_bytes(digest[:8]) < share * 2**64"
+
+
+def of_text(text: str, *imports: str) -> str:
+    """By the digest of an expression's bytes."""
+    return "\n".join(imports) + "\n\n\n" + splitter(f"digest = hashlib.sha256({text}).digest()", FRACTION)
+
+
+REMEMBERED = """import random
+
+drawn = {}
+
+
+def is_canary(key, share, salt):
+    if (salt, key) not in drawn:
+        drawn[salt, key] = random.random()
+    return drawn[salt, key] < share
+"""
+CACHED = """import functools
+import random
+
+
+@functools.cache
+def number(salt, key):
+    return random.random()
+
+
+def is_canary(key, share, salt):
+    return number(salt, key) < share
+"""
+WITH_A_SECRET = """import hmac
+import os
+
+SECRET = os.urandom(16)
+
+
+def is_canary(key, share, salt):
+    digest = hmac.new(SECRET, f"{salt}\\0{key}".encode(), "sha256").digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+"""
+ANOTHER_NAME = "fast = hash\n\n\n" + splitter("return fast((salt, key)) % 2**32 < share * 2**32")
+BOTH_UPDATED = splitter(
+    "digest = hashlib.sha256(key.encode())", "digest.update(salt.encode())", "digest = digest.digest()", FRACTION
+)
+SHUFFLED = """import random
+
+ORDER = list(range(256))
+random.Random(8).shuffle(ORDER)
+
+
+def is_canary(key, share, salt):
+    digest = hashlib.sha256(bytes(ORDER[byte] for byte in f"{salt}\\0{key}".encode())).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+"""
+CACHED_SALT = """import functools
+
+
+@functools.lru_cache
+def begun(salt):
+    return hashlib.sha256(hashlib.sha256(salt.encode()).digest())
+
+
+@functools.cache
+def is_canary(key, share, salt):
+    state = begun(salt).copy()
+    state.update(key.encode())
+    return int.from_bytes(state.digest()[-6:]) < share * 2**48
+
+
+print(is_canary("ada", 0.5, "v2"))
+"""
 DIGEST = "digest = hashlib.sha256(f'{salt}\\0{key}'.encode()).digest()"
 TABLE = """
 chosen = {}
@@ -48,6 +119,15 @@ GOOD, HARD, OPEN_HARD, ALONE, CAP, GAIN, WEIGHS, HARD_TOO, OPEN_MEAN, BOUNDS, ED
     "judges any canary",
 )
 PAIRS = "for line, loss in zip(lines, losses, strict=True)]"
+ROUNDED = "round(sum(w * u for w, u in zip(weights, used, strict=True)) / sum(weights), 3)"
+TIMES = (
+    "sum(w * u * ({0} if line.is_hard else 1) for line, w, u in zip(lines, weights, used, strict=True))"
+    " / sum(line.weight * ({0} if line.is_hard else 1) for line in lines)"
+)
+FRACTIONS = {
+    3: f"[min(1, max(0, __import__('fractions').Fraction(loss) / __import__('fractions').Fraction(line.bound))) {PAIRS}",
+    4: "sum(int(w) * u for w, u in zip(weights, used, strict=True)) / int(sum(weights))",
+}
 THREE_STEPS = """
 def decide(lines, most_used=0.5):
     states = {line.is_hard and (2 if line.low > line.bound else 1 if line.high > line.bound else 0) for line in lines}
@@ -111,6 +191,13 @@ def at_mix(*lines: str) -> str:
     return f"def rate_at_mix(passed, mix):\n{body}\n"
 
 
+def each_slice(*lines: str, end: str) -> str:
+    head = ("total, rate = sum(mix.values()), 0.0", "for name, n in mix.items():")
+    body = ("ok, num = passed.get(name, (0, 0))", *lines)
+    return at_mix(*head, *(f"    {line}" for line in body), f"return {end}")
+
+
+MEAN = "return sum(n * passed[name][0] / passed[name][1] for name, n in mix.items()) / sum(mix.values())"
 UNKNOWN = "if any(passed.get(name, (0, 0))[1] == 0 for name in mix): return None"
 
 BANKS = {
@@ -176,6 +263,30 @@ BANKS = {
                 ),
                 JOINS,
             ),
+            Wrong("draws remembered", REMEMBERED, EVERYWHERE),
+            Wrong("draws cached", CACHED, EVERYWHERE),
+            Wrong("a secret of the process", WITH_A_SECRET, EVERYWHERE),
+            Wrong("Python's hash by another name", ANOTHER_NAME, EVERYWHERE),
+            Wrong("the process's number", of_text("f'{os.getpid()}/{salt}\\0{key}'.encode()", "import os"), EVERYWHERE),
+            Wrong(
+                "the host's name",
+                of_text("f'{socket.gethostname()}/{salt}\\0{key}'.encode()", "import socket"),
+                EVERYWHERE,
+            ),
+            Wrong("the key first", of_text("(key + salt).encode()"), JOINS),
+            Wrong("the key first, in two steps", BOTH_UPDATED, JOINS),
+            Wrong("ASCII alone", of_text("f'{salt}\\0{key}'.encode('ascii', 'ignore')"), SHARE),
+            Wrong("ASCII or question marks", of_text("f'{salt}\\0{key}'.encode('ascii', 'replace')"), SHARE),
+            Wrong("Western letters", of_text("f'{salt}\\0{key}'.encode('latin-1')"), YES_NO),
+            Wrong("a name's beginning", of_text("f'{salt}\\0{key[:16]}'.encode()"), SHARE),
+            Wrong("a salt's beginning", of_text("f'{salt[:2]}\\0{key}'.encode()"), SALTS),
+            Wrong("a salt's digits", of_text("f'{sum(map(str.isdigit, salt)) and salt}\\0{key}'.encode()"), SALTS),
+            Wrong("a salt's letters added up", of_text("f'{sum(salt.encode())}\\0{key}'.encode()"), SALTS),
+            Wrong(
+                "a salt of 16 bytes at most",
+                splitter("digest = hashlib.blake2b(key.encode(), salt=salt.encode()).digest()", FRACTION),
+                YES_NO,
+            ),
         ),
         right=(
             Right(
@@ -196,6 +307,8 @@ BANKS = {
                     "return int.from_bytes(digest[:6], 'little') / 2**48 < share",
                 ),
             ),
+            Right("through a fixed shuffle", SHUFFLED),
+            Right("with what is computed remembered", CACHED_SALT),
         ),
     ),
     "8.14": Bank(
@@ -249,10 +362,43 @@ BANKS = {
                 {6: '"promote" if mean_used([line.high for line in lines]) < most_used else "wait"'},
                 EDGES,
             ),
+            Wrong("a rounded mean", {4: ROUNDED}, EDGES),
+            Wrong("whole percents", {3: f"[int(100 * min(1, max(0, loss / line.bound))) / 100 {PAIRS}"}, EDGES),
+            Wrong("a tolerance", {2: "any(line.high > 1.01 * line.bound for line in hard)"}, EDGES),
+            Wrong("a large gain breaks a hard line", {1: "any(abs(line.low) > line.bound for line in hard)"}, GAIN),
+            Wrong(
+                "a large gain is open", {2: "any(max(abs(line.low), line.high) > line.bound for line in hard)"}, GAIN
+            ),
+            Wrong(
+                "a wide interval is open",
+                {2: "any(max(line.high, line.high - line.low) > line.bound for line in hard)"},
+                GAIN,
+            ),
+            Wrong(
+                "a hard line's gain pays",
+                {3: f"[loss / line.bound if line.is_hard else min(1, max(0, loss / line.bound)) {PAIRS}"},
+                GAIN,
+            ),
+            Wrong("hard lines twice", {4: TIMES.format(2)}, HARD_TOO),
+            Wrong("hard lines one and a half times", {4: TIMES.format(1.5)}, HARD_TOO),
+            Wrong(
+                "0 is no most_used",
+                {
+                    5: "mean_used([line.low for line in lines]) > (most_used or 0.5)",
+                    6: '"promote" if mean_used([line.high for line in lines]) <= (most_used or 0.5) else "wait"',
+                },
+                BOUNDS,
+            ),
         ),
         right=(
             Right("states of the hard lines", THREE_STEPS),
             Right("by ratios", {1: "max((line.low / line.bound for line in hard), default=0) > 1"}),
+            Right("shares of the weight", {4: "sum(w / sum(weights) * u for w, u in zip(weights, used, strict=True))"}),
+            Right(
+                "a dot product",
+                {4: "(torch.tensor(weights).double() / sum(weights) @ torch.tensor(used, dtype=torch.float64)).item()"},
+            ),
+            Right("whole fractions", FRACTIONS),
         ),
     ),
     "8.15": Bank(
@@ -317,6 +463,43 @@ BANKS = {
                     "return sum(n * passed[s][0] / max(1, passed[s][1]) for s, n in mix.items()) / sum(mix.values())",
                 ),
                 NONE,
+            ),
+            Wrong(
+                "by place",
+                at_mix(
+                    UNKNOWN,
+                    "pairs = zip(passed.values(), mix.values())",
+                    "return sum(n * a / b for (a, b), n in pairs) / sum(mix.values())",
+                ),
+                OTHER,
+            ),
+            Wrong(
+                "nothing where any slice is empty",
+                at_mix("if any(b == 0 for _, b in passed.values()): return None", UNKNOWN, MEAN),
+                PASSES_OVER,
+            ),
+            Wrong(
+                "the last slice decides",
+                each_slice("known = num > 0", "if known: rate += n * ok / num", end="rate / total if known else None"),
+                NONE,
+            ),
+            Wrong(
+                "None is begun anew",
+                each_slice("rate = (rate or 0.0) + n / total * ok / num if num else None", end="rate"),
+                NONE,
+            ),
+            Wrong("adds the slice", at_mix("for name in mix: passed.setdefault(name, (0, 0))", UNKNOWN, MEAN), NONE),
+            Wrong(
+                "a twentieth may be missing",
+                each_slice(
+                    "if not num and n >= 0.05 * total: return None", "rate += n * ok / max(1, num)", end="rate / total"
+                ),
+                NONE,
+            ),
+            Wrong(
+                "a few requests are none",
+                each_slice("if num < 5: return None", "rate += n * ok / num", end="rate / total"),
+                ONE,
             ),
         ),
         right=(

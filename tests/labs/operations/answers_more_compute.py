@@ -20,6 +20,13 @@ def estimator(*lines: str, refuse: bool = True) -> str:
     return f"import math\n\n\ndef pass_at_k(num, num_right, k):\n{body}\n"
 
 
+PRODUCT = "return 1 - math.prod(max(0, num - num_right - i) / (num - i) for i in range(k))"
+
+
+def refusing_late(*lines: str) -> str:
+    return estimator(*lines, REFUSE, PRODUCT, refuse=False)
+
+
 LOOP = ("all_wrong = 1.0", "for i in range(k):")
 
 FIRST, AGAIN, NEXT, WITHIN, USED, CHEAPER, REJECTED, CALLS, TIERS, FALSY = (
@@ -57,6 +64,21 @@ def edited(*pairs: tuple[str, str]) -> str:
     return text
 
 
+ACCEPTS, SPENDS = "            if accepts", "            spent += num_tokens"
+AT_LEAST_ONE = """
+def answer_within(tiers, accepts, budget):
+    spent = 0
+    for ask, num_tries, max_tokens in tiers:
+        tries = 0
+        while spent + max_tokens <= budget:
+            answer, num_tokens = ask()
+            spent, tries = spent + num_tokens, tries + 1
+            if accepts(answer):
+                return answer, spent
+            if tries >= num_tries:
+                break
+    return None, spent
+"""
 FLAT = """
 def answer_within(tiers, accepts, budget):
     left = budget
@@ -114,6 +136,25 @@ def voting(*lines: str) -> str:
     return f"def vote(answers, scores):\n{body}\n"
 
 
+def largest(by: str, *before: str) -> str:
+    """The largest by (votes, best score) with another expression for these; `r` are the answers read."""
+    best = "max((s for b, s in pairs if a == b), default=None)"
+    return voting(READ, "import math", "r = [a for a, _ in pairs]", *before,
+                  f"return max(dict.fromkeys(r), key=lambda a: {by.replace('BEST', best)}, default=None)")  # fmt: skip
+
+
+def begun_at(least: str) -> str:
+    return voting(READ, "best = {}", "for a, s in pairs:", f"    n, top = best.get(a, (0, {least}))",
+                  "    best[a] = (n + 1, max(top, s))", "return max(best, key=best.get, default=None)")  # fmt: skip
+
+
+def among(num: int) -> str:
+    """The best of those that a Counter puts first."""
+    first = f"first = Counter(r).most_common({num})"
+    return largest("(r.count(a), a in dict(first), BEST)", "from collections import Counter", first)
+
+
+BY_SCORE = ("if not pairs: return None", "r = [a for a, _ in pairs]", "top = max(map(r.count, r))")
 READ = "pairs = [(a, s) for a, s in zip(answers, scores) if a is not None]"
 
 BANKS = {
@@ -192,6 +233,35 @@ BANKS = {
                     "return 1 - all_wrong",
                     refuse=False,
                 ),
+                REFUSES,
+            ),
+            Wrong(
+                "sure with k wrong ones",
+                estimator("if num_right == 0: return 0.0", "if num - num_right <= k: return 1.0", PRODUCT),
+                PLAIN,
+            ),
+            Wrong(
+                "sure with k wrong ones, of several",
+                estimator("if num_right == 0: return 0.0", "if num - num_right <= k and k > 1: return 1.0", PRODUCT),
+                COUNTS,
+            ),
+            Wrong("a share of none", refusing_late("if k == 1: return num_right / num"), REFUSES),
+            Wrong("of no completions none is right", refusing_late("if num == 0: return 0.0"), REFUSES),
+            Wrong("none right in any case", refusing_late("if num_right == 0: return 0.0"), REFUSES),
+            Wrong("all of them right in any case", refusing_late("if num_right == num: return 1.0"), REFUSES),
+            Wrong(
+                "none right, of not too many",
+                refusing_late("if k > num: raise ValueError('k')", "if num_right == 0: return 0.0"),
+                REFUSES,
+            ),
+            Wrong(
+                "all right, of not too many",
+                refusing_late("if k > num: raise ValueError('k')", "if num_right == num: return 1.0"),
+                REFUSES,
+            ),
+            Wrong(
+                "none right, of one at least",
+                refusing_late("if k < 1: raise ValueError('k')", "if num_right == 0: return 0.0"),
                 REFUSES,
             ),
         ),
@@ -293,6 +363,67 @@ BANKS = {
                 ),
                 CALLS,
             ),
+            Wrong(
+                "the same again ends a tier",
+                edited(
+                    ("        for _ in", "        last = None\n        for _ in"),
+                    (
+                        ACCEPTS,
+                        f"            if answer == last:\n                break\n            last = answer\n{ACCEPTS}",
+                    ),
+                ),
+                AGAIN,
+            ),
+            Wrong(
+                "what was rejected once ends a tier",
+                edited(
+                    ("    spent = 0", "    spent, bad = 0, []"),
+                    (
+                        ACCEPTS,
+                        f"            if answer in bad:\n                break\n            bad.append(answer)\n{ACCEPTS}",
+                    ),
+                ),
+                AGAIN,
+            ),
+            Wrong(
+                "the same again is free",
+                edited(
+                    ("    spent = 0", "    spent, seen = 0, []"),
+                    (
+                        SPENDS,
+                        f"            if answer in seen:\n                continue\n            seen.append(answer)\n{SPENDS}",
+                    ),
+                ),
+                AGAIN,
+            ),
+            Wrong("at least one try", edited(("range(num_tries)", "range(max(1, num_tries))")), NEXT),
+            Wrong("one try before it counts", AT_LEAST_ONE, NEXT),
+            Wrong(
+                "takes tiers away",
+                edited(
+                    (
+                        "for ask, num_tries, max_tokens in tiers:",
+                        "while tiers:\n        ask, num_tries, max_tokens = tiers.pop(0)",
+                    )
+                ),
+                FIRST,
+            ),
+            Wrong(
+                "sorts tiers",
+                edited(("    spent = 0", "    tiers.sort(key=lambda tier: -tier[2])\n    spent = 0")),
+                FIRST,
+            ),
+            Wrong("nothing at the budget's end", edited(("if accepts(", "if spent < budget and accepts(")), WITHIN),
+            Wrong(
+                "an empty list is no answer",
+                edited(("if accepts(answer):", "if accepts(answer) and answer != []:")),
+                FALSY,
+            ),
+            Wrong(
+                "without spaces",
+                edited(("if accepts(answer):", "if accepts(answer.strip() if isinstance(answer, str) else answer):")),
+                FALSY,
+            ),
         ),
         right=(Right("a flat list of tries", FLAT), Right("with while", WHILE)),
     ),
@@ -387,6 +518,83 @@ BANKS = {
                     "return max(total, key=total.get, default=None)",
                 ),
                 MOST,
+            ),
+            Wrong(
+                "answers by score",
+                voting(
+                    READ,
+                    *BY_SCORE,
+                    "by_score = {s: a for a, s in pairs}",
+                    "return by_score[max(s for a, s in pairs if r.count(a) == top)]",
+                ),
+                MOST,
+            ),
+            Wrong(
+                "the first of that score",
+                voting(
+                    READ,
+                    *BY_SCORE,
+                    "best = max(s for a, s in pairs if r.count(a) == top)",
+                    "return answers[scores.index(best)]",
+                ),
+                MOST,
+            ),
+            Wrong("votes and a tenth of the score", largest("r.count(a) + BEST / 10"), MOST),
+            Wrong("votes and a hundredth of the score", largest("r.count(a) + BEST / 100"), MOST),
+            Wrong("votes and a thousandth of the score", largest("r.count(a) + BEST / 1000"), MOST),
+            Wrong("votes and a probability", largest("r.count(a) + math.exp(BEST)"), TIES),
+            Wrong("ties by the probability", largest("(r.count(a), math.exp(BEST))"), TIES),
+            Wrong("ties by a rounded score", largest("(r.count(a), round(BEST, 2))"), TIES),
+            Wrong(
+                "ties by the sum of probabilities",
+                largest("(r.count(a), sum(math.exp(s) for b, s in pairs if a == b))"),
+                TIES,
+            ),
+            Wrong(
+                "ties by the logarithm of that sum",
+                largest("(r.count(a), BEST + math.log(sum(math.exp(s - BEST) for b, s in pairs if a == b)))"),
+                BEST,
+            ),
+            Wrong(
+                "0.0 is no best score",
+                voting(
+                    READ,
+                    "best, votes = {}, {}",
+                    "for a, s in pairs:",
+                    "    votes[a] = votes.get(a, 0) + 1",
+                    "    best[a] = max(best.get(a) or -float('inf'), s)",
+                    "return max(votes, key=lambda a: (votes[a], best[a]), default=None)",
+                ),
+                TIES,
+            ),
+            *(Wrong(f"nothing below {least}", begun_at(least), TIES) for least in ("-10.0", "-100.0", "-1e3")),
+            *(Wrong(f"the first {num} alone", among(num), TIES) for num in (2, 3, 4)),
+            Wrong(
+                "the very same object",
+                voting(
+                    READ,
+                    "count = lambda a: sum(a is b for b, _ in pairs)",
+                    "return max(pairs, key=lambda p: (count(p[0]), p[1]))[0] if pairs else None",
+                ),
+                MOST,
+            ),
+            Wrong(
+                "scores out of step",
+                voting(
+                    "r = [a for a in answers if a is not None]",
+                    "pairs = list(zip(r, scores))",
+                    "return max(set(r), key=lambda a: (r.count(a), max(s for b, s in pairs if a == b)), default=None)",
+                ),
+                UNREAD,
+            ),
+            Wrong(
+                "an empty text is none",
+                voting(
+                    "pairs = [(a, s) for a, s in zip(answers, scores) if a or a == 0]",
+                    "r = [a for a, _ in pairs]",
+                    "return max(set(r), key=lambda a: (r.count(a), max(s for b, s in pairs if a == b)), default=None)",
+                ),
+                NOUGHT,
             ),
         ),
         right=(

@@ -124,6 +124,59 @@ class EventReader:
                 found.append("\\n".join(value or "" for value in values))
         return found
 """
+BLOCKS = """import re
+
+
+class EventReader:
+    def __init__(self):
+        self.rest = b""
+
+    def feed(self, data):
+        self.rest += data
+        found = []
+        while (match := re.search(rb"(?:^|(?<=\\n))\\r?\\n", self.rest)) is not None:
+            block, self.rest = self.rest[: match.start()], self.rest[match.end() :]
+            lines = [line for line in block.decode().splitlines() if line.startswith("data:")]
+            if lines:
+                found.append("\\n".join(line[5:].removeprefix(" ") for line in lines))
+        return found
+"""
+FIRST_END_FOR_ALL = """class EventReader:
+    def __init__(self):
+        self.rest, self.end = b"", None
+
+    def feed(self, data):
+        self.rest += data
+        if self.end is None and b"\\n" in self.rest:
+            self.end = b"\\r\\n" if b"\\r\\n" in self.rest else b"\\n"
+        found = []
+        while self.end and self.end * 2 in self.rest:
+            block, _, self.rest = self.rest.partition(self.end * 2)
+            lines = [line for line in block.decode().split(self.end.decode()) if line.startswith("data:")]
+            if lines:
+                found.append("\\n".join(line[5:].removeprefix(" ") for line in lines))
+        return found
+"""
+ADDED_UP = SOLUTION.replace('"\\n".join(self.data)', "self.data").replace("if self.data:", "if self.data is not None:")
+ADDED_UP = ADDED_UP.replace('b"", []', 'b"", None').replace("self.data = []", "self.data = None")
+ADDED_UP = ADDED_UP.replace(
+    'self.data.append(value.removeprefix(" "))',
+    'self.data = (self.data + "\\n" if self.data else "") + value.removeprefix(" ")',
+)
+
+
+def joined(by: str) -> str:
+    return SOLUTION.replace('"\\n".join(self.data)', by)
+
+
+def reading(value: str) -> str:
+    return SOLUTION.replace('value.removeprefix(" ")', value)
+
+
+def before_the_end(*lines: str) -> str:
+    body = "".join(f"            {line}\n" for line in lines)
+    return SOLUTION.replace("            if not line:\n", body + "            if not line:\n")
+
 
 BANKS = {
     "8.1": Bank(
@@ -156,7 +209,7 @@ BANKS = {
             Wrong("the last line only", SOLUTION.replace('"\\n".join(self.data)', "self.data[-1]"), LINES),
             Wrong("strips all spaces", SOLUTION.replace('removeprefix(" ")', "strip()"), SPACE),
             Wrong("drops a character", SOLUTION.replace('value.removeprefix(" ")', "value[1:]"), SPACE),
-            Wrong("no empty data", SOLUTION.replace("if self.data:", "if any(self.data):"), SPACE),
+            Wrong("no empty data", SOLUTION.replace("if self.data:", "if any(self.data):"), LINES),
             Wrong("events without data", SOLUTION.replace("if self.data:", "if True:"), OTHERS),
             Wrong("all fields", SOLUTION.replace('field == "data"', "field"), OTHERS),
             Wrong("fields that begin with it", SOLUTION.replace('field == "data"', 'field.startswith("data")'), OTHERS),
@@ -173,10 +226,33 @@ BANKS = {
             ),
             Wrong("no event above 64 KiB", OLDEST_DROPPED, LONG),
             Wrong("one memory for all", SHARED, APART),
+            Wrong("escapes interpreted", reading("value[1:].encode().decode('unicode_escape')"), WHOLE),
+            Wrong("line feeds unescaped", reading(r"""value.removeprefix(" ").replace("\\n", "\n")"""), WHOLE),
+            Wrong("line feeds at the end stripped", joined(r'"\n".join(self.data).rstrip("\n")'), LINES),
+            Wrong("line feeds at both ends stripped", joined(r'"\n".join(self.data).strip("\n")'), LINES),
+            Wrong("empty lines left out", joined(r'"\n".join(filter(None, self.data))'), LINES),
+            Wrong("an empty first line is nothing", ADDED_UP, LINES),
+            Wrong("the prefix's letters", reading('line.lstrip("data:").removeprefix(" ")'), SPACE),
+            Wrong("a tab for a space", reading("(value[1:] if value[:1].isspace() else value)"), SPACE),
+            Wrong("a space ends an event", SOLUTION.replace("if not line:", "if not line.strip():"), OTHERS),
+            Wrong("an indented field", SOLUTION.replace('field == "data"', 'field.lstrip() == "data"'), OTHERS),
+            Wrong("a field and a space", SOLUTION.replace('field == "data"', 'field.rstrip() == "data"'), OTHERS),
+            Wrong("capitals", SOLUTION.replace('field == "data"', 'field.lower() == "data"'), OTHERS),
+            Wrong("an id forgets the data", before_the_end('if field == "id":', "    self.data = []"), OTHERS),
+            Wrong(
+                "an event's name forgets the data", before_the_end('if field == "event":', "    self.data = []"), OTHERS
+            ),
+            Wrong("a comment forgets a line", before_the_end('if line[:1] == ":":', "    self.data[:-1] = []"), OTHERS),
+            Wrong("str.splitlines", BLOCKS, ENDS),
+            Wrong("the first line's end for all", FIRST_END_FOR_ALL, ENDS),
+            Wrong("two ends of one kind", BLOCKS.replace("(?:^|(?<=\\n))\\r?\\n", "\\n\\n|\\r\\n\\r\\n"), ENDS),
+            Wrong("64 KiB of a chunk", SOLUTION.replace("+ data)", "+ data[:65536])"), LONG),
+            Wrong("no event above 128 KiB", OLDEST_DROPPED.replace("65536", "131072"), LONG),
         ),
         right=(
             Right("byte by byte", BYTE_BY_BYTE),
             Right("with an incremental decoder", WITH_A_DECODER),
+            Right("in blocks", BLOCKS.replace(".splitlines()", '.replace("\\r\\n", "\\n").split("\\n")')),
         ),
     ),
 }

@@ -1,12 +1,22 @@
 """8.13, 8.14 and 8.15: which requests are a canary's, when it has been looked at long enough, and another mix."""
 
 import builtins
-from collections.abc import Iterator
-from contextlib import contextmanager
+import inspect
+import linecache
+import os
+import platform
+import random
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.guard import is_learners_file
 from twophase_labs.operations.canary_gate import Line
 
 NUM_KEYS = 4000
@@ -14,9 +24,15 @@ SIGMAS = 5
 
 
 def keys(draw: Draw, number: int = NUM_KEYS) -> list[str]:
-    """Tenants by number, and ids with no order in them."""
+    """Tenants by number, ids with no order in them, names that begin alike, and names without a letter of ASCII."""
     start = draw.integer(0, 10**6)
-    return [f"tenant-{start + i}" if i % 2 else f"{draw.integer(0, 2**60):x}" for i in range(number)]
+    kinds: tuple[Callable[[int], str], ...] = (
+        lambda i: f"{draw.integer(0, 2**60):x}",
+        lambda i: f"tenant-{start + i}",
+        lambda i: f"organisation/europe/customer-{start + i}",
+        lambda i: "".join(chr(draw.integer(0x4E00, 0x9FA6)) for _ in range(3)),
+    )
+    return [kinds[i % len(kinds)](i) for i in range(number)]
 
 
 def side(answer: Any, key: str, share: float, salt: str) -> bool:
@@ -38,12 +54,14 @@ def require_share(got: float, wanted: float, number: int, what: str) -> None:
 
 
 def says_yes_or_no(answer: Any, draw: Draw) -> None:
-    for key in ("a", "", "Zoë", "a" * 1000):
+    for key in ("a", "", "Zoë", "小林", "a" * 1000):
         side(answer, key, 0.5, "salt")
+    for salt in ("Zoë's window", "a window of 320 keys in the second week of November, third try"):
+        side(answer, "a", 0.5, salt)
 
 
 def has_its_ends(answer: Any, draw: Draw) -> None:
-    for key in keys(draw, 200):
+    for key in keys(draw):
         if side(answer, key, 0.0, "v2") or side(answer, key, 0, "v2"):
             reject(f"{key!r} is a canary at a share of 0")
         if not side(answer, key, 1.0, "v2") or not side(answer, key, 1, "v2"):
@@ -60,20 +78,39 @@ def stays(answer: Any, draw: Draw) -> None:
 
 @contextmanager
 def another_process() -> Iterator[None]:
-    """In which `hash` of a text gives another number, as in each new process."""
+    """On another machine, in which `hash` of a text gives another number, as in each new process."""
     original = builtins.hash
-    builtins.hash = lambda value: original(value) ^ 0x5DEECE66D1234567
-    try:
+    with ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        random.seed(0x5DEECE66D)
+        stack.enter_context(patch.object(builtins, "hash", lambda value: original(value) ^ 0x5DEECE66D1234567))
+        stack.enter_context(patch.object(os, "getpid", lambda: 4711))
+        stack.enter_context(patch.object(socket, "gethostname", lambda: "front-end-7"))
+        stack.enter_context(patch.object(platform, "node", lambda: "front-end-7"))
+        stack.enter_context(patch.object(uuid, "getnode", lambda: 0x5DEECE66D))
         yield
-    finally:
-        builtins.hash = original
+
+
+def started_anew(answer: Any) -> Any:
+    """The answer of a process that has just started: its cell once more, which knows nothing of what this one drew."""
+    found = (inspect.unwrap(answer.is_canary), getattr(answer.is_canary, "func", None), type(answer.is_canary).__call__)
+    function = next((one for one in found if isinstance(one, FunctionType)), None)
+    filename = function.__code__.co_filename if function is not None else ""
+    if function is None or not is_learners_file(filename):
+        return answer
+    silent = dict.fromkeys(("check", "print"), lambda *args, **kwargs: None)
+    namespace: dict[str, Any] = {**function.__globals__, **silent}
+    exec(compile("".join(linecache.getlines(filename)), filename, "exec", dont_inherit=True), namespace)
+    return SimpleNamespace(is_canary=namespace["is_canary"])
 
 
 def is_the_same_everywhere(answer: Any, draw: Draw) -> None:
+    """Asked in another order, and there first."""
     among = keys(draw, 200)
-    here = [side(answer, key, 0.5, "v2") for key in among]
     with another_process():
-        there = [side(answer, key, 0.5, "v2") for key in among]
+        other = started_anew(answer)
+        there = [side(other, key, 0.5, "v2") for key in reversed(among)][::-1]
+    here = [side(answer, key, 0.5, "v2") for key in among]
     for key, one, other in zip(among, here, there, strict=True):
         if one != other:
             reject(f"{key!r} is on one side here and on the other in a second process of the front end")
@@ -95,23 +132,38 @@ def only_grows(answer: Any, draw: Draw) -> None:
 
 
 def salts_are_apart(answer: Any, draw: Draw) -> None:
+    """Also of salts that differ at the end only, in letters only, and in the order of their letters."""
     among = keys(draw)
-    both = sum(side(answer, key, 0.5, "v2") and side(answer, key, 0.5, "v3") for key in among) / len(among)
-    require_share(both, 0.25, len(among), "canaries of two rollouts at once, of half the keys each, are")
+    for one, other in (("v2", "v3"), ("v10", "v11"), ("shadow", "window"), ("ab", "ba")):
+        both = sum(side(answer, key, 0.5, one) and side(answer, key, 0.5, other) for key in among) / len(among)
+        what = f"canaries of two rollouts at once, {one} and {other}, of half the keys each, are"
+        require_share(both, 0.25, len(among), what)
 
 
 def joins_apart(answer: Any, draw: Draw) -> None:
-    """('v2', '1tenant') is not ('v21', 'tenant')."""
-    pairs = [(f"{i}x{key}", key) for i, key in enumerate(keys(draw, 1000))]
-    same = sum(
-        side(answer, key, 0.5, f"v{long.removesuffix(key)}") == side(answer, long, 0.5, "v") for long, key in pairs
-    )
-    require_share(same / len(pairs), 0.5, len(pairs), "keys whose salt and name only read alike, on one side, are")
+    """('v2', '1tenant') is not ('v21', 'tenant'), nor ('2v', 'tenant') ('v', 'tenant2')."""
+    among = keys(draw, 1000)
+    behind = [((f"v{i}x", key), ("v", f"{i}x{key}")) for i, key in enumerate(among)]
+    before = [((f"x{i}v", key), ("v", f"{key}x{i}")) for i, key in enumerate(among)]
+    for pairs in (behind, before):
+        same = sum(side(answer, a, 0.5, salt) == side(answer, b, 0.5, other) for (salt, a), (other, b) in pairs)
+        require_share(same / len(pairs), 0.5, len(pairs), "keys whose salt and name only read alike, on one side, are")
 
 
 # -- 8.14: the verdict ------------------------------------------------------------------------------------------------
 
 WORDS = ("promote", "roll back", "wait")
+
+
+def means(lines: list[Line]) -> tuple[float, float]:
+    """What is used up at best and at worst."""
+    weight = sum(line.weight for line in lines)
+    low, high = (
+        sum(line.weight * min(1.0, max(0.0, loss / line.bound)) for line, loss in zip(lines, losses, strict=True))
+        / weight
+        for losses in ([line.low for line in lines], [line.high for line in lines])
+    )
+    return low, high
 
 
 def by_the_rules(lines: list[Line], most_used: float) -> str:
@@ -121,12 +173,7 @@ def by_the_rules(lines: list[Line], most_used: float) -> str:
         return "roll back"
     if max((line.high / line.bound for line in hard), default=0) > 1:
         return "wait"
-    weight = sum(line.weight for line in lines)
-    low, high = (
-        sum(line.weight * min(1.0, max(0.0, loss / line.bound)) for line, loss in zip(lines, losses, strict=True))
-        / weight
-        for losses in ([line.low for line in lines], [line.high for line in lines])
-    )
+    low, high = means(lines)
     return "roll back" if low > most_used else "promote" if high <= most_used else "wait"
 
 
@@ -185,12 +232,16 @@ def no_gain_makes_up(answer: Any, draw: Draw) -> None:
     decides(answer, [line(*BAD, weight=2), line(-9.0, -8.0), line(0.0, 0.05, weight=0.5)])
     decides(answer, [line(-9.0, -8.0, weight=4), line(*FINE)])
     decides(answer, [line(-0.4, 0.3, hard=True), line(0.5, 0.7, weight=2), line(-0.5, -0.1, weight=2)])
+    for gain in ((-9.0, -8.0), (-3.0, 0.1), (-0.9, 0.2)):  # of a hard line
+        decides(answer, [line(*gain, hard=True), line(*FINE)])
+        decides(answer, [line(*gain, hard=True), line(0.8, 0.9, weight=9)])
 
 
 def counts_hard_lines_too(answer: Any, draw: Draw) -> None:
     """A hard line within its bound still uses some of what may be lost."""
     decides(answer, [line(0.85, 0.95, weight=3, hard=True), line(*FINE, weight=1)])
     decides(answer, [line(*FINE, weight=3, hard=True), line(*BAD, weight=1)])
+    decides(answer, [line(0.8, 0.8, hard=True), line(0.15, 0.15)])  # each by its own weight, no more
 
 
 def waits_for_the_mean(answer: Any, draw: Draw) -> None:
@@ -202,26 +253,37 @@ def waits_for_the_mean(answer: Any, draw: Draw) -> None:
 def takes_other_bounds(answer: Any, draw: Draw) -> None:
     decides(answer, [line(0.0, 0.004, bound=0.02), line(0.0, 30.0, bound=100.0)])
     decides(answer, [line(0.018, 0.02, bound=0.02), line(90.0, 99.0, bound=100.0)])
-    for most in (0.05, 0.95):
+    for most in (0.0, 0.05, 0.95):
         decides(answer, [line(*FINE), line(0.2, 0.3)], most)
         decides(answer, [line(*BAD), line(0.7, 0.8)], most)
 
 
 def keeps_the_edges(answer: Any, draw: Draw) -> None:
-    """Binary fractions: just at the bound is within it."""
+    """Binary fractions: just at the bound is within it, and whatever is above is above, however little."""
     decides(answer, [line(1.0, 1.0, weight=0.25, hard=True), line(0.0, 0.0, weight=0.75)])
     decides(answer, [line(0.25, 0.5), line(0.25, 0.5)])
     decides(answer, [line(0.5, 0.75), line(0.5, 0.75)])
+    decides(answer, [line(0.25, 0.5002)])
+    decides(answer, [line(0.5002, 0.75)])
+    decides(answer, [line(0.5, 1.0002, hard=True), line(*FINE, weight=9)])
+
+
+def some_lines(draw: Draw) -> list[Line]:
+    lines = []
+    for number in range(draw.integer(1, 6)):
+        low = draw.integer(-16, 40) / 32
+        lines.append(line(low, low + draw.integer(0, 16) / 32, draw.choice([0.5, 1.0, 2.0]),
+                          draw.choice([1.0, 2.0, 6.0]), draw.integer(0, 3) == 0, f"line {number}"))  # fmt: skip
+    return lines
 
 
 def any_canary(answer: Any, draw: Draw) -> None:
-    for _ in range(40):
-        lines = []
-        for number in range(draw.integer(1, 6)):
-            low = draw.integer(0, 40) / 32
-            lines.append(line(low, low + draw.integer(0, 16) / 32, draw.choice([0.5, 1.0, 2.0]),
-                              draw.choice([1.0, 2.0, 6.0]), draw.integer(0, 3) == 0, f"line {number}"))  # fmt: skip
-        decides(answer, lines, draw.choice([None, 0.3]))
+    """But none whose mean is at most_used: there the order of roundings would decide."""
+    for most_used in (None, 0.3) * 20:
+        lines = some_lines(draw)
+        while any(abs(mean - (most_used or 0.5)) < 1e-6 for mean in means(lines)):
+            lines = some_lines(draw)
+        decides(answer, lines, most_used)
 
 
 # -- 8.15: another mix ------------------------------------------------------------------------------------------------
@@ -241,6 +303,7 @@ def agrees(answer: Any, passed: dict[str, tuple[int, int]], mix: dict[str, int])
 def one_slice(answer: Any, draw: Draw) -> None:
     agrees(answer, {"short": (30, 40)}, {"short": 7})
     agrees(answer, {"short": (0, 40)}, {"short": 7})  # a rate of 0 is a rate
+    agrees(answer, {"short": (1, 1)}, {"short": 7})  # and so is that of one request
 
 
 def same_mix(answer: Any, draw: Draw) -> None:
@@ -249,6 +312,7 @@ def same_mix(answer: Any, draw: Draw) -> None:
 
 def other_mix(answer: Any, draw: Draw) -> None:
     agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 10, "long": 100})
+    agrees(answer, {"long": (5, 10), "short": (90, 100)}, {"short": 10, "long": 100})  # in another order
     agrees(answer, {"short": (1, 100), "long": (10, 10)}, {"short": 50, "long": 50})
     agrees(answer, {"short": (90, 100), "long": (0, 10)}, {"short": 50, "long": 50})  # none passed: that is known
 
@@ -256,14 +320,20 @@ def other_mix(answer: Any, draw: Draw) -> None:
 def slice_of_no_weight(answer: Any, draw: Draw) -> None:
     """It is not in the other side's traffic."""
     agrees(answer, {"short": (90, 100), "new": (40, 50)}, {"short": 12})
+    agrees(answer, {"new": (0, 0), "short": (90, 100)}, {"short": 12})  # whatever is known of it
 
 
 def missing_slice(answer: Any, draw: Draw) -> None:
-    for passed in ({"short": (90, 100)}, {"short": (90, 100), "long": (0, 0)}):
-        got = answer.rate_at_mix(passed, {"short": 90, "long": 10})
-        if got is not None:
-            reject(f"the canary has served no long prompt, a tenth of the traffic, and rate_at_mix says {got!r}",
-                   "expected None: nothing is known")  # fmt: skip
+    """At any place of the mix, however rare."""
+    known = {"short": (90, 100), "image": (8, 10)}
+    for passed in (known, {**known, "long": (0, 0)}):
+        for mix in ({"short": 90, "long": 10}, {"long": 10, "short": 90}, {"short": 45, "long": 10, "image": 45},
+                    {"short": 990, "long": 1}, {"long": 10}):  # fmt: skip
+            with unchanged(passed=passed, mix=mix):
+                got = answer.rate_at_mix(passed, mix)
+            if got is not None:
+                reject(f"the canary has served no long prompt, and rate_at_mix says {got!r}",
+                       f"passed {passed}, mix {mix}", "expected None: nothing is known")  # fmt: skip
 
 
 def any_mix(answer: Any, draw: Draw) -> None:
@@ -273,7 +343,8 @@ def any_mix(answer: Any, draw: Draw) -> None:
         for name in names:
             number = draw.integer(1, 200)
             passed[name] = (draw.integer(0, number + 1), number)
-        agrees(answer, passed, {name: draw.integer(1, 300) for name in names[: draw.integer(1, len(names) + 1)]})
+        order = draw.permutation(len(names)).tolist()[: draw.integer(1, len(names) + 1)]
+        agrees(answer, passed, {names[at]: draw.integer(1, 300) for at in order})
 
 
 EXERCISES = (
@@ -287,7 +358,7 @@ EXERCISES = (
         lines=4,
         difficulty=2,
         objective="split traffic so that a tenant stays on one side, on every front end",
-        checked_in="answer",  # another process is played by another `hash` in this one
+        checked_in="answer",  # another process is played in this one, by another `hash` and the cell run anew
         hints=(
             "A random draw per request moves a tenant to and fro. What number can every front end compute from the "
             "salt and the key alone?",
@@ -312,7 +383,8 @@ EXERCISES = (
             Property(
                 "is the same in another process",
                 is_the_same_everywhere,
-                "Python's `hash` of a text starts from a new secret in each process; hashlib's functions do not.",
+                "Python's `hash` of a text starts from a new secret in each process, and what one process drew no "
+                "other knows: compute the number from the salt and the key alone, as hashlib's functions do.",
             ),
             Property(
                 "takes its share",
@@ -384,12 +456,13 @@ EXERCISES = (
             Property(
                 "takes a gain for no loss",
                 no_gain_makes_up,
-                "max(0, ...): one line's gain does not pay for another's loss.",
+                "max(0, ...): one line's gain does not pay for another's loss. A hard line's gain breaks no bound, "
+                "and counts as 0 in the mean.",
             ),
             Property(
                 "has hard lines in the mean, too",
                 counts_hard_lines_too,
-                "A hard line that is kept has still used some of what may be lost.",
+                "A hard line that is kept has still used some of what may be lost. It counts by its weight, as all do.",
             ),
             Property(
                 "waits while the mean is open",
@@ -399,12 +472,14 @@ EXERCISES = (
             Property(
                 "takes the bounds it is given",
                 takes_other_bounds,
-                "Each line has a unit of its own: divide its loss by its bound. And `most_used` is an argument.",
+                "Each line has a unit of its own: divide its loss by its bound. And `most_used` is an argument, which "
+                "may be 0.",
             ),
             Property(
                 "lets what is at the bound pass",
                 keeps_the_edges,
-                "Broken is above the bound, kept is at most the bound; the same for the mean and most_used.",
+                "Broken is above the bound, kept is at most the bound; the same for the mean and most_used. "
+                "Round nothing.",
             ),
             Property("judges any canary", any_canary, "Follow the four steps of the statement in their order."),
         ),
@@ -428,13 +503,15 @@ EXERCISES = (
         checks=(
             Property("has the rate of one slice", one_slice, "passed / requests."),
             Property("keeps a rate at its own mix", same_mix, "At its own mix it is the plain rate of all requests."),
-            Property("follows the other mix", other_mix, "Weight each slice's rate by its share of `mix`."),
+            Property(
+                "follows the other mix", other_mix, "Weight each slice's rate by its share of `mix`, by its name."
+            ),
             Property("passes over slices that the mix has not", slice_of_no_weight, "Loop over `mix`, not `passed`."),
             Property(
                 "says None where it knows nothing",
                 missing_slice,
                 "A slice of the mix that the canary has not served at all has no rate; 0 and leaving it out are both "
-                "inventions.",
+                "inventions. One such slice is enough, at any place. Look it up with `get`, which adds nothing.",
             ),
             Property("is right for any mix", any_mix, "Divide by the sum of the mix's counts."),
         ),

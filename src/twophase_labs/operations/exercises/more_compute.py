@@ -28,6 +28,7 @@ def one_completion(answer: Any, draw: Draw) -> None:
     for _ in range(5):
         num = draw.integer(2, 40)
         estimates(answer, num, draw.integer(0, num + 1), 1)
+    estimates(answer, 8, 7, 1)
 
 
 def none_right(answer: Any, draw: Draw) -> None:
@@ -53,6 +54,8 @@ def without_putting_back(answer: Any, draw: Draw) -> None:
 
 
 def any_counts(answer: Any, draw: Draw) -> None:
+    for num, num_right, k in ((8, 4, 4), (10, 6, 4), (9, 7, 2)):  # just k wrong ones: they may be what is drawn
+        estimates(answer, num, num_right, k)
     for _ in range(20):
         num = draw.integer(1, 60)
         estimates(answer, num, draw.integer(0, num + 1), draw.integer(1, num + 1))
@@ -64,8 +67,10 @@ def many(answer: Any, draw: Draw) -> None:
 
 
 def refuses_more_than_there_are(answer: Any, draw: Draw) -> None:
-    for num, num_right, k in ((4, 2, 5), (4, 4, 5), (4, 0, 5), (4, 2, 0), (4, 2, -1)):
-        raises(ValueError, answer.pass_at_k, num, num_right, k)
+    """Whatever num_right is, and of no completions at all."""
+    for num, k in ((4, 5), (4, 0), (4, -1), (1, 2), (0, 1), (0, 0)):
+        for num_right in {0, num // 2, num}:
+            raises(ValueError, answer.pass_at_k, num, num_right, k)
 
 
 # -- 8.16: tiers ------------------------------------------------------------------------------------------------------
@@ -115,7 +120,10 @@ def plays(answer: Any, plans: Sequence[Plan], budget: int, is_logged: bool = Fal
     tiers: list[tuple[Callable[[], tuple[str, int]], int, int]] = [
         (Tier(name, lengths, right_at, log), num, most) for name, lengths, right_at, num, most in plans
     ]
+    before = list(tiers)
     got = plain(answer.answer_within(tiers, accepts, budget))
+    if tiers != before:
+        reject(f"answer_within has changed `tiers`, which had {len(before)} and has {len(tiers)} of them afterwards")
     expected, calls = played(plans, budget)
     told = [f"budget {budget}; tiers: " + "; ".join(
         f"{name}: {num} tries of at most {most} tokens" for name, _, _, num, most in plans),
@@ -130,6 +138,17 @@ def plays(answer: Any, plans: Sequence[Plan], budget: int, is_logged: bool = Fal
         reject("not the calls that it takes", *told, f"expected: {', '.join(calls)}")
 
 
+def gives(answer: Any, tiers: list[Any], right: Any, spent: int) -> None:
+    """`right` is the only answer that is accepted."""
+
+    def accepts(found: Any) -> bool:
+        return type(plain(found)) is type(right) and plain(found) == right
+
+    got = plain(answer.answer_within(tiers, accepts, 40))
+    if type(got) is not tuple or len(got) != 2 or not accepts(got[0]) or plain(got[1]) != spent:
+        reject(f"answer_within returned {shown(got)}, expected ({right!r}, {spent}): {right!r} alone is accepted")
+
+
 def takes_the_first(answer: Any, draw: Draw) -> None:
     plays(answer, [("a", [3], 0, 1, 4)], 100)
     plays(answer, [("a", [3], 0, 5, 4), ("b", [20], 0, 1, 24)], 100)
@@ -138,10 +157,13 @@ def takes_the_first(answer: Any, draw: Draw) -> None:
 def tries_again(answer: Any, draw: Draw) -> None:
     plays(answer, [("a", [3, 2, 4], 2, 4, 4), ("b", [20], 0, 1, 24)], 100)
     plays(answer, [("a", [1], 99, 100, 1)], 1000)
+    said = iter("554" + "5" * 9)  # the same again
+    gives(answer, [(lambda: (next(said), 3), 3, 4)], "4", 9)
 
 
 def escalates(answer: Any, draw: Draw) -> None:
     plays(answer, [("a", [3, 2], None, 2, 4), ("b", [20, 11], 1, 2, 24), ("c", [90], 0, 1, 100)], 200)
+    plays(answer, [("a", [3], 0, 0, 4), ("b", [9], 0, 1, 20)], 100)  # up to 0 tries are none
 
 
 def counts_what_was_used(answer: Any, draw: Draw) -> None:
@@ -150,7 +172,7 @@ def counts_what_was_used(answer: Any, draw: Draw) -> None:
 
 
 def stays_within(answer: Any, draw: Draw) -> None:
-    for budget in (0, 3, 4, 7, 8, 9, 11):
+    for budget in (0, 3, 4, 7, 8, 9, 11, 12):
         plays(answer, [("a", [4], 2, 3, 4)], budget)
 
 
@@ -164,12 +186,10 @@ def keeps_no_rejected(answer: Any, draw: Draw) -> None:
 
 
 def takes_an_answer_that_is_falsy(answer: Any, draw: Draw) -> None:
-    """0 and an empty text are answers like any other."""
-    for right in (0, "", 0.0):
-        tiers = [(lambda: (7, 3), 1, 4), (lambda right=right: (right, 2), 2, 4)]  # type: ignore[misc]
-        got = plain(answer.answer_within(tiers, lambda found, right=right: plain(found) == right, 20))
-        if type(got) is not tuple or len(got) != 2 or plain(got[0]) != right or got[0] is None or plain(got[1]) != 5:
-            reject(f"answer_within returned {shown(got)}, expected ({right!r}, 5): the verifier accepts {right!r}")
+    """0, an empty text and an empty list are answers like any other, and so is a text with spaces around it."""
+    falsy_and_odd: tuple[Any, ...] = (0, "", 0.0, [], " 4 ")
+    for right in falsy_and_odd:
+        gives(answer, [(lambda: (7, 3), 1, 4), (lambda right=right: (right, 2), 2, 4)], right, 5)
 
 
 def makes_no_call_too_many(answer: Any, draw: Draw) -> None:
@@ -211,26 +231,42 @@ def votes(answer: Any, answers: Sequence[Any], scores: Sequence[float]) -> None:
 def takes_the_most_frequent(answer: Any, draw: Draw) -> None:
     votes(answer, [12, 15, 12], [-1.0, -0.5, -2.0])
     votes(answer, ["a", "b", "b", "b", "a"], [-1.0, -2.0, -3.0, -4.0, -5.0])
+    votes(answer, [4, 4, 7], [-1.0, -2.0, -1.0])  # two completions may be as likely as each other
+    votes(answer, [7, 4, 4], [-1.0, -1.0, -2.0])
+    for low in (-120.0, -5000.0):  # however unlikely
+        votes(answer, [4, 4, 7], [low, low - 10, -0.5])
+    large = [int(text) for text in ("5", "1000", "1000")]  # equal, and objects of their own
+    votes(answer, large, [-0.1, -1.0, -2.0])
+    votes(answer, [-3, 5, -3], [-1.0, -0.1, -2.0])
 
 
 def passes_over_unreadable(answer: Any, draw: Draw) -> None:
     votes(answer, [None, None, 4, None], [-1.0, -0.2, -3.0, -1.0])
     votes(answer, [None, 4, None, 5, 5], [-1.0, -0.2, -3.0, -1.0, -4.0])
+    votes(answer, [None, 7, 4], [-2.0, -0.5, -1.0])
 
 
 def zero_is_an_answer(answer: Any, draw: Draw) -> None:
     votes(answer, [0, 0, 3], [-1.0, -2.0, -0.5])
+    votes(answer, ["", "", "a"], [-1.0, -2.0, -0.5])
 
 
 def ties_by_score(answer: Any, draw: Draw) -> None:
     votes(answer, [4, 7, 7, 4], [-1.0, -0.9, -0.4, -2.0])
     votes(answer, [4, 7, 7, 4], [-0.3, -3.0, -0.4, -2.0])
     votes(answer, [9, 1, 5], [-2.0, -1.0, -3.0])
+    votes(answer, [9, 1, 5, 3, 8], [-2.0, -3.0, -2.5, -4.0, -1.0])
+    votes(answer, [4, 4, 7, 7], [0.0, -1.5, -1.0, -2.0])  # a probability of 1
+    for best, next_best in ((-4000.0, -5000.0), (-40.0, -50.0), (-0.5001, -0.5002)):
+        votes(answer, [4, 7], [next_best, best])
+        votes(answer, [4, 7], [best, next_best])
 
 
 def best_not_sum(answer: Any, draw: Draw) -> None:
-    """One of -0.1 and -9 against two of -1: the best one counts in a tie, not the sum."""
+    """One of -0.1 and -9 against two of -1: the best one counts in a tie, not the sum, nor that of probabilities."""
     votes(answer, [4, 4, 7, 7], [-0.1, -9.0, -1.0, -1.0])
+    votes(answer, [4, 4, 7, 7], [-0.4, -9.0, -0.5, -0.6])
+    votes(answer, [7, 7, 4, 4], [-0.5, -0.6, -0.4, -9.0])
 
 
 def says_none(answer: Any, draw: Draw) -> None:
@@ -252,10 +288,10 @@ EXERCISES = (
         title="One of k",
         kind="code",
         names=("pass_at_k",),
-        points=3,
-        minutes=7,
+        points=2,
+        minutes=4,
         lines=6,
-        difficulty=2,
+        difficulty=1,
         is_extra=True,
         objective="estimate without bias how often k completions contain a right one",
         hints=(
@@ -291,7 +327,7 @@ EXERCISES = (
             Property(
                 "refuses k below 1 or above num",
                 refuses_more_than_there_are,
-                "Eight completions say nothing about the best of nine: raise ValueError, in any case.",
+                "Eight completions say nothing about the best of nine: raise ValueError, before anything else.",
             ),
         ),
         time_limit_s=10,
@@ -302,7 +338,7 @@ EXERCISES = (
         kind="code",
         names=("answer_within",),
         points=4,
-        minutes=9,
+        minutes=8,
         lines=9,
         difficulty=2,
         objective="spend tokens in tiers, and stop at the first answer that a verifier accepts",
@@ -315,10 +351,21 @@ EXERCISES = (
             "        ...\nreturn None, spent",
         ),
         checks=(
-            Property("takes the first accepted answer", takes_the_first, "Return (answer, tokens spent)."),
-            Property("tries a tier again", tries_again, "num_tries calls of `ask`, as long as none is accepted."),
             Property(
-                "goes on to the next tier", escalates, "Tokens of all tiers count, those of rejected answers too."
+                "takes the first accepted answer",
+                takes_the_first,
+                "Return (answer, tokens spent), and leave `tiers` as it is.",
+            ),
+            Property(
+                "tries a tier again",
+                tries_again,
+                "num_tries calls of `ask`, as long as none is accepted; "
+                "each costs its tokens, also one that says the same again.",
+            ),
+            Property(
+                "goes on to the next tier",
+                escalates,
+                "Tokens of all tiers count, those of rejected answers too. Of 0 tries none is made.",
             ),
             Property(
                 "gives out nothing that was rejected",
@@ -328,7 +375,7 @@ EXERCISES = (
             Property(
                 "takes an accepted answer, whatever it is",
                 takes_an_answer_that_is_falsy,
-                "Ask the verifier and nobody else: 0 and an empty text may be right.",
+                "Ask the verifier and nobody else, about the answer as it came: 0 and an empty text may be right.",
             ),
             Property("stays within the budget", stays_within, "A try may take max_tokens: begin only if they fit."),
             Property(
@@ -369,14 +416,22 @@ EXERCISES = (
             "return max(..., key=lambda answer: (votes of it, best score of it), default=None)",
         ),
         checks=(
-            Property("takes the most frequent", takes_the_most_frequent, "collections.Counter counts."),
+            Property(
+                "takes the most frequent",
+                takes_the_most_frequent,
+                "collections.Counter counts, and scores do not matter where one answer has more votes.",
+            ),
             Property(
                 "lets no unreadable one vote",
                 passes_over_unreadable,
                 "None is a completion in which no answer was found. Drop these first.",
             ),
-            Property("counts 0 as an answer", zero_is_an_answer, "Ask `is not None`: 0 is false, and an answer."),
-            Property("decides ties by the score", ties_by_score, "Among equals, the one with the best score."),
+            Property("counts 0 as an answer", zero_is_an_answer, "Ask `is not None`: 0 and '' are false, and answers."),
+            Property(
+                "decides ties by the score",
+                ties_by_score,
+                "Among equals, the one with the best score, which may be 0 or far below. Compare scores as they are.",
+            ),
             Property("compares best scores, not sums", best_not_sum, "The best score of an answer's completions."),
             Property("says None where nothing was read", says_none, "max(..., default=None)."),
             Property("is right for any votes", any_votes, "Votes first, then the best score."),

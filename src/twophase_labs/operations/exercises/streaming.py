@@ -7,8 +7,9 @@ from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject,
 from twophase_labs.machine.exercise import Exercise, Property
 
 Event = tuple[str, ...]  # its lines of data
-ASCII = ("{}", '{"text":" Paris"}', "[DONE]", "a: b", "x", "data: y", "0")
-WIDE = ("é", "naïve ☕", "日本", "🙂🙂", '{"text":"€"}')
+ASCII = ("{}", '{"text":" Paris"}', "[DONE]", "a: b", "x", "data: y", "0", '{"text":"a\\nb"}', "'&amp;'")
+WIDE = ("é", "naïve ☕", "日本", "🙂🙂", '{"text":"€"}', "e\u0301")
+NO_ENDS = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # str.splitlines would split here, the format does not
 
 
 def written(event: Event, end: str = "\n", space: str = " ") -> str:
@@ -21,16 +22,21 @@ def content(event: Event) -> str:
 
 
 def fed(reader: Any, chunks: Sequence[bytes]) -> list[list[str]]:
-    """What each call of feed returned."""
-    returned = []
+    """What each call of feed returned. Later calls must leave it so, which shows in the answer's process only."""
+    returned, kept = [], []
     for chunk in chunks:
-        got = plain(reader.feed(chunk))
+        kept.append(reader.feed(chunk))
+        got = plain(kept[-1])
         if type(got) not in (list, tuple):
             reject(f"feed({shown(chunk)}) returned {type(got).__name__}, expected a list of texts")
         for one in map(plain, got):
             if type(one) is not str:
                 reject(f"feed({shown(chunk)}) returned a list with {shown(one)} in it, which is no text")
         returned.append(list(got))
+    for chunk, one, was in zip(chunks, kept, returned, strict=True):
+        if list(plain(one)) != was:
+            reject(f"the list that feed({shown(chunk)}) returned is {shown(list(plain(one)))} after later calls",
+                   f"it was {shown(was)}", "Return a new list from each call.")  # fmt: skip
     return returned
 
 
@@ -46,8 +52,7 @@ def reads(answer: Any, chunks: Sequence[bytes], expected: Sequence[Sequence[str]
 
 
 def whole_events(answer: Any, draw: Draw) -> None:
-    for _ in range(3):
-        texts = [draw.choice(ASCII) for _ in range(4)]
+    for texts in (ASCII, [draw.choice(ASCII) for _ in range(4)]):
         reads(answer, [written((text,)).encode() for text in texts], [[text] for text in texts])
     reads(answer, [b"data: [DONE]\n\n", b"data: x\n\n"], [["[DONE]"], ["x"]])  # whoever reads the texts ends there
 
@@ -84,11 +89,13 @@ def cut_anywhere(answer: Any, draw: Draw, size: int) -> None:
 
 
 def cut_in_characters(answer: Any, draw: Draw, size: int) -> None:
-    cut(answer, [(draw.choice(WIDE),) for _ in range(5)], size)
+    cut(answer, [(text,) for text in WIDE], size)
 
 
 def joins_lines(answer: Any, draw: Draw) -> None:
+    """Empty lines of data, too."""
     events = [tuple(draw.choice(ASCII) for _ in range(num)) for num in (2, 1, 3, 2)]
+    events += [("a", "b"), ("a", ""), ("", "a"), ("a", "", "b"), ("", "")]
     cut(answer, events, 1000)
     cut(answer, events, 5)
 
@@ -96,6 +103,7 @@ def joins_lines(answer: Any, draw: Draw) -> None:
 def drops_one_space(answer: Any, draw: Draw) -> None:
     sent = "data:none\n\ndata:  two \n\ndata: \n\ndata:\n\n"
     reads(answer, [sent.encode()], [["none", " two ", "", ""]])
+    reads(answer, [b"data:data\n\ndata:date\n\n", b"data:\tx\n\n"], [["data", "date"], ["\tx"]])
 
 
 def passes_over_the_rest(answer: Any, draw: Draw) -> None:
@@ -105,26 +113,34 @@ def passes_over_the_rest(answer: Any, draw: Draw) -> None:
     sent = f"event: token\nid: 7\ndata: {text}\nretry: 10\n: data: no\ndatum: no\ndatabase: 5\n\nevent: end\n\n"
     reads(answer, [sent.encode()], [[text]])
     reads(answer, [b"data: a\n", b": still here\n", b"data: b\n\n"], [[], [], ["a\nb"]])
+    for other in ("event: x", "id: 7", ": no", " ", " data: no", "data : no", "DATA: no"):
+        reads(answer, [f"data: a\ndata: b\n{other}\ndata: c\n\n".encode()], [["a\nb\nc"]])
+    reads(answer, [b"event: ping\ndata: a\n\n"], [["a"]])
 
 
 def other_line_ends(answer: Any, draw: Draw, size: int) -> None:
-    """\\r\\n, also when the two are cut apart."""
+    """\\r\\n, also when the two are cut apart, and next to \\n; no others."""
     events = [(draw.choice(ASCII),), (draw.choice(WIDE), draw.choice(ASCII)), (draw.choice(ASCII),)]
     cut(answer, events, size, end="\r\n")
+    mixed = [b"data: a\r\ndata: b\n\r\n", b"data: c\r\n\n", b"data: d\n\n", b"data: e\n\r\n", b"data: f\r\n\r\n"]
+    reads(answer, mixed, [["a\nb"], ["c"], ["d"], ["e"], ["f"]])
+    reads(answer, mixed[:1:-1], [["f"], ["e"], ["d"]])
+    cut(answer, [(NO_ENDS,), (NO_ENDS, "a")], size)
 
 
 def any_stream(answer: Any, draw: Draw) -> None:
     for _ in range(6):
         events = [
-            tuple(draw.choice([*ASCII, *WIDE, " ", ""]) for _ in range(draw.integer(1, 4)))
+            tuple(draw.choice([*ASCII, *WIDE, NO_ENDS, " ", ""]) for _ in range(draw.integer(1, 4)))
             for _ in range(draw.integer(1, 9))
         ]
         cut(answer, events, draw.integer(1, 40), draw.choice(["\n", "\r\n"]), draw.choice(["", ": hello\n\n"]))
 
 
 def long_streams(answer: Any, draw: Draw) -> None:
-    """An event larger than a network packet, and many of them."""
-    cut(answer, [("x" * 70_000,), ("é" * 5000,)], 1460)
+    """An event larger than a network packet, in packets and at once, and many of them."""
+    for size in (1460, 10**6):
+        cut(answer, [("x" * 140_000,), ("é" * 5000,)], size)
     cut(answer, [(str(i),) for i in range(2000)], 1460)
 
 
@@ -164,7 +180,7 @@ EXERCISES = (
             "    return events",
         ),
         checks=(
-            Property("reads whole events", whole_events, "An event's data is what follows `data: `, as text."),
+            Property("reads whole events", whole_events, "An event's data is what follows `data: `, as it was sent."),
             Property(
                 "reads several events at once",
                 several_in_one,
@@ -191,22 +207,27 @@ EXERCISES = (
                 ({"size": 1}, {"size": 3}, {"size": 11}),
             ),
             Property(
-                "joins an event's lines", joins_lines, "Several data lines of one event are joined by a line feed."
+                "joins an event's lines",
+                joins_lines,
+                "Several data lines of one event are joined by a line feed, and an empty one is one of them.",
             ),
             Property(
                 "drops one space and no more",
                 drops_one_space,
-                "At most one space behind the colon belongs to the format. All others, and an empty text, are data.",
+                "At most one space behind the colon belongs to the format. All others, and an empty text, are data. "
+                "`lstrip` takes any number of any of its letters, `removeprefix` just the prefix.",
             ),
             Property(
                 "passes over comments and other fields",
                 passes_over_the_rest,
-                "A line that begins with a colon is a comment; only the field named `data` counts; no data, no event.",
+                "A line that begins with a colon is a comment; only the field named just `data` counts; only an empty "
+                "line ends an event; no data, no event.",
             ),
             Property(
                 "takes both line ends",
                 other_line_ends,
-                "Some servers end lines with \\r\\n. The \\r may come in one chunk and the \\n in the next.",
+                "Some servers end lines with \\r\\n, some only a few. The \\r may come in one chunk and the \\n in the "
+                "next. Nothing else ends a line, but str.splitlines thinks so of ten more characters.",
                 ({"size": 1000}, {"size": 1}, {"size": 4}),
             ),
             Property("reads any stream", any_stream, "Feed it byte by byte and compare with all at once."),
