@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +15,7 @@ from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.rules import checked, number, optional, whole_number
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.metrics import EngineStats
+from twophase.engine.openmp import dismiss_workers
 from twophase.engine.prompts import Prompt
 from twophase.engine.thread import EngineThread, Job, News, Observer
 from twophase.llm import LLM
@@ -120,10 +120,7 @@ class AsyncLLM:
         **options: Any,
     ) -> None:
         max_queue = checked("max_queue", max_queue, MAX_QUEUE, ConfigError)
-        # In a thread that ends, and with it its OpenMP workers: while those wait, the engine's thread has more workers
-        # than cores, and OpenMP puts them to sleep after each operation (on two cores 0.6 of the speed).
-        with ThreadPoolExecutor(1, "twophase-load") as loading:
-            llm = loading.submit(LLM, model, config, **options).result()
+        llm = LLM(model, config, **options)
         self._start(llm, max_queue, Path(model).name if Path(model).is_dir() else str(model))
         self._close_llm = llm.close
 
@@ -145,6 +142,7 @@ class AsyncLLM:
     def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
+        dismiss_workers()  # this thread has loaded the model, and from now on another one computes
         self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 

@@ -1,30 +1,30 @@
 """`twophase bench http`: what HTTP costs. The same requests in this process and by a server, in turns.
 
-Both sides have an `AsyncLLM` of the same options and threads, and as many clients in a closed loop, in this process,
-that read every token as it comes. The server has a process of its own, so its engine and the clients share the cores.
+In process is what a caller has who needs no server: an `LLM` of this process, stepped by the thread that loaded it.
+The server has the same options and as many threads, in a process of its own, and shares the cores with the clients that
+read each token as it comes. In both, as many requests are under way at once, in a closed loop.
 """
 
 import asyncio
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from twophase.async_llm import AsyncLLM
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, TwophaseError
-from twophase.core.sampling_params import SamplingParams
-from twophase_tools.bench.clients import Ask, Progress, play
+from twophase.llm import LLM
+from twophase_tools.bench.clients import play
 from twophase_tools.bench.engine import resolve_setup
 from twophase_tools.bench.http_client import HttpClient
 from twophase_tools.bench.machine import MachineRecord, record_machine
-from twophase_tools.bench.serve import ServingRun
+from twophase_tools.bench.serve import ServingRun, serve
 from twophase_tools.bench.server_process import ServerProcess, free_port
 from twophase_tools.load.latency import Percentiles
 from twophase_tools.load.workloads import FixedWorkload, TimedRequest
@@ -39,14 +39,19 @@ class CostError(TwophaseError):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A round: so many requests per client, of so many tokens."""
+    """A round: so many requests per client, of so many tokens.
+
+    Attributes:
+        num_output_tokens: From, to. Were all answers as long, all would end in one step, and over HTTP the next step
+            would have whoever is back first and nobody else: a convoy that real clients don't form.
+    """
 
     requests_per_client: int = 2
     num_prompt_tokens: int = 64
-    num_output_tokens: int = 64
+    num_output_tokens: tuple[int, int] = (64, 192)
 
 
-QUICK = Sizes(1, 8, 4)
+QUICK = Sizes(1, 8, (3, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Round:
     """One side's run.
 
     Attributes:
-        ttft_s, itl_s: Medians at the client.
+        ttft_s, itl_s: Medians, over HTTP at the client.
         cpu_s_per_token: Processor time of engine, server and clients together: on a machine that others use, it says
             more than the clock. None where the system does not tell.
     """
@@ -127,9 +132,10 @@ class HttpReport:
 
     def to_text(self) -> str:
         sizes = self.sizes
+        shortest, longest = sizes.num_output_tokens
         lines = [
             f"{self.concurrency} clients in a closed loop, {sizes.requests_per_client} requests each of "
-            f"{sizes.num_prompt_tokens} + {sizes.num_output_tokens} tokens, {len(self.ratios)} rounds in turns",
+            f"{sizes.num_prompt_tokens} + {shortest} to {longest} tokens, {len(self.ratios)} rounds in turns",
             "",
             f"{'medians':<12}{'tokens/s':>12}{'TTFT s':>10}{'ITL ms':>10}",
         ]
@@ -185,8 +191,12 @@ def bench_http(
             {"OMP_NUM_THREADS": str(num_threads)},
         )
         try:
-            turns = _Turns(vocab_size, concurrency, sizes or Sizes(), say)
-            found = asyncio.run(turns.take(server, lambda: AsyncLLM(setup.folder, config), rounds))
+            say("loading the model twice: here, and in the server")
+            with LLM(setup.folder, config) as llm:
+                asyncio.run(server.ready())
+                turns = _Turns(llm, server, vocab_size, concurrency, sizes or Sizes(), say)
+                found = turns.take(rounds)
+            asyncio.run(server.stop())
         finally:
             server.kill()
     ratios = zip(found[OVER_HTTP], found[IN_PROCESS], strict=True)
@@ -204,57 +214,49 @@ def bench_http(
 class _Turns:
     """The runs of both sides, one at a time."""
 
+    llm: LLM
+    server: ServerProcess
     vocab_size: int
     concurrency: int
     sizes: Sizes
     say: Callable[[str], None]
 
-    async def take(
-        self, server: ServerProcess, open_llm: Callable[[], AsyncLLM], rounds: int
-    ) -> dict[str, tuple[Round, ...]]:
-        self.say("loading the model twice: here, and in the server")
-        found: dict[str, list[Round]] = {IN_PROCESS: [], OVER_HTTP: []}
-        async with open_llm() as llm, HttpClient(server.url) as client:
-            await server.ready()
-            sides: dict[str, Ask] = {IN_PROCESS: in_process(llm), OVER_HTTP: client.ask}
-            for number in range(rounds + 1):
-                # Who comes second finds a warmer machine, or a hotter one: so each is second as often.
-                for side in sides if number % 2 else reversed(sides):
-                    before_s = _cpu_s(server)
-                    run = await self._run(sides[side], number)
-                    after_s = _cpu_s(server)
-                    done = Round.of(run, None if before_s is None or after_s is None else after_s - before_s)
-                    if number:  # the first is a warm-up
-                        found[side].append(done)
-                        self.say(f"round {number} of {rounds}, {side}: {done.tokens_per_s:.1f} tokens/s")
-        await server.stop()
+    def take(self, rounds: int) -> dict[str, tuple[Round, ...]]:
+        sides = {IN_PROCESS: self._in_process, OVER_HTTP: self._over_http}
+        found: dict[str, list[Round]] = {side: [] for side in sides}
+        for number in range(rounds + 1):
+            # Who comes second finds a warmer machine, or a hotter one: so each is second as often.
+            for side in sides if number % 2 else reversed(sides):
+                before_s = self._cpu_s()
+                run = sides[side](self._workload(number))
+                after_s = self._cpu_s()
+                done = Round.of(run, None if before_s is None or after_s is None else after_s - before_s)
+                if number:  # the first is a warm-up
+                    found[side].append(done)
+                    self.say(f"round {number} of {rounds}, {side}: {done.tokens_per_s:.1f} tokens/s")
         return {side: tuple(of_side) for side, of_side in found.items()}
 
-    async def _run(self, ask: Ask, number: int) -> ServingRun:
+    def _workload(self, number: int) -> FixedWorkload:
         """The same requests for both sides, and new ones in each round: the prefix cache knows none."""
-        sizes = self.sizes
+        sizes, lengths = self.sizes, random.Random(number)
         requests = (
-            TimedRequest(f"{number}-{i}", 0.0, sizes.num_prompt_tokens, sizes.num_output_tokens)
+            TimedRequest(f"{number}-{i}", 0.0, sizes.num_prompt_tokens, lengths.randint(*sizes.num_output_tokens))
             for i in range(sizes.requests_per_client * self.concurrency)
         )
-        workload = FixedWorkload("http", tuple(requests))
-        return await play(ask, workload, self.vocab_size, concurrency=self.concurrency)
+        return FixedWorkload("http", tuple(requests))
 
+    def _in_process(self, workload: FixedWorkload) -> ServingRun:
+        return serve(self.llm.engine, workload, self.vocab_size, concurrency=self.concurrency)
 
-def _cpu_s(server: ServerProcess) -> float | None:
-    """Of this process and the server; whichever does nothing uses none."""
-    of_server = server.cpu_s()
-    return None if of_server is None else of_server + time.process_time()
+    def _over_http(self, workload: FixedWorkload) -> ServingRun:
+        async def run() -> ServingRun:
+            async with HttpClient(self.server.url) as client:
+                await client.model()  # it is asked for once, and that is not what requests cost
+                return await play(client.ask, workload, self.vocab_size, concurrency=self.concurrency)
 
+        return asyncio.run(run())
 
-def in_process(llm: AsyncLLM) -> Ask:
-    """Asks an engine of this process."""
-
-    async def ask(request: TimedRequest, token_ids: tuple[int, ...]) -> AsyncGenerator[Progress, None]:
-        params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
-        async with aclosing(llm.generate({"prompt_token_ids": token_ids}, params)) as outputs:
-            async for output in outputs:
-                completion = output.outputs[0]
-                yield Progress(len(completion.token_ids), completion.finish_reason, output.metrics.num_cached_tokens)
-
-    return ask
+    def _cpu_s(self) -> float | None:
+        """Of this process and the server; whichever does nothing uses none."""
+        of_server = self.server.cpu_s()
+        return None if of_server is None else of_server + time.process_time()
