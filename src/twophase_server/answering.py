@@ -122,14 +122,23 @@ class Work:
             ApiError: 500, one of its completions failed.
             TwophaseError: As `AsyncLLM.generate`.
         """
+        async with contextlib.aclosing(self._merged()) as merged:
+            async for position, output in merged:
+                self._newest[position] = output
+                _require_success(output)
+                yield position, output
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        if len(self._streams) == 1:  # as nearly always: spare it the tasks, which cost more than all else here
+            async for output in self._streams[0]:
+                yield 0, output
+            return
         coming = {asyncio.ensure_future(stream.__anext__()): i for i, stream in self._streams.items()}
         try:
             while coming:
                 done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    position = coming.pop(task)
-                    output = self._newest[position] = task.result()
-                    _require_success(output)
+                    position, output = coming.pop(task), task.result()
                     yield position, output
                     if not output.finished:
                         coming[asyncio.ensure_future(self._streams[position].__anext__())] = position
