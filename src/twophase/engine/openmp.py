@@ -1,4 +1,4 @@
-"""The threads with which PyTorch computes on a CPU: every thread that computes has a pool of OpenMP workers of its own."""
+"""The threads PyTorch computes with on a CPU: each thread that computes has a pool of OpenMP workers of its own."""
 
 import ctypes
 
