@@ -1,6 +1,6 @@
 """A process in which a function may use only so much time and memory.
 
-Schemas, regular expressions and chat templates are small programs that come with a request or a model. Some of them take
+Schemas, regular expressions and chat templates are small programs that come with a request or a model. Some take
 minutes or all of the machine's memory, in libraries that cannot be stopped from outside. A process can be.
 """
 
@@ -50,7 +50,7 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pid = os.getpid()
-        self._stop = weakref.finalize(self, lambda: None)
+        self._stop: Callable[[], object] = lambda: None  # ends the process, at the latest when the interpreter ends
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """What `function(*args)` returns or raises there.
@@ -61,9 +61,9 @@ class WorkerProcess:
         Raises:
             WorkLimitError: It took too much time or memory; the message says which.
         """
+        if self._owner_pid != os.getpid():  # the pipes are the parent's, and a thread of it may have held the lock
+            self._process, self._owner_pid, self._lock = None, os.getpid(), threading.Lock()
         with self._lock:
-            if self._owner_pid != os.getpid():  # the pipes are the parent's
-                self._process, self._owner_pid = None, os.getpid()
             process = self._running()
             try:
                 outcome, value = self._ask(process, pickle.dumps((function, args, self.cpu_s, self.max_bytes)))
@@ -88,7 +88,6 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-            self._stop.detach()
             self._stop = weakref.finalize(self, _kill, self._process, os.getpid())
         return self._process
 
