@@ -134,12 +134,13 @@ async def _stream(http: httpx.AsyncClient, seen: Seen, until_s: float) -> None:
         async with http.stream("POST", TEXT, json=body) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
-                if line:
+                if line:  # each event ends with an empty one
+                    event = line
                     now_s = time.monotonic()
                     seen.longest_gap_s = max(seen.longest_gap_s, now_s - last_s)
                     last_s = now_s
                     seen.num_chunks += 1
-        assert line == "data: [DONE]", line
+        assert event == "data: [DONE]", event
 
 
 async def _health(http: httpx.AsyncClient, seen: Seen, until_s: float) -> None:
