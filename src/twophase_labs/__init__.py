@@ -86,6 +86,7 @@ The machine (machine/), file by file
 
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
+    lines.py                   lines of source, numbered as Python does
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes

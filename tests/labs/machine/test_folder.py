@@ -133,13 +133,14 @@ def graded(command, tmp_path, capsys):
             (folder / learner).mkdir(parents=True)
             make(folder / learner)
         out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
-        assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 0
+        status = command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path)))
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", capsys.readouterr().out)
         html = out["html"].read_text()
         assert "<script>" not in html
         assert not re.search("[\x1b\x9b\u202e]", html)
         results = json.loads(out["json"].read_text())["results"]
         rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
+        assert status == (2 if any(row["error"] for row in rows) else 0)
         assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in rows]
         return {row["learner"]: row for row in rows}
 
