@@ -1,7 +1,6 @@
 """`twophase grade` and `twophase labs`: what they print and write, and how they end."""
 
 import argparse
-import csv
 import json
 
 import pytest
@@ -81,34 +80,6 @@ def test_one_bad_path_does_not_stop_the_others(command, solved, tmp_path):
 def test_an_unwritable_report_ends_with_2(command, solved, tmp_path, capsys):
     assert command(solved, "--html", tmp_path / "none" / "o.html") == 2
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_a_folder_of_submissions(command, tmp_path, capsys):
-    folder = tmp_path / "all"
-    texts = {
-        "ann/01_demo.ipynb": to_text(solved_notebook(LAB)),
-        "bob/01_demo.ipynb": to_text(learner_notebook(LAB)),
-        "01_demo_cleo.ipynb": to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "x.cumsum(0)"),
-        "dan/homework.ipynb": "not a notebook",
-        "eve/.ipynb_checkpoints/01_demo.ipynb": "a copy Jupyter keeps",
-        "fay/00_start.ipynb": "{}",
-    }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
-    assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 2
-    rows = {row["learner"]: row for row in csv.DictReader(out["csv"].read_text().splitlines())}
-    assert list(rows) == ["cleo", "ann", "bob", "dan", "eve", "fay"]
-    assert [rows[name]["points"] for name in rows] == ["9", "12", "0", "", "", ""]
-    assert (rows["cleo"]["1.1"], rows["cleo"]["1.3"], rows["bob"]["1.1"]) == ("failed", "passed", "not_attempted")
-    assert "not valid JSON" in rows["dan"]["error"]
-    assert rows["eve"]["error"].endswith("all/eve holds no notebook to grade")
-    assert len(json.loads(out["json"].read_text())["results"]) == 6
-    assert out["html"].read_text().count("<section>") == 3
-    captured = capsys.readouterr()
-    assert "│ dan " in captured.out
-    assert "3 of 6 submissions were not graded" in captured.err
 
 
 def test_an_empty_folder_ends_with_2(command, tmp_path):

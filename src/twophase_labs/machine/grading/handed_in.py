@@ -5,18 +5,18 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
 from twophase_labs.machine.grading.files import NotGradableError, opened
 
-MAX_ENTRIES, MAX_GIB, MAX_DEPTH = 10_000, 1, 3  # of an archive together with all archives inside it
-FOLDERS_PASSED_OVER = re.compile(r"\.|__MACOSX|__pycache__|labsolutions$")
+MAX_ENTRIES, MAX_MIB, MAX_DEPTH = 10_000, 1024, 2  # of an archive together with all archives inside it
+FOLDERS_PASSED_OVER = re.compile(r"\.(?!\.)|__MACOSX|__pycache__|labsolutions$")
 FILES_PASSED_OVER = re.compile(r"\.|00_|.*\.progress\.|.*\.csv$")  # lab 0 has no exercises
 # 'Ann Lee_123_assignsubmission_file_' of Moodle, 'leeann_LATE_123_456_lab.ipynb' of Canvas
 PLATFORM = re.compile(r"(?P<learner>.+?)(?:_LATE)?_\d{3,}_(?:assignsubmission_|\d{3,}_).*")
+UNPACKING = (BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)  # RuntimeError: it has a password
 
 
 @dataclass(frozen=True)
@@ -49,69 +49,56 @@ class Collector:
         learners = {path: learner_of(path, folder, self.labs, owner) for path in _files_below(folder)}
         notebooks = {(learner, _lab_in(path)) for path, learner in learners.items() if path.suffix == ".ipynb"}
         with_notebooks = {learner for learner, _ in notebooks}
-        told = set()
         for path, learner in learners.items():
-            inside = path.relative_to(folder)
-            told.add(inside.parts[:1])
+            name = shown / path.relative_to(folder)
             is_other = path.suffix != ".ipynb" and learner in with_notebooks
             if is_archive(path):
-                yield from self.in_archive(path, shown / inside, learner, depth)
+                yield from self.in_archive(path, name, learner, depth)
             elif not is_other or (_lab_in(path) and (learner, _lab_in(path)) not in notebooks):
-                yield HandedIn(learner, path, shown / inside)
-        for empty in [] if owner else sorted(path for path in folder.iterdir() if path.is_dir()):
-            if (empty.name,) not in told and not FOLDERS_PASSED_OVER.match(empty.name):
-                yield _nothing_in(empty, shown / empty.name, learner_of(empty / "_", folder, self.labs))
+                yield HandedIn(learner, path, name)
+        told = {path.relative_to(folder).parts[0] for path in learners if path != folder}
+        for empty in sorted(path for path in folder.iterdir() if path.is_dir() and not owner):
+            if empty.name not in told and not FOLDERS_PASSED_OVER.match(empty.name):
+                learner = learner_of(empty / "_", folder, self.labs)
+                yield HandedIn(learner, empty, shown / empty.name, f"{shown / empty.name} holds no notebook to grade")
 
     def in_archive(
         self, archive: Path, shown: Path, owner: str, depth: int = 0, is_collection: bool = False
     ) -> Iterator[HandedIn]:
         """All in an archive: its owner's, or of several learners if it is a collection or holds several archives."""
-        self.room = self.room if depth else (MAX_ENTRIES, MAX_GIB * 2**30)
+        self.room = self.room if depth else (MAX_ENTRIES, MAX_MIB * 2**20)
         with TemporaryDirectory() as scratch:
+            problem, inside = f"{shown} holds no notebook to grade", Path(scratch)
             try:
-                if depth == MAX_DEPTH:
-                    raise NotGradableError(f"{archive} is inside {depth} archives; at most {depth - 1} are opened")
-                bad = self._unpack(archive, Path(scratch), shown, owner)
+                if depth > MAX_DEPTH:
+                    raise NotGradableError(f"{archive} is in an archive in an archive in an archive; unpack it")
+                self._unpack(archive, inside)
             except NotGradableError as error:
-                yield HandedIn(owner, archive, shown, str(error))
-                return
-            is_collection = is_collection or sum(map(is_archive, _files_below(Path(scratch)))) > 1
-            found = False
-            inside = self.in_folder(Path(scratch), shown, "" if is_collection else owner, depth + 1)
-            for one in chain(bad, inside):
-                found = True
-                yield one
-            if not found:
-                yield _nothing_in(archive, shown, owner)
+                problem = str(error)
+            else:
+                is_collection = is_collection or sum(map(is_archive, _files_below(inside))) > 1
+                for one in self.in_folder(inside, shown, "" if is_collection else owner, depth + 1):
+                    problem = ""
+                    yield one
+            if problem:
+                yield HandedIn(owner, archive, shown, problem)
 
-    def _unpack(self, archive: Path, into: Path, shown: Path, owner: str) -> list[HandedIn]:
-        """Extract what is not passed over; entries that cannot be are returned.
+    def _unpack(self, archive: Path, into: Path) -> None:
+        """Extract all that is not passed over.
 
         Raises:
-            NotGradableError: it is no archive, or holds too much.
+            NotGradableError: it is no archive, is damaged or has a password, or holds too much.
         """
-        bad = []
         try:
             with opened(archive) as file, ZipFile(file) as entries:
                 members = [m for m in entries.infolist() if not m.is_dir() and not _is_passed_over(m.filename)]
-                left, size = self.room[0] - len(members), self.room[1] - sum(m.file_size for m in members)
-                if min(left, size) < 0:
-                    limits = f"{MAX_ENTRIES:,} files or {MAX_GIB} GiB"
-                    raise NotGradableError(f"{archive} holds more than {limits}, with the archives inside it")
-                self.room = left, size
-                for member in members:
-                    try:
-                        entries.extract(member, into)  # which leaves out '..' and a leading '/'
-                    except UNPACKING as error:
-                        name = shown / member.filename
-                        bad.append(HandedIn(owner, archive, name, f"{name} cannot be unpacked: {error}"))
+                self.room = self.room[0] - len(members), self.room[1] - sum(m.file_size for m in members)
+                if min(self.room) < 0:
+                    limits = f"{MAX_ENTRIES:,} files or {MAX_MIB:,} MiB"
+                    raise NotGradableError(f"{archive} holds more than {limits}, archives inside it included")
+                entries.extractall(into, members)  # leaves out '..' and a leading '/'
         except UNPACKING as error:
-            raise NotGradableError(f"{archive} cannot be opened as a zip archive: {error}") from None
-        return bad
-
-
-# RuntimeError: a password is needed, or NotImplementedError
-UNPACKING = (BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)
+            raise NotGradableError(f"{archive} cannot be unpacked: {error}") from None
 
 
 def is_archive(path: Path) -> bool:
@@ -133,23 +120,19 @@ def learner_of(path: Path, folder: Path, labs: Sequence[str], owner: str = "") -
     return path.stem
 
 
-def _nothing_in(path: Path, shown: Path, learner: str) -> HandedIn:
-    return HandedIn(learner, path, shown, f"{shown} holds no notebook to grade")
-
-
 def _is_passed_over(name: str) -> bool:
-    *folders, file = PurePosixPath(name).parts
-    return any(map(FOLDERS_PASSED_OVER.match, folders)) or bool(FILES_PASSED_OVER.match(file))
+    *folders, _ = PurePosixPath(name).parts
+    return any(map(FOLDERS_PASSED_OVER.match, folders))
 
 
 def _files_below(folder: Path) -> list[Path]:
     """Files, links to folders, folders named like a notebook, and folders that cannot be opened."""
-    found: list[Path] = []
-    for parent, folders, files in os.walk(folder, onerror=lambda error: found.append(Path(error.filename))):
-        found.extend(Path(parent, name) for name in files if not FILES_PASSED_OVER.match(name))
+    found, shut = list[Path](), list[Path]()
+    for parent, folders, files in os.walk(folder, onerror=lambda error: shut.append(Path(error.filename))):
         folders[:] = [name for name in folders if not FOLDERS_PASSED_OVER.match(name)]
+        found += [Path(parent, name) for name in files if not FILES_PASSED_OVER.match(name)]
         found += [p for p in (Path(parent, f) for f in folders) if p.suffix == ".ipynb" or os.path.islink(p)]
-    return sorted(found)
+    return sorted([*found, *shut])
 
 
 def _lab_in(path: Path) -> str:

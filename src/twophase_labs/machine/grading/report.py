@@ -86,7 +86,10 @@ tr { break-inside: avoid; }
 .dim { color: var(--dim); font-size: .9rem; }
 footer { margin-top: 1.6rem; color: var(--dim); font-size: .85rem; }
 section + section { margin-top: 3.5rem; break-before: page; }
-@media (prefers-color-scheme: dark) { .verdict { filter: brightness(1.55); } img { filter: invert(.9) hue-rotate(180deg); } }
+@media (prefers-color-scheme: dark) {
+  .verdict { filter: brightness(1.55); }
+  img { filter: invert(.9) hue-rotate(180deg); }
+}
 @media (max-width: 40rem) { .id, .points, .verdict { white-space: normal; } th, td { padding-right: .5rem; } }
 @media print {
   :root { --ink: #000; --dim: #444; --line: #bbb; --page: #fff; --soft: #fff; }
