@@ -8,7 +8,7 @@ from twophase import LLM, SamplingParams
 
 llm = LLM(num_kv_blocks=24, block_size=16)
 question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-(answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=40))
+(answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
 print(answer.outputs[0].text)
 
 reading, *writing = llm.engine.trace
@@ -177,6 +177,9 @@ while engine.has_unfinished_requests():
 #     L2 --> L3["3 decode<br/>one token at a time"]
 #     L3 --> L4["4 scheduling<br/>many requests"]
 #     L4 --> L5["5 advanced<br/>beyond the loop"]
+#     L5 --> L6["6 compression<br/>fewer bytes"]
+#     L6 --> L7["7 many machines<br/>more than one GPU"]
+#     L7 --> L8["8 operations<br/>a service"]
 # ```
 #
 # In each lab you write the missing pieces, and then the engine runs with them. A blank looks like `____("1.3", 1)`.

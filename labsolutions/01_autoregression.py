@@ -369,7 +369,7 @@ pictures.draw_steps({"your loop on SmolLM2": timed_model.elapsed_s}, first_lengt
 pictures.draw_passes(num_prompt=1, num_new=12)
 
 # %% [markdown]
-# Blue is computed in this pass; dotted was computed before and is kept. On the left a triangle, on the right its edge.
+# Green is computed in this pass; dotted was computed before and is kept. On the left a triangle, on the right its edge.
 #
 # **Think first.** One token of prompt, 100 tokens written. How many times as many positions does the loop without a
 # cache compute? Write a number down; the table after the exercise has it.

@@ -1237,7 +1237,7 @@ class Scaling:
 
     def num_wanted(self, now_s, num_engines, load):
         ratio = load / self.target
-        wish = max(1, math.ceil(num_engines * ratio))  # SOLUTION: engines that would carry the target each
+        wish = max(1, math.ceil(num_engines * load / self.target))  # SOLUTION: engines that would carry the target each
         if abs(ratio - 1) <= self.tolerance:  # SOLUTION: is it near enough?
             wish = num_engines
         first_s = now_s - self.down_after_s

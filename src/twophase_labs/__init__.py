@@ -86,6 +86,7 @@ The machine (machine/), file by file
 
     blanks.py, unfilled.py     marked answers in the source; the blank as the learner sees it
     exercise.py, questions.py  what an exercise is
+    lines.py                   lines of source, numbered as Python does
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
@@ -94,6 +95,7 @@ The machine (machine/), file by file
     claims.py                  numbers in a lab's prose that nothing above them produces
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
+    themes.py                  figures in a dark theme
     progress.py                the learner's file beside the notebook
     build.py                   notebooks from the source
     grading/                   a notebook file, graded in processes of its own
@@ -103,12 +105,14 @@ The machine (machine/), file by file
 
 from typing import TYPE_CHECKING, Any
 
+from twophase_labs.machine.themes import suit_dark_themes
 from twophase_labs.machine.unfilled import ____
 
 if TYPE_CHECKING:
     from twophase_labs.machine.session import check, hint, measured, reference, reveal, use
 
 __all__ = ["____", "check", "hint", "measured", "reference", "reveal", "use"]
+suit_dark_themes()
 
 
 def __getattr__(name: str) -> Any:

@@ -59,7 +59,7 @@ def draw_passes(num_prompt: int, num_new: int) -> Figure:
             start = length - 1 if cached and row else 0
             # The bar of positions [start, length), each position centred on its number.
             axis.barh(row + 1, start, 0.8, left=-0.5, color=EMPTY, edgecolor=LINE, hatch="..", linewidth=0.5)
-            axis.barh(row + 1, length - start, 0.8, left=start - 0.5, color=COLOURS[0], edgecolor="white")
+            axis.barh(row + 1, length - start, 0.8, left=start - 0.5, color=COLOURS[2], edgecolor="white")
             total += length - start
         axis.set(xlabel="position", ylabel="pass", xlim=(-0.5, num_prompt + num_new - 1.5))
         axis.invert_yaxis()

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from twophase_labs.machine.grading.grade import Grader
 
 DESCRIPTION = """Grade notebooks. Each exercise runs in a process of its own, with limits of time and memory.
-A folder gives a row per learner; files of results are brought up to date after each notebook. The checks are those of
-the workbook that this folder is in, or of the installed one. Exits 0 when the grading itself worked, whatever the
-score; 2 when a file that was named cannot be graded."""
+A folder or a zip archive gives a row per submission, also of what cannot be graded; files of results are brought up to
+date after each. The checks are those of the workbook that this folder is in, or of the installed one. Exits 0 when all
+were graded, whatever the score; 2 when some were not."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,7 +30,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a notebook, or a folder of notebooks")
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="a notebook, or a folder or zip archive of submissions"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON ('-' for standard output)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report card")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row per learner")
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         output.try_out()  # what cannot be written is told before the work
         # Not the workbook beside a submission: its author would have written the checks.
         with Grader(Workbook.find(), args.workers) as grader:
-            for submission in _grade(grader, args.paths, quiet):
+            for submission in _grade(grader, args.paths, quiet, (args.json, args.csv, args.html)):
                 submissions.append(submission)
                 with contextlib.suppress(OSError):  # a disk that is full now may not be at the end
                     output.write(submissions)
@@ -68,23 +70,28 @@ def run(args: argparse.Namespace) -> int:
     if quiet:
         sys.stdout.write(to_json(submissions, output.single, ascii_only=True))
     graded = [s for s in submissions if s.report is not None]
-    if submissions and not graded:
-        print("twophase grade: nothing could be graded", file=sys.stderr)
-    named = {path for path in args.paths if not os.path.isdir(path)}
-    ungraded = [s for s in submissions if s.report is None and s.path in named]
-    return 2 if ungraded or not graded else 0
+    if len(graded) < len(submissions):
+        which = f"{len(submissions) - len(graded)} of {len(submissions)} submissions were"
+        print(f"twophase grade: {which} not graded; their rows say why", file=sys.stderr)
+    return 0 if graded and len(graded) == len(submissions) else 2
 
 
 def _is_single(paths: Sequence[Path]) -> bool:
-    return len(paths) == 1 and not os.path.isdir(paths[0])
+    return len(paths) == 1 and not _is_folder(paths[0])
 
 
-def _grade(grader: "Grader", paths: Sequence[Path], quiet: bool) -> "Iterator[Submission]":
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path) or (path.suffix.lower() == ".zip" and path.exists())
+
+
+def _grade(
+    grader: "Grader", paths: Sequence[Path], quiet: bool, results: Sequence[Path | None]
+) -> "Iterator[Submission]":
     from twophase_labs.machine.grading.folder import grade_one
 
     for path in paths:
-        if os.path.isdir(path):
-            yield from _grade_folder(grader, path, quiet)
+        if _is_folder(path):
+            yield from _grade_folder(grader, path, quiet, results)
             continue
         submission = grade_one(grader, path, path.stem)
         if submission.report is None:
@@ -112,21 +119,20 @@ def _print_report(submission: "Submission") -> None:
     console.print(f"{DISCLAIMER} (isolation: {report.isolation}; {report.elapsed_s:.1f} s)", style="dim")
 
 
-def _grade_folder(grader: "Grader", folder: Path, quiet: bool) -> "Iterator[Submission]":
+def _grade_folder(
+    grader: "Grader", folder: Path, quiet: bool, results: Sequence[Path | None]
+) -> "Iterator[Submission]":
     from tqdm import tqdm
 
-    from twophase_labs.machine.grading.folder import grade_folder, notebooks_in
+    from twophase_labs.machine.grading.folder import grade_folder
 
-    paths = notebooks_in(folder)
-    if not paths:
-        print(f"twophase grade: no notebooks in {folder}", file=sys.stderr)
     graded: list[Submission] = []
-    for submission in tqdm(
-        grade_folder(grader, folder, paths), total=len(paths), unit="notebook", disable=not sys.stderr.isatty()
-    ):
+    for submission in tqdm(grade_folder(grader, folder, results), unit="notebook", disable=not sys.stderr.isatty()):
         graded.append(submission)
         yield submission
-    if graded and not quiet:
+    if not graded:
+        print(f"twophase grade: no submissions in {folder}", file=sys.stderr)
+    elif not quiet:
         _print_rows(graded)
 
 
@@ -136,11 +142,12 @@ def _print_rows(submissions: "Sequence[Submission]") -> None:
     from rich.text import Text
 
     from twophase_labs.machine.grading import report as looks
+    from twophase_labs.machine.grading.folder import counted
 
     made = Table()
     for heading in ("learner", "lab", "points", "attempted", "passed", "why not; where to look twice"):
         made.add_column(heading, overflow="fold")
-    for s in submissions:
+    for s in counted(submissions):
         flags = Text("\n".join(s.flags(submissions)))
         if s.report is None:
             made.add_row(Text(s.learner), "", "", "", "", Text(s.problem, style="red"))

@@ -9,16 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from twophase.core.colours import DECODE, PREFILL
 from twophase.core.outputs import StepTrace
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
-PREFILL_STYLE: dict[str, Any] = {"facecolor": COLOURS[0], "alpha": 0.8, "edgecolor": "white", "hatch": "//"}
+PREFILL_STYLE: dict[str, Any] = {"facecolor": PREFILL, "alpha": 0.8, "edgecolor": "white", "hatch": "//"}
 
 
 def _decode_style(num_sequences: int) -> dict[str, Any]:
     if num_sequences > 1:
-        return {"facecolor": COLOURS[5], "alpha": 0.85, "edgecolor": "white", "hatch": ".."}
-    return {"facecolor": COLOURS[1], "alpha": 0.8, "edgecolor": "white"}
+        return {"facecolor": COLOURS[0], "alpha": 0.85, "edgecolor": "white", "hatch": ".."}
+    return {"facecolor": DECODE, "alpha": 0.8, "edgecolor": "white"}
 
 
 def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figure:

@@ -18,6 +18,8 @@ import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twophase_labs.machine.lines import python_lines
+
 LINE = re.compile(r"#\s*SOLUTION(?:\s*`(?P<part>[^`]+)`)?(?:\s*:\s*(?P<what>.*?))?\s*$")
 BEGIN = re.compile(r"^(?P<indent>[ \t]*)#\s*BEGIN SOLUTION(?:\s*:\s*(?P<what>.*?))?\s*$")
 END = re.compile(r"^[ \t]*#\s*END SOLUTION\s*$")
@@ -139,7 +141,7 @@ def _number(parts: list[str | Blank]) -> tuple[str | Blank, ...]:
 def _split(source: str) -> list[str | Blank]:
     """Cut the source at every blank; numbers are given later."""
     starts = [0]
-    for line in source.splitlines(keepends=True):
+    for line in python_lines(source):
         starts.append(starts[-1] + len(line))
     cuts = [*_block_cuts(source, starts), *_line_cuts(source, starts)]
     parts: list[str | Blank] = []

@@ -30,6 +30,7 @@ from twophase_kernels.emulator.kernel_source import KernelSourceError, kernel_so
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.judge import Verdict
+from twophase_labs.machine.lines import python_lines
 
 SEED = 1
 CARDS = {"sm_80": "A100", "sm_89": "RTX 4090", "sm_90": "H100"}
@@ -66,7 +67,7 @@ class Compiled:
         """The kernel's line at 'cell.py:7', or '' if that is not in the kernel itself."""
         source = kernel_source(self.kernel)
         file, _, number = place.rpartition(":")
-        lines = source.text.splitlines()
+        lines = python_lines(source.text)
         at = int(number or 0) - source.first_line
         return lines[at].strip() if file == source.file and 0 <= at < len(lines) else ""
 

@@ -18,6 +18,7 @@ from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.guard import Guard, is_learners_file
 from twophase_labs.machine.limits import OutOfTime, time_limit
+from twophase_labs.machine.lines import python_lines
 from twophase_labs.machine.unfilled import Unfilled, UnfilledError, blanks_left
 
 VerdictName = Literal[
@@ -326,7 +327,7 @@ def learners_line(error: BaseException) -> str:
 
 def run_cell(source: str, namespace: MutableMapping[str, Any], filename: str) -> None:
     """Execute a cell's source. Tracebacks and `inspect.getsource` (so `triton.jit` too) find its lines."""
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (len(source), None, python_lines(source), filename)
     exec(compile(source, filename, "exec", dont_inherit=True), namespace)  # type: ignore[arg-type]
 
 

@@ -26,6 +26,7 @@ from rich.table import Table
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.grading.lane import Job
 from twophase_labs.machine.lab import Lab
+from twophase_labs.machine.lines import python_lines
 
 NUM_EDITS = 40
 BUDGET_S = 180  # of one exercise; the edits beyond it are counted as untried
@@ -269,7 +270,7 @@ class Place:
 def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
     """Every expression, slice and statement, those of the answers first."""
     starts = [0]  # in bytes, as ast counts columns
-    for line in source.splitlines(keepends=True):
+    for line in python_lines(source):
         starts.append(starts[-1] + len(line.encode()))
     spans = [(len(source[:a].encode()), len(source[:b].encode())) for a, b in answers]
     found: list[Place] = []

@@ -33,8 +33,8 @@ class Progress:
         self.notes: list[str] = []
 
     def of(self, exercise: str) -> dict[str, Any]:
-        """What is recorded of one exercise: attempts, verdict, hints, revealed, prediction (or, if it
-        came after the measurement, late_prediction), measured."""
+        """What is recorded of one exercise: attempts, verdict (the last, or 'passed' once it has), hints, revealed,
+        prediction (or, if it came after the measurement, late_prediction), measured."""
         entry = self._read()["exercises"].get(exercise, {})
         return entry if isinstance(entry, dict) else {}
 

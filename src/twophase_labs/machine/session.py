@@ -142,12 +142,16 @@ def check(exercise: str, *, seed: int | None = None) -> Card:
         entry = session.progress.record(exercise, lambda entry: _count(entry, verdict))
     if found.kind == "prediction" and verdict.passed:
         return _committed(session, found, namespace[found.names[0]])
-    return verdict_card(found, verdict, as_count(entry.get("attempts")), session.progress.take_notes())
+    notes = session.progress.take_notes()
+    if entry.get("verdict") == "passed" and not verdict.passed:
+        notes = ("passed before, and your progress keeps that; this version does not pass", *notes)
+    return verdict_card(found, verdict, as_count(entry.get("attempts")), notes)
 
 
 def _count(entry: dict[str, Any], verdict: Verdict) -> None:
     entry["attempts"] = as_count(entry.get("attempts")) + 1
-    entry["verdict"] = verdict.verdict
+    if entry.get("verdict") != "passed":
+        entry["verdict"] = verdict.verdict
 
 
 def _committed(session: Session, exercise: Exercise, value: Any) -> Card:

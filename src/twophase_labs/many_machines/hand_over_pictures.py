@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, Rectangle
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+from twophase.core.colours import COLOURS, EMPTY, INK, LINE, PREFILL
 
-BLUE, ORANGE, SKY = COLOURS[0], COLOURS[1], COLOURS[4]
+BLUE, GREEN, SKY = COLOURS[0], COLOURS[2], COLOURS[4]
 NUM_SHOWN = 12
 
 
@@ -58,10 +58,10 @@ def draw_overlap(num_layers: int, compute_ms: float, transfer_ms: float) -> Figu
     for axes, title in ((whole, "all at the end"), (layered, "layer by layer")):
         for layer in range(num_layers):
             start = layer * compute_ms
-            axes.barh(0, compute_ms, 0.8, left=start, color=SKY, edgecolor="white")
+            axes.barh(0, compute_ms, 0.8, left=start, color=PREFILL, edgecolor="white")
             axes.text(start + compute_ms / 2, 0, f"layer {layer}", ha="center", va="center", fontsize=8, color=INK)
             sent = end_ms + layer * transfer_ms if axes is whole else start + compute_ms
-            axes.barh(1, transfer_ms, 0.8, left=sent, color=ORANGE, edgecolor="white", hatch="//")
+            axes.barh(1, transfer_ms, 0.8, left=sent, color=GREEN, edgecolor="white", hatch="//")
         axes.axvline(end_ms, color=LINE, linestyle="--", linewidth=1)
         axes.set(yticks=(0, 1), ylim=(1.6, -0.6))
         axes.set_yticklabels(("compute", "send"))

@@ -6,16 +6,16 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from twophase.core.colours import COLOURS, INK
+from twophase.core.colours import DECODE, INK, PREFILL
 
-BLUE, ORANGE, GREEN, *_ = COLOURS
+PHASES = ((False, PREFILL, "s", "with prefill"), (True, DECODE, "o", "decodes only"))
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
 def draw_step_times(steps: Sequence[tuple[float, float, bool]]) -> Figure:
     """A dot per step of a run: measured across, predicted up."""
     figure, axes = plt.subplots(figsize=(5.2, 4.4), facecolor="white")
-    for is_decode, colour, marker, label in ((False, ORANGE, "s", "with prefill"), (True, BLUE, "o", "decodes only")):
+    for is_decode, colour, marker, label in PHASES:
         mine = [(1e3 * x, 1e3 * y) for x, y, flag in steps if flag == is_decode]
         if mine:
             axes.plot(*zip(*mine, strict=True), marker, color=colour, markersize=5, alpha=0.7, label=label)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+from twophase.core.colours import COLOURS, DECODE, EMPTY, INK, LINE, PREFILL
 from twophase.core.outputs import StepTrace
 from twophase_tools.load.lanes import Lane, SpanKind, lanes_of
 from twophase_tools.load.latency import percentile
@@ -18,11 +18,11 @@ from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.steps import end_of, num_blocks, num_tokens
 
-BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
+BLUE, _, GREEN, _, _, VERMILION, _ = COLOURS
 SPAN_COLOURS: dict[SpanKind, str] = {
     "waiting": EMPTY,
-    "prefill": ORANGE,
-    "decode": SKY,
+    "prefill": PREFILL,
+    "decode": DECODE,
     "paused": "white",
     "preempted": VERMILION,
 }
@@ -271,13 +271,13 @@ def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int
     numbers = [step.step for step in steps]
     decodes = [step.num_decode_tokens for step in steps]
     prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
-    axes.bar(numbers, decodes, width=1.0, color=SKY, edgecolor="white", linewidth=0.1, label="decode tokens")
+    axes.bar(numbers, decodes, width=1.0, color=DECODE, edgecolor="white", linewidth=0.1, label="decode tokens")
     axes.bar(
         numbers,
         prefills,
         width=1.0,
         bottom=decodes,
-        color=ORANGE,
+        color=PREFILL,
         edgecolor="white",
         linewidth=0.1,
         label="prefill tokens",

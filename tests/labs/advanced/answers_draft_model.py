@@ -83,6 +83,7 @@ BANKS = opened_all(
                 Wrong("a list of rows", {4: "q"}, BEHIND),
                 Wrong("q of the draft alone", {4: "np.array([row[token] for row, token in zip(q, drafts)])"}, BEHIND),
                 Wrong("one-hot rows, as of a lookup", {3: "np.eye(len(row))[drafts[-1]]"}, ROWS),
+                Wrong("never quite 0, unlike its example", {3: "row.clip(1e-9)"}, ROWS),
                 Wrong("rows in log", {3: "np.log(row)"}, ROWS),
                 Wrong("the first row for all", {3: "q[0] if q else row"}, ROWS),
                 Wrong("the likeliest", {2: "int(row.argmax())"}, DRAWS),

@@ -107,6 +107,7 @@ BANKS = {
                 loop(append="torch.cat([next_id[None], ids])"),
                 "returns the prompt and the new tokens",
             ),
+            Wrong("never ends", loop(passes="iter(int, 1)"), "returns the prompt and the new tokens"),
             Wrong("one pass too few", ONE_TOO_FEW, "returns the prompt and the new tokens"),
             Wrong("one token at least", loop(passes="range(max(num_new, 1))"), "returns the prompt and the new tokens"),
             Wrong("appends a logit", loop(choose="logits[-1].max()"), "returns the prompt and the new tokens"),

@@ -58,6 +58,7 @@ BANKS = {
             Wrong("the largest, not its magnitude", {1: "x.amax(dim=1, keepdim=True).clamp(min=1e-30) / 127"}, TOKEN),
             Wrong("128 steps", {1: "x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 128"}, WHOLE),
             Wrong("255 steps", {1: "2 * x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 255"}, WHOLE),
+            Wrong("0 / 0 as a code", {1: "x.abs().amax(dim=1, keepdim=True) / 127"}, ZEROS),
             Wrong("rounded in place", {2: "x.div_(x_scales).round_().to(torch.int8)"}, TOKEN),
             Wrong(
                 "scales no smaller than 0.01",

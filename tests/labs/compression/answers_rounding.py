@@ -135,6 +135,7 @@ BANKS = {
             Wrong("int8 codes", edited(("torch.uint8", "torch.int8")), DTYPES),
             Wrong("codes still in groups", edited(("codes.flatten(1)", "codes")), SHAPES),
             Wrong("maximum of the row", edited(("groups.amax(-1)", "weight.float().amax(-1, keepdim=True)")), MAXIMUM),
+            Wrong("0 / 0 as a code", edited(("torch.where(scales > 0, scales, 1)", "scales")), CONSTANT),
             Wrong(
                 "a constant group becomes zero",
                 edited(("return", "minima = torch.where(scales > 0, minima, 0)\n    return")),

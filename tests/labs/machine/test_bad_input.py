@@ -13,7 +13,6 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
-from twophase_labs.machine.grading.files import NotGradableError
 from twophase_labs.machine.grading.lane import Job, Lane
 from twophase_labs.machine.grading.locate import code_cells
 
@@ -235,38 +234,6 @@ def test_an_empty_notebook_scores_nothing(grader, tmp_path):
     path.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     report = grader.grade(path)
     assert (report.points, report.count("missing")) == (0, 8)
-
-
-NO_NOTEBOOKS = {
-    "empty": (b"", "is empty"),
-    "blank": (b" \n", "is empty"),
-    "not JSON": (b"print(1)", "not valid JSON"),
-    "cut short": (to_text(solved_notebook(LAB)).encode()[:500], "not valid JSON"),
-    "bytes": (b"\xff\xfe\x00", "not even text"),
-    "a list": (b"[]", "without a list of cells"),
-    "an old format": (b'{"worksheets": []}', "older than 4"),
-    "cells that are none": (b'{"cells": 3}', "without a list of cells"),
-    "nested without end": (b"[" * 100_000, "not valid JSON"),
-    "another notebook": (b'{"cells": [], "metadata": {}}', "not one of the labs (01_demo)"),
-}
-
-
-@pytest.mark.parametrize("what", NO_NOTEBOOKS)
-def test_not_a_notebook(grader, tmp_path, what):
-    content, why = NO_NOTEBOOKS[what]
-    path = tmp_path / "homework.ipynb"
-    path.write_bytes(content)
-    with pytest.raises(NotGradableError) as caught:
-        grader.grade(path)
-    assert why in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_no_file(grader, tmp_path):
-    with pytest.raises(NotGradableError, match="does not exist"):
-        grader.grade(tmp_path / "none.ipynb")
-    with pytest.raises(NotGradableError, match="is a folder"):
-        grader.grade(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`twophase grade` and `twophase labs`: what they print and write, and how they end."""
 
 import argparse
-import csv
 import json
 
 import pytest
@@ -10,7 +9,8 @@ from nbformat.v4 import new_code_cell
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import grade, labs
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
-from twophase_labs.machine.grading.folder import Submission, learner_of, notebooks_in
+from twophase_labs.machine.grading.folder import Submission
+from twophase_labs.machine.grading.handed_in import learner_of
 from twophase_labs.machine.grading.report import page
 
 
@@ -82,31 +82,6 @@ def test_an_unwritable_report_ends_with_2(command, solved, tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_folder_of_submissions(command, tmp_path, capsys):
-    folder = tmp_path / "all"
-    texts = {
-        "ann/01_demo.ipynb": to_text(solved_notebook(LAB)),
-        "bob/01_demo.ipynb": to_text(learner_notebook(LAB)),
-        "01_demo_cleo.ipynb": to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "x.cumsum(0)"),
-        "dan/homework.ipynb": "not a notebook",
-        "eve/.ipynb_checkpoints/01_demo.ipynb": "a copy Jupyter keeps",
-        "fay/00_start.ipynb": "{}",
-    }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
-    assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 0
-    rows = {row["learner"]: row for row in csv.DictReader(out["csv"].read_text().splitlines())}
-    assert list(rows) == ["cleo", "ann", "bob", "dan"]
-    assert [rows[name]["points"] for name in rows] == ["9", "12", "0", ""]
-    assert (rows["cleo"]["1.1"], rows["cleo"]["1.3"], rows["bob"]["1.1"]) == ("failed", "passed", "not_attempted")
-    assert "not valid JSON" in rows["dan"]["error"]
-    assert len(json.loads(out["json"].read_text())["results"]) == 4
-    assert out["html"].read_text().count("<section>") == 3
-    assert "│ dan " in capsys.readouterr().out
-
-
 def test_an_empty_folder_ends_with_2(command, tmp_path):
     assert command(tmp_path) == 2
 
@@ -116,7 +91,8 @@ def test_who_handed_in(tmp_path):
     assert learner_of(tmp_path / "ann" / "week1" / "01_demo.ipynb", tmp_path, names) == "ann"
     assert learner_of(tmp_path / "ann_01_demo.ipynb", tmp_path, names) == "ann"
     assert learner_of(tmp_path / "01_demo.ipynb", tmp_path, names) == "01_demo"
-    assert notebooks_in(tmp_path) == []
+    for name in ("Ann Lee_123_assignsubmission_file_", "Ann Lee_LATE_1234_567_01_demo-1.ipynb"):
+        assert learner_of(tmp_path / "bundle.zip" / name, tmp_path, names) == "Ann Lee"
 
 
 def test_the_page_escapes(grader, solved):

@@ -1,6 +1,7 @@
 """How far a learner has come in the course, from the files beside their notebooks."""
 
 import json
+import re
 
 import pytest
 
@@ -49,3 +50,10 @@ def test_a_file_that_cannot_be_read_stops_nothing(tmp_path, monkeypatch, content
     monkeypatch.setattr(Workbook, "find", lambda: RENUMBERED)
     (row,) = course_map().labs
     assert row.num_passed == 0
+
+
+def test_the_diagram_of_the_course_shows_each_lab():
+    workbook = Workbook.find()
+    shown = re.findall(r'L(\d)\["(\d [a-z ]+)<br/>', workbook.lab("00").source.read_text(encoding="utf-8"))
+    names = [lab.name[1:].replace("_", " ") for lab in workbook.labs.values() if lab.exercises]
+    assert [(name[0], name) for name in names] == sorted(set(shown))

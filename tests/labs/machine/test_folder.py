@@ -3,10 +3,12 @@
 import base64
 import contextlib
 import csv
+import io
 import json
 import os
 import re
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +16,15 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import grade as cli
-from twophase_labs.machine.build import learner_notebook, to_text
+from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 from twophase_labs.machine.cards import Card
-from twophase_labs.machine.grading import files
+from twophase_labs.machine.grading import files, handed_in
 from twophase_labs.machine.grading.files import NotGradableError, plain, read_bytes
 from twophase_labs.machine.grading.grade import Result
 from twophase_labs.machine.grading.locate import as_python, code_cells
-from twophase_labs.machine.judge import Verdict
+from twophase_labs.machine.judge import Verdict, learners_line, run_cell
 from twophase_labs.machine.lab import Workbook
+from twophase_labs.machine.notebooks import jupytext, nbformat
 
 
 def notebook(*extra, metadata=None, **answers):
@@ -46,7 +49,7 @@ def counter(body):
 
 def text(content=GOOD, name="01_demo.ipynb", progress=None):
     def make(folder):
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         if progress is not None:
             (folder / "01_demo.progress.json").write_text(progress)
@@ -123,6 +126,122 @@ CASES = {
 }  # fmt: skip
 
 
+def solved(change=lambda cells: None, **top):
+    """All answered; the cells changed in place, and what stands at the top of the file."""
+    made = json.loads(to_text(solved_notebook(LAB)))
+    change(made["cells"])
+    return json.dumps(made | top)
+
+
+def each(source):
+    """A change of each code cell's source."""
+    return lambda cells: [c.update(source=source("".join(c["source"]))) for c in cells if c["cell_type"] == "code"]
+
+
+def files_of(contents):
+    return lambda folder: [text(content, name)(folder) for name, content in contents.items()]
+
+
+def zipped(contents):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def at_top(content, name=""):
+    """A file beside the folders of others."""
+
+    def make(folder):
+        folder.rmdir()
+        text(content, name or f"{folder.name}.zip")(folder.parent)
+
+    return make
+
+
+NOTEBOOK = solved_notebook(LAB)
+SCRIPT = "".join(f"# In[1]:\n\n\n{cell.source}\n\n\n" for cell in NOTEBOOK.cells if cell.cell_type == "code")
+UNTOUCHED = to_text(learner_notebook(LAB))
+HTML = "<!DOCTYPE html>\n<html><body>answer_1_6 = 128</body></html>"
+ONE = zipped({"01_demo.ipynb": GOOD})
+CLASS = zipped({f"{name} in a zip.zip": ONE for name in ("bob", "cleo")})
+DEEP = zipped({"c.zip": zipped({"b.zip": zipped({"a.zip": ONE})})})
+LOCKED = ONE.replace(b"\x14\x03\x14\x00\x00", b"\x14\x03\x14\x00\x01")  # a bit that says so
+HELPER, HELPED = "def one():\n    return 1", counter("self.value += one()\n        return self.value")
+
+# A lecturer's day, likewise; each name is the learner's.
+DAY = {
+    "all solved": (text(solved()), 12),
+    "nothing done": (text(UNTOUCHED), 0),
+    "a wrong number": (text(notebook(e1_6="answer_1_6 = 127")), 0),
+    "a blank left": (text(notebook(e1_8=COUNTER.replace("+= 1", '+= ____("1.8", 2)'))), 1),
+    "a syntax error": (text(notebook(e1_8="class Counter(:")), 1),
+    "an endless loop": (text(notebook(e1_8=counter("while True: pass"))), 1),
+    "an import that fails": (text(notebook(e1_8=f"import no_such_module\n{COUNTER}")), 1),
+    "an error in the cell": (text(notebook(e1_8=f"1 / 0\n{COUNTER}")), 1),
+    "exit in the cell": (text(notebook(e1_8=f"exit()\n{COUNTER}")), 1),
+    "a helper in another cell": (text(notebook(HELPER, e1_8=HELPED)), 3),
+    "a cell deleted": (text(solved(lambda cells: cells.pop(3))), 9),
+    "a function renamed": (text(solved(each(lambda source: source.replace("def running_mean", "def mean")))), 9),
+    "cells merged": (text(notebook(e1_6=f"answer_1_6 = 128\n{COUNTER}", e1_8="")), 3),
+    "cells in reverse": (text(solved(list.reverse)), 12),
+    "an answer twice": (text(notebook("answer_1_6 = 128")), 1),
+    "two answers": (text(notebook("answer_1_6 = 127")), 0),
+    "cells cleared": (text(solved(each(lambda source: ""))), 0),
+    "no cells": (text(solved(list.clear)), 0),
+    "magic lines": (text(notebook(e1_8=f"%%time\n{COUNTER}\n!ls\nfiles = !ls\nCounter?")), 3),
+    "an experiment with await": (text(notebook(e1_8=f"{COUNTER}\nawait nothing()")), 3),
+    "the kernel of R": (text(solved(metadata={"kernelspec": {"name": "ir", "language": "R"}})), 12),
+    "code in R": (text(solved(each(lambda source: "x <- c(1)"))), 0),
+    "without tags": (text(solved(lambda cells: [cell.update(metadata={}) for cell in cells], metadata={})), 12),
+    "carriage returns": (text(solved(each(lambda source: source.replace("\n", "\r")))), 12),
+    "odd ends of lines": (text(notebook(HELPER.replace("\n", "# \x0c\u2028\x0b\r"), e1_8=HELPED + "\r\nawait f()")), 3),
+    "format 3": (text(nbformat.writes(nbformat.convert(nbformat.reads(solved(), 4), 3), 3)), 12),
+    "a Python export": (text(jupytext.writes(NOTEBOOK, "py:percent"), "01_demo.py"), 12),
+    "a Python export of nbconvert": (text(SCRIPT, "01_demo.py"), 12),
+    "a notebook saved as text": (text(name="01_demo.ipynb.txt"), 1),
+    "a notebook in capitals": (text(name="01_DEMO.IPYNB"), 1),
+    "an HTML export": (text(HTML, "01_demo.html"), "01_demo.html is an HTML export, not a notebook; ask for the .ipynb"),
+    "HTML called a notebook": (text(HTML), "is an HTML export"),
+    "a PDF": (text(b"%PDF-1.7", "01_demo.pdf"), "is a PDF"),
+    "a screenshot": (text(b"\x89PNG\r\n\x1a\n", "01_demo.png"), "is a picture"),
+    "an office document": (text(zipped({"word/document.xml": ""}), "01_demo.docx"), "or an office document"),
+    "another archive": (text(b"Rar!\x1a", "01_demo.rar"), "is an archive that is not a zip"),
+    "notes": (text("I did 1.6", "notes.txt"), "is not valid JSON"),
+    "an empty file": (text(""), "is empty"),
+    "a list": (text("[]"), "without a list of cells"),
+    "cells that are none": (text('{"cells": 3}'), "without a list of cells"),
+    "format 3 without cells": (text('{"worksheets": []}'), "older than 4"),
+    "nested without end": (text("[" * 100_000), "not valid JSON"),
+    "cut short": (text(GOOD[:500]), "was it saved whole?"),
+    "another program": (text("print(1)", "homework.py"), "is not one of the labs"),
+    "another course": (text('{"cells": []}', "homework.ipynb"), "is not one of the labs"),
+    "nothing at all": (lambda folder: None, "holds no notebook to grade"),
+    "Jupyter's copy alone": (text(name=".ipynb_checkpoints/01_demo.ipynb"), "holds no notebook to grade"),
+    "folders in folders": (text(name="a/b/c/01_demo.ipynb"), 1),
+    "a link to a folder": (lambda folder: (folder / "a").symlink_to(".."), "is a folder"),
+    "an export and notes as well": (files_of({"01_demo.ipynb": GOOD, "01_demo.html": HTML, "notes.txt": "x"}), 1),
+    "one lab as HTML": (files_of({"01_demo.ipynb": GOOD, "02_next.html": HTML}), "02_next.html is an HTML export"),
+    "untouched as well": (files_of({"01_demo (1).ipynb": solved(), "01_demo.ipynb": UNTOUCHED}), 12),
+    'Zoë O\'Neil, "🚀"': (text(), 1),
+    "Ann Lee": (at_top(zipped({"Ann Lee_123_assignsubmission_file_/a.ipynb": GOOD}), "moodle.zip"), 1),
+    "leeann": (at_top(GOOD, "leeann_LATE_1234_5678_01_demo-1.ipynb"), 1),
+    "a zip": (at_top(ONE), 1),
+    "a zip of a Mac": (at_top(zipped({"__MACOSX/._01_demo.ipynb": "x", "a/.DS_Store": "x", "a/01_demo.ipynb": GOOD})), 1),
+    "a zip in a zip": (at_top(zipped({"a.zip": ONE})), 1),
+    "bob in a zip": (at_top(CLASS, "class.zip"), 1),
+    "cleo in a zip": (lambda folder: folder.rmdir(), 1),
+    "zips too deep": (at_top(DEEP), "a.zip is in an archive in an archive in an archive"),
+    "a zip that climbs out": (at_top(zipped({"../../01_demo.ipynb": GOOD})), 1),
+    "an empty zip": (at_top(zipped({})), "holds no notebook to grade"),
+    "called a zip": (at_top(GOOD), "cannot be unpacked: File is not a zip file"),
+    "a zip with a password": (at_top(LOCKED), "password"),
+    "a zip of many files": (at_top(zipped({f"{i}.ipynb": "" for i in range(40)})), "holds more than 30 files"),
+    "a zip bomb": (at_top(zipped({"01_demo.ipynb": b"\0" * 2**21})), "or 1 MiB"),
+}  # fmt: skip
+
+
 @pytest.fixture
 def graded(command, tmp_path, capsys):
     """Grade folders of submissions, by learner, and return the rows of the CSV after a look at all else."""
@@ -133,29 +252,53 @@ def graded(command, tmp_path, capsys):
             (folder / learner).mkdir(parents=True)
             make(folder / learner)
         out = {kind: tmp_path / f"out.{kind}" for kind in ("csv", "json", "html")}
-        assert command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path))) == 0
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", capsys.readouterr().out)
+        status = command(folder, *(arg for kind, path in out.items() for arg in (f"--{kind}", path)))
+        said = capsys.readouterr()
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", said.out)
+        assert all(f"│ {learner} " in said.out for learner in {"ann", "bob"} & submissions.keys())
         html = out["html"].read_text()
         assert "<script>" not in html
         assert not re.search("[\x1b\x9b\u202e]", html)
         results = json.loads(out["json"].read_text())["results"]
         rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
+        num_ungraded = sum(bool(row["error"]) for row in rows)
+        assert status == (2 if num_ungraded else 0)
+        assert (
+            (f"{num_ungraded} of " in said.err) == ("not graded; their rows say why" in said.err) == bool(num_ungraded)
+        )
+        assert html.count("<section>") == len(rows) - num_ungraded
         assert [r.get("points", "") for r in results] == [int(row["points"]) if row["points"] else "" for row in rows]
         return {row["learner"]: row for row in rows}
 
     return grade
 
 
-@pytest.mark.parametrize("what", CASES)
-def test_a_malformed_submission_costs_its_own_grade_at_most(graded, what):
-    make, outcome = CASES[what]
-    rows = graded(ann=text(), mallory=make, zoe=text(GOOD + "\n"))
-    assert [rows[good]["points"] for good in ("ann", "zoe")] == ["1", "1"]
-    if isinstance(outcome, int):
-        assert (rows["mallory"]["points"], rows["mallory"]["error"]) == (str(outcome), "")
-    else:
-        assert rows["mallory"]["points"] == ""
-        assert outcome in rows["mallory"]["error"]
+def test_each_submission_has_its_row_and_costs_no_other_its_grade(graded, tmp_path, monkeypatch):
+    monkeypatch.setattr(handed_in, "MAX_ENTRIES", 30)
+    monkeypatch.setattr(handed_in, "MAX_MIB", 1)
+    cases = CASES | DAY
+    rows = graded(**{learner: make for learner, (make, _) in cases.items()})
+    assert rows.keys() == cases.keys()
+    found = {}
+    for learner, (_, outcome) in cases.items():
+        points, error = (rows[learner][column] for column in ("points", "error"))
+        found[learner] = int(points) if points else outcome if str(outcome) in error else error
+    assert found == {learner: outcome for learner, (_, outcome) in cases.items()}
+    assert (rows["a cell deleted"]["1.1"], rows["a cell deleted"]["1.3"]) == ("missing", "passed")
+    assert "counted in place of" in rows["untouched as well"]["flags"]
+    assert not (tmp_path / "01_demo.ipynb").exists(), "the zip that climbs out"
+
+
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+def test_line_ends_change_nothing(end):
+    content = json.loads(solved(each(lambda source: source.replace("\n", end))))
+    assert code_cells(content) == code_cells(json.loads(solved()))
+
+
+def test_lines_are_numbered_as_python_does():
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_cell("'\x0c\x0b\u2028\x85\x1c'\r1 / 0", {}, "<exercise 1.1>")
+    assert learners_line(caught.value) == "line 2 of the cell: 1 / 0"
 
 
 def test_an_error_that_nobody_thought_of_costs_one_grade(graded, grader, monkeypatch):
@@ -368,9 +511,3 @@ def test_hostile_words_of_a_verdict_are_shown_plainly(grader, tmp_path, monkeypa
 )
 def test_what_only_a_notebook_understands(source, python):
     assert as_python(source) == python
-
-
-@pytest.mark.parametrize("experiment", ["len?", "await asyncio.sleep(0)", "!ls", "files = !ls"])
-def test_experiments_in_an_answers_cell_are_no_syntax_error(grader, experiment):
-    verdicts = grader.judge(LAB, code_cells(json.loads(notebook(e1_8=f"{COUNTER}\n{experiment}"))))
-    assert verdicts["1.8"].passed

@@ -1,5 +1,7 @@
 """A picture shows what it was given, and refuses what it cannot show."""
 
+from types import SimpleNamespace
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -7,7 +9,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
+from twophase.core.colours import DECODE, PREFILL
+from twophase_labs.decode import run_pictures
+from twophase_labs.machine import themes
 from twophase_labs.machine.pictures import draw_block_tables
+from twophase_labs.scheduling import prediction_pictures
+from twophase_tools.load import pictures
 
 
 def test_shared_and_partial_blocks_are_labelled():
@@ -31,3 +38,18 @@ def test_a_name_may_end_in_a_digit_and_titles_stay_apart():
 def test_a_block_outside_the_picture_is_refused():
     with pytest.raises(ValueError, match="A has block 8"):
         draw_block_tables({"A": ([8], 1)}, num_blocks=8, block_size=16)
+
+
+def test_prefill_and_decode_have_one_colour_each():
+    assert pictures.SPAN_COLOURS["prefill"] == run_pictures.PREFILL_STYLE["facecolor"] == PREFILL
+    assert pictures.SPAN_COLOURS["decode"] == run_pictures._decode_style(1)["facecolor"] == DECODE
+    assert [colour for _, colour, *_ in prediction_pictures.PHASES] == [PREFILL, DECODE]
+
+
+def test_a_notebooks_page_gets_the_style_for_dark_themes_once_it_has_a_kernel(monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data["text/html"]))
+    for shell, outputs in ((None, []), (object(), []), (SimpleNamespace(kernel=1), [themes.STYLE])):
+        monkeypatch.setattr("IPython.get_ipython", lambda shell=shell: shell)
+        themes.suit_dark_themes()
+        assert shown == outputs

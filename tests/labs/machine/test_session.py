@@ -78,6 +78,12 @@ def test_a_learners_path(notebook):
     card = repr(notebook.ask('check("1.1")'))
     assert card.startswith("✓ 1.1 Running mean: passed, 3 points")
     assert notebook.file() == {"1.1": {"attempts": 2, "hints": 2, "verdict": "passed"}}
+    assert "passed before" not in card
+    notebook.run(solved("1.1", {2: "0, x.shape[-1]"}))
+    card = repr(notebook.ask('check("1.1")'))
+    assert card.startswith("✗ 1.1 Running mean: not yet")
+    assert "passed before, and your progress keeps that" in card
+    assert notebook.file()["1.1"]["verdict"] == "passed"
 
 
 def test_hints_end_and_a_solution_is_recorded(notebook):

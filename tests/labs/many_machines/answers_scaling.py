@@ -107,7 +107,7 @@ BANKS = {
         ),
         right=(
             Right("with a deque", WITH_DEQUE),
-            Right("whole multiples", {1: "max(1, math.ceil(num_engines * load / self.target))"}),
+            Right("by the ratio", {1: "max(1, math.ceil(num_engines * ratio))"}),
         ),
     ),
 }

@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from twophase_labs.machine.judge import run_cell
+from twophase_labs.machine.lab import Workbook
 from twophase_labs.many_machines import fleets, stages
 from twophase_labs.many_machines.own_source import cell_of, write_module
 
@@ -57,3 +58,9 @@ def test_a_burst_is_one_stream_of_distinct_requests_in_order():
     assert times == sorted(times)
     assert len({request.request_id for request in requests}) == len(requests)
     assert 5.0 < times[-1] < 10.0
+
+
+def test_the_reference_scales_by_its_formula_to_the_last_bit():
+    namespace: dict = {}
+    run_cell("import math\n" + Workbook.find().lab("07").templates["7.13"].filled(), namespace, "<the reference>")
+    assert namespace["Scaling"](10, 0).num_wanted(0, 25, 22) == 55  # 25 * (22 / 10) is 55.00000000000001

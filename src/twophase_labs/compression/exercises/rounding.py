@@ -4,11 +4,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twophase_labs.machine.checks import Draw, compare, finite, plain, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 
 AXES, GROUP_AXES = ("output", "input"), ("output", "group")
+
+
+class FiniteOnly(TorchDispatchMode):
+    """Rejects NaN or infinity made an integer: no error, and another number on another processor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made, cast = func(*args, **(kwargs or {})), torch.ops.aten
+        given = {cast._to_copy.default: args[0], cast.copy_.default: args[-1]}.get(func)
+        if given is not None and not made.is_floating_point() and not bool(given.isfinite().all()):
+            reject("a code was made of NaN or infinity", "0 / 0 is NaN; as an integer it can be any number.")
+        return made
 
 
 def quantized(answer: Any, weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +104,8 @@ def rounds_to_nearest(
 def keeps_constant_groups(answer: Any, draw: Draw, constant: float) -> None:
     weight = draw.normal(3, 12)
     weight[1, 4:8] = constant
-    codes, scales, minima = quantized(answer, weight, 4, 4)
+    with FiniteOnly():
+        codes, scales, minima = quantized(answer, weight, 4, 4)
     finite(scales, "the scales", GROUP_AXES)
     finite(minima, "the minima", GROUP_AXES)
     value = codes[1, 4:8].double() * scales[1, 1].double() + minima[1, 1].double()
@@ -105,6 +118,7 @@ EXERCISES = (
         id="6.2",
         title="Round to nearest",
         kind="code",
+        checked_in="answer",  # sees each conversion to an integer
         names=("quantize",),
         points=4,
         minutes=10,

@@ -8,6 +8,7 @@ flags.py     cells that a lecturer should read
 worker.py    the process that answers run in: prepared once, forked per exercise
 lane.py      the grader's end of a worker
 grade.py     one notebook: what runs when, and the report
+handed_in.py a folder or archive of submissions: what is in it, and whose
 folder.py    many notebooks, none of which can hurt another's grade
 report.py    the report as a table and as an HTML page
 output.py    results as files: JSON, a row per learner

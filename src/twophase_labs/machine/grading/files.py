@@ -7,16 +7,28 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 from twophase.core.errors import TwophaseError
+from twophase_labs.machine.lines import python_lines
+from twophase_labs.machine.notebooks import jupytext, nbformat
 from twophase_labs.machine.progress import in_todays_numbers, progress_path
 
 MAX_MIB = 64  # outputs with pictures are a few
 MAX_CODE = 2**21  # characters in all cells; their syntax trees take hundreds of times as many bytes
+# What is handed in for a notebook, by its first bytes.
+KINDS = (
+    (rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|html|\?xml)", "an HTML export"),
+    (rb"%PDF", "a PDF"),
+    (rb"PK\x03\x04", "a zip archive or an office document"),
+    (rb"\x1f\x8b|7z\xbc\xaf|Rar!|BZh|\xfd7zXZ", "an archive that is not a zip"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
+)
+CELL_MARK = re.compile(r"^# (?:%%|In\[)", re.MULTILINE)  # of Python files that jupytext or nbconvert wrote
 MAX_SHOWN = 4000  # characters of one text in a report
 # What a terminal obeys, what reorders a line, what is no line end but looks like one, and what UTF-8 cannot hold.
 UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -26,22 +38,33 @@ class NotGradableError(TwophaseError):
     """A file that cannot be graded; says why."""
 
 
-def read_bytes(path: Path) -> bytes:
-    """
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, open to read.
+
     Raises:
-        NotGradableError: there is no such file, it cannot be read, is none (a folder, a pipe, a device) or too large.
+        NotGradableError: there is no such file, it cannot be read, or it is none (a folder, a pipe, a device).
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise NotGradableError(f"{path} is a pipe or a device, not a regular file")
-            content = file.read(MAX_MIB * 2**20 + 1)
+            yield file
     except FileNotFoundError:
         raise NotGradableError(f"{path} does not exist") from None
     except IsADirectoryError:
         raise NotGradableError(f"{path} is a folder") from None
     except OSError as error:
         raise NotGradableError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """
+    Raises:
+        NotGradableError: as `opened`, or the file is too large.
+    """
+    with opened(path) as file:
+        content = file.read(MAX_MIB * 2**20 + 1)
     if len(content) > MAX_MIB * 2**20:
         raise NotGradableError(
             f"{path} is larger than {MAX_MIB} MiB, the most that is read; clear its outputs and save it again"
@@ -67,14 +90,19 @@ def text_of(content: bytes, path: Path) -> str:
 
 
 def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
-    """The notebook's JSON.
+    """A notebook, also one of format 3 or exported as Python.
 
     Raises:
-        NotGradableError: empty, not JSON, JSON that is no notebook, or more code than anybody writes.
+        NotGradableError: empty, an export of another kind, not a notebook, or more code than anybody writes.
     """
+    for beginning, kind in KINDS:
+        if re.match(beginning, content, re.IGNORECASE):
+            raise NotGradableError(f"{path} is {kind}, not a notebook; ask for the .ipynb")
     text = text_of(content, path)
     if not text.strip():
         raise NotGradableError(f"{path} is empty")
+    if path.suffix.lower() == ".py" or CELL_MARK.search(text):
+        return _within_limit(jupytext.reads(text[: MAX_CODE + 1], fmt="py:percent"), path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -82,9 +110,18 @@ def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
             f"{path} is not a notebook: it is not valid JSON ({error}); was it saved whole?"
         ) from None
     if isinstance(data, dict) and "worksheets" in data:
-        raise NotGradableError(f"{path} has a notebook format older than 4; open it in JupyterLab and save it")
+        try:
+            data = nbformat.convert(nbformat.from_dict(data), 4)
+        except Exception:
+            raise NotGradableError(
+                f"{path} has a notebook format older than 4; open it in JupyterLab and save it"
+            ) from None
     if not isinstance(data, dict) or not isinstance(data.get("cells"), list):
         raise NotGradableError(f"{path} is not a notebook: it is JSON without a list of cells")
+    return _within_limit(data, path)
+
+
+def _within_limit(data: dict[str, Any], path: Path) -> dict[str, Any]:
     size = sum(len(source_of(cell)) for cell in data["cells"])
     if size > MAX_CODE:
         raise NotGradableError(f"the cells of {path} hold {size:,} characters; at most {MAX_CODE:,} are graded")
@@ -92,12 +129,12 @@ def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def source_of(cell: object) -> str:
-    """What a code cell says, in one piece; '' of anything else."""
+    """What a code cell says, in one piece, its lines ended by "\n" alone; '' of anything else."""
     if not isinstance(cell, dict) or cell.get("cell_type") != "code":
         return ""
     source = cell.get("source")
     parts = source if isinstance(source, list) else [source]
-    return "".join(part for part in parts if isinstance(part, str))
+    return "".join(python_lines("".join(part for part in parts if isinstance(part, str))))
 
 
 def progress_of(notebook: Path, was: Mapping[str, str] = MappingProxyType({})) -> dict[str, dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine.grading.files import plain
 from twophase_labs.machine.grading.grade import Grader, Report
+from twophase_labs.machine.grading.handed_in import Collector, is_archive
 
 
 @dataclass(frozen=True)
@@ -40,51 +41,56 @@ def _relations(submission: Submission, among: Sequence[Submission]) -> Iterator[
         return
     others = [(other, other.report) for other in among if other is not submission and other.report is not None]
     copies = [plain(o.path) for o, report in others if report.digest == mine.digest and mine.num_attempted]
-    again = [plain(o.path) for o, report in others if o.learner == submission.learner and report.lab == mine.lab]
+    same = [(o, bool(report.num_attempted)) for o, report in others if _work(o) == _work(submission)]
+    again = [plain(o.path) for o, has_work in same if has_work or not mine.num_attempted]
+    spare = [plain(o.path) for o, has_work in same if not has_work and mine.num_attempted]
     if copies:
         yield f"the same file as {', '.join(copies[:3])}"
     if again:
         yield f"one of several of this learner and lab: also {', '.join(again[:3])}"
+    if spare:
+        yield f"counted in place of {', '.join(spare[:3])}, where nothing was attempted"
 
 
-def notebooks_in(folder: Path) -> list[Path]:
-    """Every notebook below a folder but Jupyter's own copies; a lab's introduction, '00_...', is none to grade.
+def grade_one(grader: Grader, path: Path, learner: str, shown: Path | None = None) -> Submission:
+    """Grade a notebook. Whatever it does to the grader is its own problem, told in its row.
 
-    Folders that cannot be opened are in the list too, so that nobody's work is passed over without a word.
+    Args:
+        shown: What to call a file that was in an archive.
     """
-    found: list[Path] = []
-    shut: list[Path] = []
-    for parent, folders, files in os.walk(folder, onerror=lambda error: shut.append(Path(error.filename))):
-        names = [name for name in (*folders, *files) if name.endswith(".ipynb")]
-        found += [Path(parent, name) for name in names if not name.startswith(("00_", "."))]
-    return sorted([*(p for p in found if ".ipynb_checkpoints" not in p.parts), *shut])
-
-
-def learner_of(path: Path, folder: Path, labs: Sequence[str]) -> str:
-    """The folder a notebook is in, below the one that was given; else its name without the lab's."""
-    parts = path.relative_to(folder).parts
-    if len(parts) > 1:
-        return parts[0]
-    for lab in labs:
-        rest = path.stem.replace(lab, "").strip("-_ .")
-        if lab in path.stem and rest:
-            return rest
-    return path.stem
-
-
-def grade_one(grader: Grader, path: Path, learner: str) -> Submission:
-    """Grade a notebook. Whatever it does to the grader is its own problem, told in its row."""
+    shown = shown or path
     try:
-        return Submission(plain(learner), path, grader.grade(path))
+        return Submission(plain(learner), shown, replace(grader.grade(path), path=shown))
     except TwophaseError as error:
-        return Submission(plain(learner), path, problem=plain(error))
+        problem = str(error)
     except Exception as error:
         grader.close()  # its workers may be in the middle of something
-        return Submission(plain(learner), path, problem=plain(f"grading failed: {type(error).__name__}: {error}"))
+        problem = f"grading failed: {type(error).__name__}: {error}"
+    return Submission(plain(learner), shown, problem=plain(problem.replace(str(path), str(shown))))
 
 
-def grade_folder(grader: Grader, folder: Path, notebooks: Sequence[Path]) -> Iterator[Submission]:
-    """Grade each in turn; one that cannot be graded is told and passed over."""
-    labs = [lab.name for lab in grader.workbook.labs.values()]
-    for path in notebooks:
-        yield grade_one(grader, path, learner_of(path, folder, labs))
+def grade_folder(grader: Grader, folder: Path, results: Sequence[Path | None] = ()) -> Iterator[Submission]:
+    """Grade all in a folder or an archive but earlier `results`; what cannot be graded is told and passed over."""
+    collector = Collector([lab.name for lab in grader.workbook.labs.values()])
+    if is_archive(folder):
+        found = collector.in_archive(folder, folder, folder.stem, is_collection=True)
+    else:
+        found = collector.in_folder(folder, folder)
+    for one in found:
+        if one.path in results:
+            continue
+        if one.problem:
+            problem = plain(one.problem.replace(str(one.path), str(one.shown)))
+            yield Submission(plain(one.learner), one.shown, problem=problem)
+        else:
+            yield grade_one(grader, one.path, one.learner, one.shown)
+
+
+def counted(submissions: Sequence[Submission]) -> list[Submission]:
+    """All but copies without work beside a notebook of the same learner and lab that has some; see `_relations`."""
+    worked = {_work(s) for s in submissions if s.report is not None and s.report.num_attempted}
+    return [s for s in submissions if s.report is None or s.report.num_attempted or _work(s) not in worked]
+
+
+def _work(submission: Submission) -> tuple[str, str]:
+    return submission.learner, submission.report.lab if submission.report is not None else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from twophase_labs.machine.grading.files import plain
-from twophase_labs.machine.grading.folder import Submission
+from twophase_labs.machine.grading.folder import Submission, counted
 from twophase_labs.machine.grading.report import page
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one, if a cell begins so
@@ -77,7 +77,7 @@ def _write_part(path: Path, text: str) -> Path:
 
 def to_json(submissions: Sequence[Submission], single: bool, *, ascii_only: bool = False) -> str:
     """The report of one notebook; or {"results": [...]}, a line for each."""
-    data = [s.to_json(submissions) for s in submissions]
+    data = [s.to_json(submissions) for s in counted(submissions)]
     if single and len(data) == 1:
         return json.dumps(data[0], indent=1, ensure_ascii=ascii_only) + "\n"
     rows = ",\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in data)
@@ -93,7 +93,7 @@ def to_csv(submissions: Sequence[Submission]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*head, *exercises, "error", "path", "flags", "isolation", "checked_in_answer"])
-    for s in submissions:
+    for s in counted(submissions):
         trust = [s.report.isolation, " ".join(s.report.checked_in_answer)] if s.report is not None else ["", ""]
         row = [*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), *trust]
         writer.writerow([_no_formula(value) for value in row])

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from twophase_labs.machine.cards import LOOKS, picture_html, with_code
 from twophase_labs.machine.grading.files import plain
-from twophase_labs.machine.grading.folder import Submission
+from twophase_labs.machine.grading.folder import Submission, counted
 from twophase_labs.machine.grading.grade import DISCLAIMER, Report, Result
 
 
@@ -86,7 +86,10 @@ tr { break-inside: avoid; }
 .dim { color: var(--dim); font-size: .9rem; }
 footer { margin-top: 1.6rem; color: var(--dim); font-size: .85rem; }
 section + section { margin-top: 3.5rem; break-before: page; }
-@media (prefers-color-scheme: dark) { .verdict { filter: brightness(1.55); } }
+@media (prefers-color-scheme: dark) {
+  .verdict { filter: brightness(1.55); }
+  img { filter: invert(.9) hue-rotate(180deg); }
+}
 @media (max-width: 40rem) { .id, .points, .verdict { white-space: normal; } th, td { padding-right: .5rem; } }
 @media print {
   :root { --ink: #000; --dim: #444; --line: #bbb; --page: #fff; --soft: #fff; }
@@ -99,9 +102,11 @@ section + section { margin-top: 3.5rem; break-before: page; }
 
 def page(submissions: Sequence[Submission]) -> str:
     """A self-contained HTML page with a section per graded submission."""
-    graded = [(s.report, s.flags(submissions)) for s in submissions if s.report is not None]
+    graded = [(s.report, s.flags(submissions)) for s in counted(submissions) if s.report is not None]
+    ungraded = [f"{s.learner}: not graded: {s.problem}" for s in submissions if s.report is None]
     title = graded[0][0].lab if len(graded) == 1 else f"{len(graded)} notebooks"
-    sections = "".join(_section(report, flags) for report, flags in graded)
+    sections = "".join(f'<p class="warning">{escape(text)}</p>' for text in ungraded)
+    sections += "".join(_section(report, flags) for report, flags in graded)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -1,6 +1,7 @@
 """7.7: how many engines, and when."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, integer, reject
@@ -16,7 +17,8 @@ def by_the_book(target: float, down_after_s: float, looks: list[Look], tolerance
     found = []
     for now_s, num_engines, load in looks:
         ratio = load / target
-        wish = num_engines if abs(ratio - 1) <= tolerance else max(1, math.ceil(num_engines * ratio))
+        exact = Fraction(load) * num_engines / Fraction(target)
+        wish = num_engines if abs(ratio - 1) <= tolerance else max(1, math.ceil(exact))
         wanted.append((now_s, wish))
         recent = [n for time_s, n in wanted if time_s >= now_s - down_after_s]
         found.append(wish if wish >= num_engines else min(num_engines, max(recent)))
