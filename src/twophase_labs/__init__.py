@@ -67,7 +67,7 @@ and is labelled.
 
 An exercise is *open* if its one blank is the body of a function, all but the docstring. Its docstring names shapes or
 units and has two examples (`>>>`), which a test runs; the last of its three hints is a skeleton, several lines of code,
-shown as it stands. `was="1.18"` is an exercise's number in the first edition, whose notebooks are still graded.
+shown as it stands.
 
 **Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
 `answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
@@ -90,7 +90,7 @@ The machine (machine/), file by file
     checks.py                  what checks are made of
     lab.py, solved.py          a lab's source and exercises; its solved cells, run
     sections.py                a lab by its sections, and their minutes
-    second_edition.py          further rules for labs whose sections say their minutes
+    rules.py                   further rules for labs whose sections say their minutes
     glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
     claims.py                  numbers in a lab's prose that nothing above them produces
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile

@@ -65,7 +65,7 @@ def _rows(workbook: Workbook, folder: Path) -> Iterator[LabProgress]:
 
 
 def _progress_in(lab: Lab, folder: Path) -> LabProgress:
-    recorded = Progress(progress_path(folder / f"{lab.name}.ipynb"), lab.was).all()
+    recorded = Progress(progress_path(folder / f"{lab.name}.ipynb")).all()
     has_passed = {i for i, entry in recorded.items() if entry.get("verdict") == "passed"}
     return LabProgress(
         name=lab.name,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from twophase_labs.machine import glossary, lint, second_edition
+from twophase_labs.machine import glossary, lint, rules
 from twophase_labs.machine.blanks import SourceError
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import PACKAGE, SOLUTION_TAG, Lab, Workbook, WorkbookError, exercise_of, tags
@@ -54,7 +54,7 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         if words[:1] == ["card"]:
             line = card(lab.exercise(words[1]), lab.is_open(words[1]))
         elif words == ["map"]:
-            line = section_map(lab) if lab.edition > 1 else exercise_map(lab)
+            line = section_map(lab) if lab.minutes is not None else exercise_map(lab)
         elif words == ["glossary"]:
             line = glossary.as_markdown()
         elif minutes:
@@ -147,7 +147,7 @@ def build(lab: Lab, workbook: Workbook) -> None:
     problems = lint.problems(lab, learner_notebook(lab))
     if problems:
         raise SourceError("\n".join(problems))
-    for problem in second_edition.problems(lab):  # a lab in the making may be built
+    for problem in rules.problems(lab):  # a lab in the making may be built
         print(f"to do: {problem}", file=sys.stderr)
     solved = execute(solved_notebook(lab), lab.source.parent, workbook)
     lab.source.with_suffix(".ipynb").write_text(to_text(solved), encoding="utf-8")
@@ -168,7 +168,7 @@ def drift(lab: Lab, root: Path) -> list[str]:
         found.append(f"{solved.relative_to(root)} differs from {lab.source.relative_to(root)}")
     elif any(c.cell_type == "code" and c.execution_count is None for c in written.cells):
         found.append(f"{solved.relative_to(root)} was not executed")
-    return found + lint.problems(lab, learner_notebook(lab)) + second_edition.problems(lab)
+    return found + lint.problems(lab, learner_notebook(lab)) + rules.problems(lab)
 
 
 def _sources(notebook: NotebookNode) -> list[tuple[str, str, str]]:

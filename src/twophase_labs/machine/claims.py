@@ -26,7 +26,7 @@ from typing import Any
 
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.notebooks import nbformat
-from twophase_labs.machine.second_edition import BOX
+from twophase_labs.machine.rules import BOX
 from twophase_labs.machine.sections import Part, Section
 
 MOST_COUNTED = 12
@@ -205,7 +205,9 @@ def _allowed_in(lab: Lab) -> Mapping[str, str]:
 def main(argv: list[str]) -> int:
     workbook = Workbook.find()
     try:
-        labs = [workbook.lab(number) for number in argv] or [lab for lab in workbook.labs.values() if lab.edition > 1]
+        labs = [workbook.lab(number) for number in argv] or [
+            lab for lab in workbook.labs.values() if lab.minutes is not None
+        ]
         told = [f"{lab.source.name}, {problem}" for lab in labs for problem in problems(lab)]
     except WorkbookError as error:
         print(error, file=sys.stderr)

@@ -39,8 +39,6 @@ class Exercise:
         id: Chapter and number, '1.3'; the cell carries the tag `exercise:1.3`.
         names: What the cell must define: functions, classes or the variable that holds an answer.
         is_extra: Not needed to know the lab's subject: its points are counted beside the grade, as a bonus.
-        was: Its id in the first edition, even if that is the same; its answers and progress files still count. Empty if
-            the exercise is new.
         minutes: Expected time; `lines` expected size of the answer; `difficulty` 1 to 3.
         needs: 'cpu' always works; where another is missing the exercise is 'not run here'.
         uses: Ids of exercises whose answers this one calls. One that doesn't pass is replaced by the reference.
@@ -75,7 +73,6 @@ class Exercise:
     memory_limit_gib: int | float = 4
     checked_in: Literal["grader", "answer", "by kind"] = "by kind"
     is_extra: bool = False
-    was: str = ""
     compiled: Test | None = None
 
     def __post_init__(self) -> None:

@@ -40,8 +40,7 @@ def read_source(path: Path) -> NotebookNode:
     notebook = jupytext.read(path, fmt="py:percent")
     notebook.metadata = NotebookNode(copy.deepcopy(METADATA))
     build = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    edition = 1 if all(section.minutes is None for section in sections(notebook.cells)) else 2
-    notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build, **_edition_note(edition)})
+    notebook.metadata["twophase"] = NotebookNode({"lab": path.stem, "build": build})
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for index, cell in enumerate(notebook.cells):
         cell.source = cell.source.strip("\n")  # as ruff formats a notebook's cells
@@ -49,19 +48,6 @@ def read_source(path: Path) -> NotebookNode:
         cell.metadata = NotebookNode({key: value for key, value in cell.metadata.items() if key == "tags"})
     nbformat.validate(notebook)
     return notebook
-
-
-def _edition_note(edition: int) -> dict[str, int]:
-    """Notebooks of the first edition have none."""
-    return {"edition": edition} if edition > 1 else {}
-
-
-def edition_of(notebook: Mapping[str, Any]) -> int:
-    """Which edition a notebook says it is of: 1 if it says nothing, or nothing sensible."""
-    metadata = notebook.get("metadata")
-    note = metadata.get("twophase") if isinstance(metadata, Mapping) else None
-    edition = note.get("edition", 1) if isinstance(note, Mapping) else 1
-    return edition if type(edition) is int else 1
 
 
 def tags(cell: Mapping[str, Any]) -> list[str]:
@@ -108,11 +94,6 @@ class Lab:
             raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
         return {e.id: e for e in found}
 
-    @cached_property
-    def was(self) -> Mapping[str, str]:
-        """Today's ids by those of the first edition; empty unless this lab was renumbered."""
-        return {e.was: e.id for e in self.exercises.values() if e.was} if self.edition > 1 else {}
-
     @property
     def core(self) -> tuple[Exercise, ...]:
         """What the grade counts."""
@@ -141,11 +122,6 @@ class Lab:
     @property
     def build(self) -> str:
         return self.notebook.metadata["twophase"]["build"]
-
-    @property
-    def edition(self) -> int:
-        """2 if its sections say their minutes, else 1."""
-        return edition_of(self.notebook)
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
@@ -187,9 +163,9 @@ class Lab:
         return self.exercises[exercise_id]
 
     def is_open(self, exercise_id: str) -> bool:
-        """Whether the learner writes the whole function or class. The first edition did not tell these apart."""
+        """Whether the learner writes the whole function or class. Labs without minutes don't tell these apart."""
         template = self.templates.get(exercise_id)
-        return self.edition > 1 and template is not None and template.is_open
+        return self.minutes is not None and template is not None and template.is_open
 
     def all_uses(self, exercise_id: str) -> tuple[str, ...]:
         """Ids of the exercises whose answers this one calls, directly or through another, in the lab's order.

@@ -1,16 +1,14 @@
 """What a learner did so far: attempts, hints, reveals, predictions. One JSON file beside the notebook.
 
 Each event reads the file, changes it and replaces it in one step, so that a crash or a second kernel costs at most one
-event. A file that cannot be read is moved aside, never overwritten. Where a lab was renumbered, a file of its first
-edition is read with today's numbers; what has none is kept in the file as it was.
+event. A file that cannot be read is moved aside, never overwritten.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 DIRECTORY_VARIABLE = "TWOPHASE_PROGRESS_DIR"
@@ -22,14 +20,10 @@ def progress_path(notebook: Path) -> Path:
 
 
 class Progress:
-    """The file of one lab. `notes` collects what went wrong with it, for the next card to tell.
+    """The file of one lab. `notes` collects what went wrong with it, for the next card to tell."""
 
-    `was` has today's ids by those of the first edition; it is empty if the lab was never renumbered.
-    """
-
-    def __init__(self, path: Path, was: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._was = was
         self.notes: list[str] = []
 
     def of(self, exercise: str) -> dict[str, Any]:
@@ -64,11 +58,11 @@ class Progress:
             if not isinstance(data, dict) or not isinstance(data["exercises"], dict):
                 raise ValueError("not a progress file")
         except FileNotFoundError:
-            return in_todays_numbers({"exercises": {}}, self._was)
+            return {"exercises": {}}
         except (ValueError, KeyError, OSError, RecursionError) as error:
             self._move_aside(error)
-            return in_todays_numbers({"exercises": {}}, self._was)
-        return in_todays_numbers(data, self._was)
+            return {"exercises": {}}
+        return data
 
     def _move_aside(self, error: Exception) -> None:
         aside = free_name(self.path.with_suffix(".broken.json"))
@@ -94,16 +88,6 @@ class Progress:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-
-
-def in_todays_numbers(data: dict[str, Any], was: Mapping[str, str]) -> dict[str, Any]:
-    """A progress file's content; one of the first edition with today's ids, and what has none under `first_edition`."""
-    if not was or data.get("edition", 1) != 1:
-        return data
-    before = data["exercises"]
-    kept = {was[old]: entry for old, entry in before.items() if old in was}
-    rest = {old: entry for old, entry in before.items() if old not in was}
-    return {**data, "edition": 2, "exercises": kept, **({"first_edition": rest} if rest else {})}
 
 
 def as_count(value: Any) -> int:

@@ -27,7 +27,7 @@ class Session:
 
     def __init__(self, lab: Lab, folder: Path, guard: Guard) -> None:
         self.lab = lab
-        self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"), lab.was)
+        self.progress = Progress(progress_path(folder / f"{lab.name}.ipynb"))
         self.references = run_reference(lab)
         num_blanks = {exercise: len(template.blanks) for exercise, template in lab.templates.items()}
         self.judge = Judge(lab.exercises, self.references, num_blanks, guard)

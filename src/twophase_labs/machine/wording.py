@@ -24,7 +24,7 @@ from twophase_labs.machine.lab import Lab, Workbook
 
 WORD = r"(?<![\w`-]){}(?![\w`])"
 
-# What the readings of the first edition found, and its kin.
+# What readings of the labs found, and its kin.
 PHRASES = (
     "dearer", "dearest", "turned away", "makers? means?", "with (?:its|their) signs? turned", "exchanged", "for ever",
     "how wide is", "look how", "honest(?:ly)?", "what is missing to", "takes the longer", "stands? above each other",

@@ -9,13 +9,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_output
 
-from tests.labs.renumbered import LAB
+from tests.labs.timed import LAB
 from twophase_labs.machine import claims
 from twophase_labs.machine.build import solved_notebook, to_text
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
-SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.edition > 1]
+SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.minutes is not None]
 
 
 @pytest.mark.parametrize("number", SECOND)
@@ -28,7 +28,7 @@ def told(tmp_path):
     """What is found in a lab made of prose, and of outputs (a tuple: code, then what it prints)."""
 
     def tell(*cells):
-        lab = Lab(tmp_path / "01_demo.py", "tests.labs.renumbered")
+        lab = Lab(tmp_path / "01_demo.py", "tests.labs.timed")
         notebook = nbformat.v4.new_notebook()
         for cell in cells:
             if isinstance(cell, str):
@@ -107,7 +107,7 @@ def test_an_exercises_own_statement_sets_what_it_asks(told):
 
 def test_exceptions_have_reasons_and_are_needed(told, tmp_path, monkeypatch):
     told("It took 99 ms.", "It took 98 ms.")
-    lab = Lab(tmp_path / "01_demo.py", "tests.labs.renumbered")
+    lab = Lab(tmp_path / "01_demo.py", "tests.labs.timed")
     lab.__dict__["notebook"] = nbformat.read(tmp_path / "01_demo.ipynb", as_version=4)
     own = ModuleType(f"{lab.package}.claims")
     own.__spec__ = ModuleSpec(own.__name__, None)
@@ -122,9 +122,9 @@ def test_a_notebook_that_was_not_built_is_told(tmp_path, monkeypatch, capsys):
     path = tmp_path / "labsolutions" / "01_demo.py"
     path.parent.mkdir()
     path.write_text(LAB.source.read_text())
-    monkeypatch.setattr(Workbook, "find", lambda: Workbook(tmp_path, "tests.labs.renumbered"))
+    monkeypatch.setattr(Workbook, "find", lambda: Workbook(tmp_path, "tests.labs.timed"))
     with pytest.raises(WorkbookError, match="build it first"):
-        claims.unsupported(Lab(path, "tests.labs.renumbered"))
+        claims.unsupported(Lab(path, "tests.labs.timed"))
     path.with_suffix(".ipynb").write_text(to_text(solved_notebook(LAB)))
     assert claims.main(["01"]) == 0
     assert capsys.readouterr().out == "every claim has its cell\n"

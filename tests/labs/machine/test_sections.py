@@ -7,7 +7,7 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import labs
 from twophase_labs.machine.build import learner_notebook, section_map, solved_notebook
-from twophase_labs.machine.lab import Lab, Workbook, edition_of
+from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.sections import sections
 
 ADDED = {
@@ -70,14 +70,6 @@ def test_without_minutes_the_map_lists_exercises():
     text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
     assert LAB.minutes is None
     assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
-
-
-def test_the_edition_stands_in_the_notebook(second):
-    assert (second.edition, LAB.edition) == (2, 1)
-    assert learner_notebook(second).metadata["twophase"]["edition"] == 2
-    assert "edition" not in learner_notebook(LAB).metadata["twophase"], "absent in the first edition's notebooks"
-    for odd in ({}, {"metadata": 3}, {"metadata": {"twophase": {"edition": "2"}}}, {"metadata": {"twophase": [2]}}):
-        assert edition_of(odd) == 1
 
 
 def test_the_list_of_labs_takes_the_minutes_of_sections(second, monkeypatch, capsys):

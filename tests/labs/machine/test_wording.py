@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.labs.renumbered import LAB
+from tests.labs.timed import LAB
 from twophase_labs.machine import glossary, wording
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.wording import Text, found_in, odd_definitions, prose_of, strings_of
@@ -88,7 +88,7 @@ def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
         assert text.count(old) == 1
         text = text.replace(old, new)
     path.write_text(text)
-    told = "\n".join(wording.problems(Lab(path, "tests.labs.renumbered")))
+    told = "\n".join(wording.problems(Lab(path, "tests.labs.timed")))
     for word in ("page", "seat", "somebody"):
         assert repr(word) in told
     assert told.count("'page'") == 2
@@ -111,7 +111,7 @@ def test_a_chapter_may_have_reasons_of_its_own(monkeypatch, tmp_path):
     path.write_text(
         LAB.source.read_text().replace("# Each value without", "# Somebody played a song. Each value without")
     )
-    lab = Lab(path, "tests.labs.renumbered")
+    lab = Lab(path, "tests.labs.timed")
     assert len(wording.problems(lab)) == 1
     own = ModuleType(f"{lab.package}.wording")
     own.__spec__ = ModuleSpec(own.__name__, None)
@@ -152,6 +152,6 @@ def test_the_machine_keeps_to_it_too(module):
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(Workbook, "find", lambda: Workbook(LAB.source.parents[1], "tests.labs.renumbered"))
+    monkeypatch.setattr(Workbook, "find", lambda: Workbook(LAB.source.parents[1], "tests.labs.timed"))
     assert wording.main(["01"]) == 0
     assert capsys.readouterr().out == "one word for one thing\n"

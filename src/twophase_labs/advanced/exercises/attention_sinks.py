@@ -173,7 +173,6 @@ def takes_rows(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.11",
-        was="5.13",
         title="Blocks that no query reads any more",
         kind="code",
         names=("kept_blocks",),
@@ -232,7 +231,6 @@ EXERCISES = (
     ),
     Exercise(
         id="5.13",
-        was="5.14",
         is_extra=True,
         title="What a token sees",
         kind="code",

@@ -96,7 +96,6 @@ def switches_off(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.7",
-        was="5.8",
         is_extra=True,
         title="What a draft is worth",
         kind="code",

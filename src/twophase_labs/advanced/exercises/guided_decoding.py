@@ -271,7 +271,6 @@ ALL_FORMS = tuple({"form": form} for form in FORMS)
 EXERCISES = (
     Exercise(
         id="5.8",
-        was="5.10",
         title="Which tokens may come next",
         kind="code",
         names=("advance", "token_mask"),
@@ -396,7 +395,6 @@ EXERCISES = (
     ),
     Exercise(
         id="5.10",
-        was="5.12",
         is_extra=True,
         title="How many would have been thrown away",
         kind="prediction",

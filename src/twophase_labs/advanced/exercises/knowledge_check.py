@@ -27,7 +27,6 @@ EXERCISES = (
     ),
     Exercise(
         id="5.18",
-        was="5.29",
         title="A bad drafter",
         kind="choice",
         names=("answer_5_18",),

@@ -96,7 +96,6 @@ def agrees_everywhere(answer: Any, draw: Draw, alphabet: int, most: int = 24) ->
 EXERCISES = (
     Exercise(
         id="5.4",
-        was="5.6",
         title="Draft what comes, from what came",
         kind="code",
         names=("ngram_draft",),

@@ -120,7 +120,6 @@ def reads_each_token_once(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.1",
-        was="5.1",
         checked_in="answer",
         title="A name for everything up to here",
         kind="code",

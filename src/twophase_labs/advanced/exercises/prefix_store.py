@@ -224,7 +224,6 @@ def agrees_for_long(answer: Any, draw: Draw, num_blocks: int, num_events: int) -
 EXERCISES = (
     Exercise(
         id="5.2",
-        was="5.2",
         title="Find, share, overwrite",
         kind="code",
         names=("PrefixStore",),

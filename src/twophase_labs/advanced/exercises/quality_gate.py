@@ -194,7 +194,6 @@ def knows_equal_values(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.14",
-        was="5.16",
         title="Perplexity and divergence",
         kind="code",
         names=("surprises", "perplexity", "divergences"),

@@ -68,7 +68,6 @@ def with_noise(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="5.3",
-        was="5.5",
         title="Read a stranger's prompt with a clock",
         kind="code",
         names=("recover",),

@@ -166,7 +166,6 @@ PLACES = tuple(
 EXERCISES = (
     Exercise(
         id="5.5",
-        was="5.7",
         checked_in="answer",
         title="Accept, or draw from what is left",
         kind="code",

@@ -350,7 +350,6 @@ TEXTS = (
 EXERCISES = (
     Exercise(
         id="1.5",
-        was="1.6",
         title="Attention behind a cache",
         kind="code",
         names=("attend",),
@@ -412,7 +411,6 @@ EXERCISES = (
     ),
     Exercise(
         id="1.6",
-        was="1.7",
         title="One pass with a cache",
         kind="code",
         names=("step",),

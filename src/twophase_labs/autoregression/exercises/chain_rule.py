@@ -92,7 +92,6 @@ NEXT = "Row t of the logits was computed from tokens 0 to t. Which token does it
 EXERCISES = (
     Exercise(
         id="1.1",
-        was="1.1",
         title="The log-probability of a text",
         kind="code",
         names=("text_log_prob",),

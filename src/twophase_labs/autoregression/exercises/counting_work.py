@@ -60,7 +60,6 @@ CASES = (
 EXERCISES = (
     Exercise(
         id="1.4",
-        was="1.5",
         title="Count the work",
         kind="code",
         names=("count_work",),

@@ -160,7 +160,6 @@ SKELETON = """In words of code:
 EXERCISES = (
     Exercise(
         id="1.3",
-        was="1.3",
         title="The greedy loop",
         kind="code",
         names=("greedy",),

@@ -45,7 +45,6 @@ EXERCISES = (
     ),
     Exercise(
         id="1.18",
-        was="1.32",
         title="The order of processors",
         kind="choice",
         names=("answer_1_18",),

@@ -92,7 +92,6 @@ def knows_older_files(answer: Any, draw: Draw, head_dim: int, max_heads: int) ->
 EXERCISES = (
     Exercise(
         id="1.9",
-        was="1.11",
         title="Bytes per token",
         kind="code",
         names=("kv_bytes_per_token",),

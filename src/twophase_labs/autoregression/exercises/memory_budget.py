@@ -87,7 +87,6 @@ def serves_none_without_room(
 EXERCISES = (
     Exercise(
         id="1.10",
-        was="1.13",
         title="How many fit",
         kind="code",
         names=("requests_that_fit",),
@@ -154,7 +153,6 @@ EXERCISES = (
     ),
     Exercise(
         id="1.11",
-        was="1.15",
         is_extra=True,
         title="Tokens per second from Little's law",
         kind="numeric",

@@ -329,7 +329,6 @@ SKELETON = """In words of code:
 EXERCISES = (
     Exercise(
         id="1.13",
-        was="1.20",
         title="Draw a token",
         kind="code",
         names=("draw",),
@@ -386,7 +385,6 @@ EXERCISES = (
     ),
     Exercise(
         id="1.14",
-        was="1.24",
         title="Top-p",
         kind="code",
         names=("keep_top_p",),
@@ -468,7 +466,6 @@ EXERCISES = (
     ),
     Exercise(
         id="1.15",
-        was="1.26",
         is_extra=True,
         title="When to stop",
         kind="code",

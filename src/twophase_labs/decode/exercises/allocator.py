@@ -300,7 +300,6 @@ BLOCK_SIZES = ({"block_size": 1}, {"block_size": 4}, {"block_size": 7})
 EXERCISES = (
     Exercise(
         id="3.3",
-        was="3.5",
         title="A pool of blocks",
         kind="code",
         names=("BlockPool",),
@@ -371,7 +370,6 @@ EXERCISES = (
     ),
     Exercise(
         id="3.4",
-        was="3.6",
         checked_in="answer",
         title="A table that grows on demand",
         kind="code",
@@ -448,7 +446,6 @@ EXERCISES = (
     ),
     Exercise(
         id="3.6",
-        was="3.7",
         title="Find the bug",
         kind="matching",
         names=("answer_3_6",),

@@ -119,7 +119,6 @@ def says_never(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="3.15",
-        was="3.19",
         title="Where the weights stop mattering",
         kind="code",
         names=("step_seconds", "ridge_batch"),

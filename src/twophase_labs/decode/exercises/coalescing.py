@@ -22,7 +22,6 @@ EXERCISES = (
     ),
     Exercise(
         id="3.10",
-        was="3.15",
         is_extra=True,
         title="What a layout costs",
         kind="choice",

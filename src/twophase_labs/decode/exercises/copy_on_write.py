@@ -156,7 +156,6 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
 EXERCISES = (
     Exercise(
         id="3.5",
-        was="3.16",
         checked_in="answer",
         title="Fork, and copy before writing",
         kind="code",

@@ -144,7 +144,6 @@ def keeps_stale_slots_out(answer: Any, draw: Draw, lengths: list[int]) -> None:
 EXERCISES = (
     Exercise(
         id="3.8",
-        was="3.9",
         title="The paged decode kernel",
         kind="kernel",
         names=("paged_decode_kernel",),

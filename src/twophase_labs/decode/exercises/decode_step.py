@@ -181,7 +181,6 @@ GROWING: tuple[dict[str, Any], ...] = (
 EXERCISES = (
     Exercise(
         id="3.1",
-        was="3.1",
         title="One decode step, layer by layer",
         kind="code",
         checked_in="answer",  # its cases have a model of their own, and an answer may keep things on it

@@ -160,7 +160,6 @@ LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
 EXERCISES = (
     Exercise(
         id="3.7",
-        was="3.8",
         title="Attention over gathered blocks",
         kind="code",
         names=("paged_attention",),

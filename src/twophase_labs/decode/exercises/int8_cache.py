@@ -130,7 +130,6 @@ SHAPES = ({"tokens": 1, "heads": 1}, {"tokens": 5, "heads": 3})
 EXERCISES = (
     Exercise(
         id="3.13",
-        was="3.17",
         title="K and V in one byte",
         kind="code",
         names=("quantise", "dequantise"),

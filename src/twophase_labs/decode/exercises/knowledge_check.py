@@ -6,7 +6,6 @@ from twophase_labs.machine.questions import Choice, Matching
 EXERCISES = (
     Exercise(
         id="3.17",
-        was="3.22",
         title="What moves a, what moves b",
         kind="matching",
         names=("answer_3_17",),
@@ -28,7 +27,6 @@ EXERCISES = (
     ),
     Exercise(
         id="3.18",
-        was="3.27",
         title="Symptoms of a kernel",
         kind="matching",
         names=("answer_3_18",),

@@ -192,7 +192,6 @@ def survives_a_full_pool(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="3.16",
-        was="3.23",
         title="Your decode in the engine",
         kind="code",
         names=("own_engine",),

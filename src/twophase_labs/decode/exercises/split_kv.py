@@ -261,7 +261,6 @@ def gives_results_of_its_own(answer: Any, draw: Draw, splits: int) -> None:
 EXERCISES = (
     Exercise(
         id="3.11",
-        was="3.11",
         title="Attention over a split of the keys",
         kind="kernel",
         names=("paged_decode_split_kernel",),

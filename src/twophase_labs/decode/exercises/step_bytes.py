@@ -7,7 +7,6 @@ from twophase_labs.machine.questions import Number
 EXERCISES = (
     Exercise(
         id="3.2",
-        was="3.3",
         title="How close to the ceiling?",
         kind="prediction",
         names=("guess_3_2",),

@@ -2,7 +2,6 @@
 
 files.py     reading what was handed in, and text that is safe to show
 locate.py    which cell of the file answers which exercise, and what is wrong with the file
-renumbered.py, first_edition.py   notebooks of the first edition: numbers of exercises, names of modules
 helpers.py   what an answer needs from other cells; alias.py is other names of an exercise's function
 flags.py     cells that a lecturer should read
 worker.py    the process that answers run in: prepared once, forked per exercise

@@ -7,16 +7,15 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any
 
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine.lines import python_lines
 from twophase_labs.machine.notebooks import jupytext, nbformat
-from twophase_labs.machine.progress import in_todays_numbers, progress_path
+from twophase_labs.machine.progress import progress_path
 
 MAX_MIB = 64  # outputs with pictures are a few
 MAX_CODE = 2**21  # characters in all cells; their syntax trees take hundreds of times as many bytes
@@ -137,11 +136,8 @@ def source_of(cell: object) -> str:
     return "".join(python_lines("".join(part for part in parts if isinstance(part, str))))
 
 
-def progress_of(notebook: Path, was: Mapping[str, str] = MappingProxyType({})) -> dict[str, dict[str, Any]]:
+def progress_of(notebook: Path) -> dict[str, dict[str, Any]]:
     """What the file beside a notebook recorded, by exercise; {} if there is none. It is only read, never mended.
-
-    Args:
-        was: Today's ids by those of the first edition, whose files are read with them.
 
     Raises:
         NotGradableError: it is no progress file.
@@ -150,7 +146,7 @@ def progress_of(notebook: Path, was: Mapping[str, str] = MappingProxyType({})) -
     if not os.path.lexists(path):
         return {}
     try:
-        entries = in_todays_numbers(json.loads(text_of(read_bytes(path), path)), was)["exercises"].items()
+        entries = json.loads(text_of(read_bytes(path), path))["exercises"].items()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
         raise NotGradableError(f"{path} is not a progress file") from None
     return {exercise: entry for exercise, entry in entries if isinstance(entry, dict)}

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +25,6 @@ from twophase_labs.machine.grading.flags import Flag, flags
 from twophase_labs.machine.grading.helpers import definitions, needed
 from twophase_labs.machine.grading.lane import Job, Lane
 from twophase_labs.machine.grading.locate import Cell, code_cells, locate, older_build, which_lab
-from twophase_labs.machine.grading.renumbered import as_old_notebook
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 
@@ -78,7 +77,6 @@ class Report:
     Attributes:
         isolation: What stood between the answers and the grader, and between one answer and another's.
         digest: Of the file's content, to recognise a copy.
-        gone: Ids of exercises of the first edition, in a notebook of that time, that are no longer in the course.
     """
 
     lab: str
@@ -89,7 +87,6 @@ class Report:
     isolation: str
     digest: str
     elapsed_s: float
-    gone: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -142,7 +139,6 @@ class Report:
             "max_extra_points": self.max_extra_points,
             "exercises": [result.to_json() for result in self.results],
             "warnings": list(self.warnings),
-            "no_longer_in_the_course": list(self.gone),
             "flags": [{"kind": flag.kind, "cell": flag.cell, "what": flag.what} for flag in self.flags],
             "isolation": self.isolation,
             "checked_in_answer": list(self.checked_in_answer),
@@ -184,22 +180,17 @@ class Grader:
         cells = code_cells(notebook)
         lab = which_lab(notebook, cells, path, self.workbook)
         warnings = []
-        old = as_old_notebook(notebook, cells, lab)
-        if old is not None:
-            cells = list(old.cells)
-            warnings.append(old.warning)
-        elif older_build(notebook, lab):
+        if older_build(notebook, lab):
             warnings.append(
                 f"This notebook was built from another version of lab {lab.number}; what has changed since may be "
                 f"missing. `twophase labs reset {lab.number}` gives a fresh copy and keeps this one."
             )
         progress: dict[str, dict[str, Any]] = {}
         try:
-            progress = progress_of(path, lab.was)
+            progress = progress_of(path)
         except NotGradableError as error:
             warnings.append(plain(f"{error}; attempts, and solutions looked at, are not known from it."))
-        new, gone = (old.new, old.gone) if old is not None else ((), ())
-        verdicts = self.judge(lab, cells, lambda e, v: done(Result(e, v)), new)
+        verdicts = self.judge(lab, cells, lambda e, v: done(Result(e, v)))
         revealed = _reveals(cells) | {e for e, entry in progress.items() if entry.get("revealed")}
         results = tuple(
             Result(exercise, _shown(verdicts[i]), i in revealed, _number(progress.get(i, {}).get("attempts")))
@@ -208,7 +199,7 @@ class Grader:
         found = tuple(replace(flag, what=plain(flag.what)) for flag in flags(cells, lab))
         digest = hashlib.sha256(content).hexdigest()
         elapsed_s = time.monotonic() - begun
-        return Report(lab.name, path, results, tuple(warnings), found, self._isolation(), digest, elapsed_s, gone)
+        return Report(lab.name, path, results, tuple(warnings), found, self._isolation(), digest, elapsed_s)
 
     def _isolation(self) -> str:
         kinds = {str(getattr(lane, "isolation", "process")) for lane in self._lanes}
@@ -219,14 +210,9 @@ class Grader:
         lab: Lab,
         cells: Sequence[Cell],
         done: Callable[[Exercise, Verdict], None] = lambda e, v: None,
-        new: Collection[str] = (),
     ) -> dict[str, Verdict]:
-        """A verdict for every exercise of the lab, judged as soon as those it uses are.
-
-        `new`: ids that the notebook's edition did not have.
-        """
+        """A verdict for every exercise of the lab, judged as soon as those it uses are."""
         found = {i: locate(exercise, lab.templates[i], cells) for i, exercise in lab.exercises.items()}
-        found |= {i: Verdict(i, "not_attempted", "not attempted: new in the second edition") for i in new}
         answers = {i: cell for i, cell in found.items() if isinstance(cell, Cell)}
         verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
         for i, verdict in verdicts.items():

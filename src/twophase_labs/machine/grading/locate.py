@@ -12,7 +12,6 @@ from typing import Any
 from twophase_labs.machine.blanks import Template
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.grading.files import NotGradableError, source_of
-from twophase_labs.machine.grading.first_edition import with_names_of_today
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError, exercise_of
 from twophase_labs.machine.lint import handed_out, names_bound
@@ -23,15 +22,11 @@ OTHER_LANGUAGES = r"(?:bash|sh|script|cmd|html|HTML|javascript|js|latex|markdown
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell. `number` counts all cells of the notebook from 1, as a learner would.
-
-    `is_untouched`: an exercise's, still as the first edition shipped it.
-    """
+    """A code cell. `number` counts all cells of the notebook from 1, as a learner would."""
 
     number: int
     source: str
     exercise: str | None
-    is_untouched: bool = False
 
     @cached_property
     def tree(self) -> ast.Module | None:
@@ -73,7 +68,7 @@ def code_cells(notebook: Mapping[str, Any]) -> list[Cell]:
     for number, cell in enumerate(notebook["cells"], start=1):
         if isinstance(cell, dict) and cell.get("cell_type") == "code":
             metadata = cell if isinstance(cell.get("metadata"), dict) else {}
-            source = with_names_of_today(as_python(source_of(cell)))
+            source = as_python(source_of(cell))
             found.append(Cell(number, source, exercise_of(metadata)))
     return found
 
@@ -155,7 +150,7 @@ def locate(exercise: Exercise, template: Template, cells: Sequence[Cell]) -> Cel
         reason = f"cells {numbers} both define {exercise.names[0]}, each differently"
         return Verdict(exercise.id, "error", reason, ("Keep the one you mean and delete the other.",))
     cell = defining[-1]
-    if cell.is_untouched or cell.source.strip() == template.shipped().strip():
+    if cell.source.strip() == template.shipped().strip():
         return Verdict(exercise.id, "not_attempted", "not attempted")
     return syntax_error(cell, exercise) or cell
 

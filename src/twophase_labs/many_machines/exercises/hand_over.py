@@ -209,7 +209,6 @@ def any_of_them(answer: Any, draw: Draw, num_layers: int) -> None:
 EXERCISES = (
     Exercise(
         id="7.1",
-        was="5.18",
         title="Blocks change hands",
         kind="code",
         names=("slots_of", "take_layer", "put_layer"),

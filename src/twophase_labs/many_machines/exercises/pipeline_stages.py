@@ -79,7 +79,6 @@ def leaves_its_input_alone(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="7.7",
-        was="5.24",
         title="Bubbles",
         kind="code",
         names=("run_pipeline",),

@@ -118,7 +118,6 @@ def best_split() -> int:
 EXERCISES = (
     Exercise(
         id="7.12",
-        was="5.25",
         title="How many compute prompts?",
         kind="prediction",
         names=("guess_7_12",),

@@ -192,7 +192,6 @@ def num_all_reduces() -> int:
 EXERCISES = (
     Exercise(
         id="7.4",
-        was="5.21",
         title="Half an MLP each",
         kind="code",
         names=("split_mlp", "mlp_part", "all_reduce", "mlp_block"),
@@ -237,7 +236,6 @@ EXERCISES = (
     ),
     Exercise(
         id="7.6",
-        was="5.22",
         is_extra=True,
         title="Heads that stay together",
         kind="code",
@@ -296,7 +294,6 @@ EXERCISES = (
     ),
     Exercise(
         id="7.5",
-        was="5.23",
         title="How often must they talk?",
         kind="prediction",
         names=("guess_7_5",),

@@ -6,7 +6,6 @@ from twophase_labs.machine.questions import Choice, Matching
 EXERCISES = (
     Exercise(
         id="2.16",
-        was="2.21",
         title="A bug that hides",
         kind="choice",
         names=("answer_2_16",),

@@ -195,7 +195,6 @@ MAPS = (
 EXERCISES = (
     Exercise(
         id="2.1",
-        was="2.4",
         title="One layer, with heads that share keys",
         kind="code",
         names=("layer_attention",),

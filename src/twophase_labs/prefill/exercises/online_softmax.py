@@ -325,7 +325,6 @@ PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12}
 EXERCISES = (
     Exercise(
         id="2.4",
-        was="2.8",
         checked_in="answer",
         title="Softmax in one pass",
         kind="code",
@@ -452,7 +451,6 @@ EXERCISES = (
     ),
     Exercise(
         id="2.5",
-        was="2.9",
         title="Two halves make a whole",
         kind="code",
         names=("merge_halves",),

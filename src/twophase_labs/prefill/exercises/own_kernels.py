@@ -173,7 +173,6 @@ def generates_the_same(answer: Any, draw: Draw, num_prompt: int, num_new: int) -
 EXERCISES = (
     Exercise(
         id="2.15",
-        was="2.19",
         title="Your kernels in the engine",
         kind="code",
         names=("own_write", "own_prefill"),

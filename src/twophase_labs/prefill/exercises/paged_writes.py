@@ -141,7 +141,6 @@ def takes_any_heads(answer: Any, draw: Draw, num_kv_heads: int, head_dim: int, p
 EXERCISES = (
     Exercise(
         id="2.8",
-        was="2.14",
         title="From positions to slots",
         kind="code",
         names=("slot_mapping",),
@@ -220,7 +219,6 @@ EXERCISES = (
     ),
     Exercise(
         id="2.9",
-        was="2.15",
         title="The K/V write kernel",
         kind="kernel",
         names=("kv_write_kernel",),

@@ -113,7 +113,6 @@ BATCHES = ({"query_lens": (4,), "cached": (0,)}, {"query_lens": (3, 2), "cached"
 EXERCISES = (
     Exercise(
         id="2.12",
-        was="2.13",
         title="The paged prefill kernel",
         kind="kernel",
         names=("paged_prefill_kernel",),

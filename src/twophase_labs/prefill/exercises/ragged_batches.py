@@ -88,7 +88,6 @@ LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (3, 4, 5)})
 EXERCISES = (
     Exercise(
         id="2.10",
-        was="2.17",
         is_extra=True,
         title="Attention over a packed batch",
         kind="code",

@@ -111,7 +111,6 @@ PREFILLS = (
 EXERCISES = (
     Exercise(
         id="2.2",
-        was="2.5",
         title="FLOPs and bytes of a prefill",
         kind="code",
         names=("matmul_cost", "prefill_cost"),
@@ -159,7 +158,6 @@ EXERCISES = (
     ),
     Exercise(
         id="2.3",
-        was="2.6",
         title="Which side of the ridge?",
         kind="prediction",
         names=("guess_2_3",),

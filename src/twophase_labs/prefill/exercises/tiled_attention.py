@@ -213,7 +213,6 @@ TRAFFIC = (
 EXERCISES = (
     Exercise(
         id="2.6",
-        was="2.10",
         title="Attention, tile by tile",
         kind="code",
         checked_in="answer",  # it counts the tensors that the answer keeps
@@ -294,7 +293,6 @@ EXERCISES = (
     ),
     Exercise(
         id="2.7",
-        was="2.11",
         title="Counting traffic",
         kind="code",
         names=("count_traffic",),

@@ -127,7 +127,6 @@ def leaves_out_the_right_ones(answer: Any, draw: Draw, seed: int) -> None:
 EXERCISES = (
     Exercise(
         id="4.11",
-        was="4.21",
         is_extra=True,
         title="Fit a cost model",
         kind="code",

@@ -84,7 +84,6 @@ def static_use() -> float:
 EXERCISES = (
     Exercise(
         id="4.1",
-        was="4.3",
         title="The share that works",
         kind="prediction",
         names=("guess_4_1",),
@@ -100,7 +99,6 @@ EXERCISES = (
     ),
     Exercise(
         id="4.2",
-        was="4.4",
         title="Iteration-level batching",
         kind="code",
         names=("iteration_level",),

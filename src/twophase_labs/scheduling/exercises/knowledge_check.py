@@ -6,7 +6,6 @@ from twophase_labs.machine.questions import Choice, Matching
 EXERCISES = (
     Exercise(
         id="4.13",
-        was="4.13",
         title="Which number would have told?",
         kind="matching",
         names=("answer_4_13",),
@@ -27,7 +26,6 @@ EXERCISES = (
     ),
     Exercise(
         id="4.14",
-        was="4.27",
         title="Symptoms of a schedule",
         kind="matching",
         names=("answer_4_14",),
@@ -48,7 +46,6 @@ EXERCISES = (
     ),
     Exercise(
         id="4.15",
-        was="4.29",
         title="Beyond the peak",
         kind="choice",
         names=("answer_4_15",),

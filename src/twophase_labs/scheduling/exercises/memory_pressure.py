@@ -282,7 +282,6 @@ def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.7",
-        was="4.14",
         title="Who loses its blocks?",
         kind="code",
         names=("plan_decodes",),
@@ -345,7 +344,6 @@ EXERCISES = (
     ),
     Exercise(
         id="4.8",
-        was="4.17",
         title="Room for a newcomer?",
         kind="code",
         names=("can_admit",),
@@ -405,7 +403,6 @@ EXERCISES = (
     ),
     Exercise(
         id="4.9",
-        was="4.15",
         is_extra=True,
         title="Swap or recompute",
         kind="code",

@@ -116,7 +116,6 @@ def of_no_token(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.6",
-        was="4.10",
         title="Latencies from events",
         kind="code",
         names=("latencies",),

@@ -106,7 +106,6 @@ def holds_on_other_traffic(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.12",
-        was="4.23",
         checked_in="answer",
         title="The challenge",
         kind="code",

@@ -222,7 +222,6 @@ def survives_pressure(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.4",
-        was="4.7",
         checked_in="answer",
         title="Decodes first, prefills in chunks",
         kind="code",

@@ -82,7 +82,6 @@ def bounded(answer: Any, draw: Draw) -> None:
 EXERCISES = (
     Exercise(
         id="4.10",
-        was="4.18",
         title="Priorities that age",
         kind="code",
         names=("aged_rank",),

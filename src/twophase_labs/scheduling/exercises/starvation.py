@@ -132,7 +132,6 @@ def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
 EXERCISES = (
     Exercise(
         id="4.3",
-        was="4.6",
         title="Repair it",
         kind="code",
         names=("plan_in_chunks",),

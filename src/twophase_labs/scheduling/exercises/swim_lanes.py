@@ -14,7 +14,6 @@ def pause_in_steps() -> float:
 EXERCISES = (
     Exercise(
         id="4.5",
-        was="4.9",
         title="How long the answer stands still",
         kind="prediction",
         names=("guess_4_5",),

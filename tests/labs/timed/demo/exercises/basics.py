@@ -1,4 +1,4 @@
-"""The first edition's, with other numbers."""
+"""Exercises of `demo` with other numbers, and a new one."""
 
 from dataclasses import replace
 
@@ -11,14 +11,13 @@ BEFORE = {exercise.id: exercise for exercise in basics.EXERCISES}
 HINTS = ("A sum.", "And a division.", "Sum, then divide:\n    totals = ...\n    return totals / ...")
 
 EXERCISES = (
-    replace(BEFORE["1.4"], id="1.1", was="1.4", names=("guess_1_1",)),
-    replace(BEFORE["1.1"], id="1.2", was="1.1", hints=HINTS),
-    replace(BEFORE["1.3"], uses=("1.2",), hints=HINTS),  # keeps its number, and does not say so
-    replace(BEFORE["1.8"], id="1.4", was="1.8"),
+    replace(BEFORE["1.4"], id="1.1", names=("guess_1_1",)),
+    replace(BEFORE["1.1"], id="1.2", hints=HINTS),
+    replace(BEFORE["1.3"], uses=("1.2",), hints=HINTS),
+    replace(BEFORE["1.8"], id="1.4"),
     replace(
         BEFORE["1.2"],
         id="1.5",
-        was="1.2",
         names=("answer_1_5",),
         question=Choice("abc", "54f93ede61bd3fd0", {}),
         is_extra=True,
@@ -30,7 +29,7 @@ EXERCISES = (
         names=("answer_1_6",),
         points=1,
         minutes=1,
-        objective="new, under a number that another had",
+        objective="new",
         question=Number(lambda: 128, rel=0),
     ),
 )

@@ -1,4 +1,4 @@
-"""Rules of the second edition: labs whose sections say their minutes keep them, and breaking one is told."""
+"""Rules for labs whose sections say their minutes: these keep them, and breaking one is told."""
 
 import doctest
 from dataclasses import replace
@@ -8,20 +8,20 @@ import nbformat
 import pytest
 
 from tests.labs.demo import LAB as FIRST
-from tests.labs.renumbered import LAB as RENUMBERED
-from twophase_labs.machine import blanks, second_edition
+from tests.labs.timed import LAB as TIMED
+from twophase_labs.machine import blanks, rules
 from twophase_labs.machine.build import card, solved_notebook
 from twophase_labs.machine.cards import with_skeleton
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.solved import run_reference
 
 WORKBOOK = Workbook(Path(__file__).parents[3])
-SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.edition > 1]
+SECOND = [number for number, lab in WORKBOOK.labs.items() if lab.minutes is not None]
 
 
 @pytest.mark.parametrize("number", SECOND)
 def test_a_lab_keeps_them(number):
-    assert second_edition.problems(WORKBOOK.lab(number)) == []
+    assert rules.problems(WORKBOOK.lab(number)) == []
 
 
 @pytest.mark.parametrize("number", sorted(WORKBOOK.labs))
@@ -90,23 +90,23 @@ def made(tmp_path, monkeypatch):
     """Makes today's demonstration lab with a change to its text; the rules on numbers fit its few exercises."""
 
     def make(old="", new=""):
-        text = RENUMBERED.source.read_text()
+        text = TIMED.source.read_text()
         assert not old or text.count(old) == 1
         path = tmp_path / "01_demo.py"
         path.write_text(text.replace(old, new) if old else text)
-        lab = Lab(path, "tests.labs.renumbered")
+        lab = Lab(path, "tests.labs.timed")
         lab.__dict__["exercises"] = dict(lab.exercises)
         return lab
 
-    monkeypatch.setattr(second_edition, "MIN_CORE", 5)
-    monkeypatch.setattr(second_edition, "MIN_CODE", 3)
+    monkeypatch.setattr(rules, "MIN_CORE", 5)
+    monkeypatch.setattr(rules, "MIN_CODE", 3)
     return make
 
 
 def test_all_is_well(made):
     lab = made()
     assert [i for i in lab.exercises if lab.is_open(i)] == ["1.2", "1.3"]
-    assert second_edition.problems(lab) == []
+    assert rules.problems(lab) == []
     assert doctested(lab) == ""
 
 
@@ -121,7 +121,7 @@ BROKEN = {
     "no takeaway": ("# **Takeaway.** Two steps.\n", "", "section '2. State' has no '**Takeaway.**"),
     "an empty takeaway": ("# **Takeaway.** Two steps.\n", "# **Takeaway.**\n", "has no '**Takeaway.**"),
     "no link": ("[source](https://a.b/c)", "source", "links to no source"),
-    "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.renumbered"),
+    "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.timed"),
     "another box": ("**In production, 2026.**", "**In production.**", "a box begins"),
     "no shape": ("The mean up to each position, for x of shape [T].", "The mean.", "names no shape"),
     "one example": ("    >>> running_mean(torch.ones(1)).tolist()\n    [1.0]\n", "", "has 1 examples with a result"),
@@ -131,7 +131,7 @@ BROKEN = {
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_rule_that_is_broken_is_told(made, how):
     old, new, message = BROKEN[how]
-    assert message in "\n".join(second_edition.problems(made(old, new)))
+    assert message in "\n".join(rules.problems(made(old, new)))
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,22 @@ def test_a_rule_that_is_broken_is_told(made, how):
 def test_hints_of_an_open_exercise(made, hints, message):
     lab = made()
     lab.exercises["1.2"] = replace(lab.exercises["1.2"], hints=hints)
-    assert message in "\n".join(second_edition.problems(lab))
+    assert message in "\n".join(rules.problems(lab))
 
 
 def test_how_many(made, monkeypatch):
-    monkeypatch.setattr(second_edition, "MIN_CORE", 12)
-    monkeypatch.setattr(second_edition, "MIN_CODE", 8)
-    monkeypatch.setattr(second_edition, "MAX_BLANKS", 1)
-    told = "\n".join(second_edition.problems(made()))
+    monkeypatch.setattr(rules, "MIN_CORE", 12)
+    monkeypatch.setattr(rules, "MIN_CODE", 8)
+    monkeypatch.setattr(rules, "MAX_BLANKS", 1)
+    told = "\n".join(rules.problems(made()))
     for message in ("5 core exercises", "3 core exercises are code", "exercise 1.4 has 2 blanks; 1 at most"):
         assert message in told
     monkeypatch.setattr(Lab, "is_open", lambda lab, i: False)
-    assert "of 3 core code exercises, 0 are open" in "\n".join(second_edition.problems(made()))
+    assert "of 3 core code exercises, 0 are open" in "\n".join(rules.problems(made()))
 
 
-def test_of_the_first_edition_nothing_is_asked():
-    assert second_edition.problems(FIRST) == []
+def test_of_labs_without_minutes_nothing_is_asked():
+    assert rules.problems(FIRST) == []
     assert not any(FIRST.is_open(i) for i in FIRST.exercises)
 
 
@@ -177,7 +177,7 @@ def test_the_card_says_what_is_needed(made):
 
 
 def test_a_skeleton_is_shown_as_code():
-    skeleton = RENUMBERED.exercises["1.2"].hints[-1]
+    skeleton = TIMED.exercises["1.2"].hints[-1]
     assert with_skeleton(skeleton) == ("Sum, then divide:", "totals = ...\nreturn totals / ...")
     assert with_skeleton("\nfor x in y:\n    ...\n") == ("a skeleton:", "for x in y:\n    ...")
     assert with_skeleton("Look at `x`.") == ("Look at `x`.", "")

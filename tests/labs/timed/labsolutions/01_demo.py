@@ -1,5 +1,5 @@
 # %% [markdown]
-# # A demonstration lab, second edition
+# # A demonstration lab with minutes
 #
 # <!-- map -->
 
