@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.core.rules import Rule, items_of, read_int, read_text, whole_number
+from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
 from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
+from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_object
 from twophase_server.logprobs import completion_logprobs
 from twophase_server.sampling import (
     COMMON_RULES,
@@ -29,23 +29,22 @@ PromptGiven = str | list[int]
 
 
 def _read_prompts(value: Any) -> list[PromptGiven]:
-    """One prompt or several, each a text or a list of token ids."""
+    """One prompt or several, each a text or a list of token ids; what these are, `_encode` looks at."""
     if isinstance(value, str):
-        return [read_text(value)]
+        return [value]
     items = list(items_of(value))
     if not items:
         raise ValueError
-    if all(isinstance(item, str) for item in items):
-        return [read_text(item) for item in items]
-    if any(isinstance(item, list) for item in items):
-        return [[read_int(token_id) for token_id in items_of(item)] for item in items]
-    return [[read_int(token_id) for token_id in items]]
+    kinds = set(map(type, items))
+    return items if kinds in ({str}, {list}) else [read_ints(items)]
 
 
+_PROMPTS = Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts)
+_IDS = Rule(_PROMPTS.words, read_ints)
 _RULES = {
     **SAMPLING_RULES,
     **COMMON_RULES,
-    "prompt": Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts),
+    "prompt": _PROMPTS,
     "echo": FLAG,
     "logprobs": whole_number(at_least=0, at_most=MAX_LOGPROBS),
 }
@@ -88,6 +87,7 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
     most = service.settings.max_prompts
     if len(given) > most:
         raise invalid(f"prompt must have at most {most} prompts, got {len(given)}.", "prompt", "too_many_prompts")
+    given = [read_field("prompt", prompt, TEXT if isinstance(prompt, str) else _IDS) for prompt in given]
     prompts = [await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     for prompt in prompts:
         service.require_length(len(prompt))

@@ -21,7 +21,7 @@ def message(**fields):
 
 # Path, body, the field at fault (None where no single one is), words of the message.
 BAD = {
-    "no list of messages": (CHAT, {"messages": "hi"}, "messages", "must be a non-empty list of messages, got 'hi'"),
+    "no list of messages": (CHAT, {"messages": "hi"}, "messages", "must be a non-empty list of messages, at most 4096, got 'hi'"),
     "no message": (CHAT, {"messages": []}, "messages", "must be a non-empty list"),
     "messages missing": (CHAT, {}, "messages", "messages is missing"),
     "a message that is none": (CHAT, {"messages": [3]}, "messages[0]", "must be a JSON object with role and content, got 3"),
@@ -77,7 +77,7 @@ BAD = {
     "a deadline of zero": (CHAT, {"messages": HI, "deadline_s": 0}, "deadline_s", "seconds > 0, got 0"),
     "a priority": (CHAT, {"messages": HI, "priority": "high"}, "priority", "got 'high'"),
     "a salt": (CHAT, {"messages": HI, "cache_salt": 3}, "cache_salt", "must be text"),
-    "a model that is a number": (CHAT, {"messages": HI, "model": 3}, "model", "must be text, got 3"),
+    "a model that is a number": (CHAT, {"messages": HI, "model": 3}, "model", "must be text of at most 512 characters, got 3"),
     "a conversation too long": (CHAT, message(content="fox " * 500), None, "max_model_len=256"),
     "prompt missing": (TEXT, {}, "prompt", "prompt is missing"),
     "an empty prompt": (TEXT, {"prompt": ""}, None, "at least one token"),

@@ -1,0 +1,72 @@
+"""The bound on the number of tokens holds for every text, and there is none where none can hold."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as FastTokenizer
+
+from tests.engine.tokenizers_for_tests import byte_fallback, byte_level, words
+from twophase.model.token_length import token_length
+
+
+def changed(base=byte_level, **parts):
+    tokenizer = FastTokenizer.from_str(base().tokenizer.to_str())
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    return tokenizer
+
+
+def with_token(**flags):
+    tokenizer = changed()
+    tokenizer.add_tokens([AddedToken("<mask>", **flags)])
+    return tokenizer
+
+
+def lacking(*pieces):
+    """Byte-level, without these, which are dropped."""
+    vocabulary = {each: i for i, each in enumerate(sorted({*pre_tokenizers.ByteLevel.alphabet()} - {*pieces}))}
+    tokenizer = FastTokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def fused():
+    tokenizer = FastTokenizer(models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>", fuse_unk=True))
+    assert tokenizer.encode("b" * 999).ids == [0]
+    return tokenizer
+
+
+SPLIT = pre_tokenizers.Split(" ", "removed")
+BOUNDS = {
+    "byte-level": (changed(), (7, "")),
+    "byte fallback": (changed(byte_fallback), (7, "")),
+    "composing": (changed(normalizer=normalizers.NFC()), (28, "")),
+    "steps": (changed(normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])), (28, "")),
+    "an added token": (with_token(), (7, "")),
+    "control characters that are dropped": (lacking("Ą", "ñ"), (1, "\x04")),
+    "second bytes that are dropped": (lacking("Ģ"), None),  # 0x80
+    "white space beside a token": (with_token(lstrip=True), None),
+    "words": (words().tokenizer, None),
+    "unknown characters in one token": (fused(), None),
+    "shorter by a pattern": (changed(normalizer=normalizers.Replace("  ", " ")), None),
+    "without accents": (changed(normalizer=normalizers.StripAccents()), None),
+    "without spaces": (changed(pre_tokenizer=pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel()])), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_bounds(kind):
+    tokenizer, expected = BOUNDS[kind]
+    assert token_length(tokenizer) == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (_, bound) in BOUNDS.items() if bound])
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(["<|end|>", "\x04", "ω\u0313\u0300\u0345", "\u212b", "ㅎ", "a", " ", "  ", "日"]))
+)
+def test_no_text_has_fewer_tokens(kind, parts):
+    tokenizer, _ = BOUNDS[kind]
+    text = "".join(parts)
+    assert len(tokenizer.encode(text, add_special_tokens=False)) >= token_length(tokenizer).least_tokens(text)
