@@ -173,16 +173,11 @@ class LLM:
         conversations = _listed("messages", messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        prompts = [
-            {
-                "prompt_token_ids": self.tokenizer.apply_chat_template(
-                    each,
-                    special_tokens_in_content=special_tokens_in_content,
-                    max_model_len=self.scheduler.config.max_model_len,
-                )
-            }
-            for each in conversations
-        ]
+        options = {
+            "special_tokens_in_content": special_tokens_in_content,
+            "max_model_len": self.scheduler.config.max_model_len,
+        }
+        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each, **options)} for each in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:

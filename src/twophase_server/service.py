@@ -42,7 +42,8 @@ class Service:
 
     def __post_init__(self) -> None:
         if self.llm.tokenizer is not None:
-            self.llm.tokenizer.warm_up()
+            # Made once, and now: the first text that needs them would stop everybody meanwhile.
+            _ = self.llm.tokenizer.token_length, self.llm.tokenizer.special_text
 
     def enter(self, request: Request) -> Lease:
         """Let a request in.

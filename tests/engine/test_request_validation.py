@@ -112,7 +112,7 @@ BAD_PARAMS = [
     ("repetition_penalty", r"in \[0.01, 100\]", (0, 0.0099, 101, 1e300, 5e-324, NAN, None)),
     ("seed", "a whole number >= 0, or None", (-1, 1.5, "1")),
     ("max_tokens", "a whole number >= 1", (0, None, 3.0)),
-    ("stop", "text or a list of at most 64 texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800", ["a"] * 65, "a" * 4097, ["ab"] * 63 + ["a" * 3971])),
+    ("stop", "text or a list of at most 32 texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800", ["a"] * 33, "a" * 257)),
     ("stop_token_ids", "a list of at most 1024 token ids", (5, [-1], "5", ["5"], [True], {5}, [0.5], [1] * 1025)),
     ("logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),
     ("prompt_logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),

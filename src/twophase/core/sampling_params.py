@@ -42,16 +42,14 @@ EARLY_STOPPING = Rule("True, False or 'never'", lambda value: "never" if value =
 LENGTH_PENALTY = number("a finite number")
 
 # Every token's step goes through all of them, in Python.
-MAX_STOPS, MAX_STOP_CHARACTERS = 64, 4096
-MAX_STOP_TOKEN_IDS = 1024
-_A_STOP = several(NON_EMPTY_TEXT, of_one=str, at_most=MAX_STOPS)
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
 
 
-def _read_stop(value: Any) -> tuple[str, ...]:
-    stops: tuple[str, ...] = _A_STOP.read(value)
-    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+def _read_stop(value: Any) -> str:
+    text: str = NON_EMPTY_TEXT.read(value)
+    if len(text) > MAX_STOP_CHARACTERS:
         raise ValueError
-    return stops
+    return text
 
 
 MAX_BIAS = 100.0
@@ -83,15 +81,17 @@ RULES = {
     "seed": optional(whole_number(at_least=0)),
     "max_tokens": whole_number(at_least=1),
     "min_tokens": whole_number(at_least=0),
-    "stop": Rule(
-        f"text or a list of at most {MAX_STOPS} texts (stop strings must be non-empty, and have at most "
-        f"{MAX_STOP_CHARACTERS} characters in all)",
-        _read_stop,
+    "stop": several(
+        Rule("", _read_stop),
+        of_one=str,
+        words=f"text or a list of at most {MAX_STOPS} texts (stop strings must be non-empty, and have at most "
+        f"{MAX_STOP_CHARACTERS} characters)",
+        at_most=MAX_STOPS,
     ),
     "stop_token_ids": several(
         whole_number(at_least=0),
+        words="a list of at most 1024 token ids, whole numbers >= 0",
         at_most=MAX_STOP_TOKEN_IDS,
-        words=f"a list of at most {MAX_STOP_TOKEN_IDS} token ids, whole numbers >= 0",
     ),
     "ignore_eos": FLAG,
     "include_stop_str_in_output": FLAG,
@@ -127,7 +127,7 @@ class SamplingParams:
         min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
             end it, and stop strings are text like any other. At most `max_tokens`.
         stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none. At
-            most 64, of 4,096 characters in all.
+            most 32, each of at most 256 characters.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids, at most 1,024; None is
             none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).

@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, final
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from twophase.core.errors import InvalidRequestError, ModelFolderError, prompt_too_long
 from twophase.core.rules import items_of, read_text, shown
 from twophase.model.config import read_json_object
-from twophase.model.special_text import SpecialText, hide, texts_of
+from twophase.model.special_text import SpecialText, texts_of
 from twophase.model.token_length import TokenLength, token_length
 
 # Characters, or tokens, from which the library works on a batch: other threads run meanwhile. (For each text it would
@@ -75,27 +76,20 @@ class Tokenizer:
         return token_length(self._tokenizer)
 
     @cached_property
-    def _specials(self) -> list[str]:
-        """Texts of the special tokens, the longest first."""
+    def _specials(self) -> list[AddedToken]:
+        """The longest first, for one may begin as another does."""
         added = self._tokenizer.get_added_tokens_decoder().values()
-        return sorted((token.content for token in added if token.special), key=len, reverse=True)
+        return sorted((token for token in added if token.special), key=lambda token: -len(token.content))
 
     @cached_property
-    def _special_text(self) -> SpecialText:
-        return SpecialText(self._tokenizer)
-
-    def warm_up(self) -> None:
-        """Make now what the first text that needs it would wait for."""
-        _ = self.token_length, self._special_text
+    def special_text(self) -> SpecialText:
+        return SpecialText(self._tokenizer, self._specials)
 
     def encode(self, text: str, add_special_tokens: bool = True, *, max_model_len: int | None = None) -> list[int]:
         """Token ids; special tokens written out in the text are recognised. Some models add a begin-of-text token.
 
-        Args:
-            max_model_len: Of whose context the text is a prompt; None: it may have any length.
-
         Raises:
-            InvalidRequestError: It does not fit. Where its length alone tells, nothing is encoded.
+            InvalidRequestError: It is no prompt for a context of `max_model_len`, by its length or when encoded.
         """
         return self._ids(self._tokenizer, text, add_special_tokens, max_model_len)
 
@@ -120,24 +114,23 @@ class Tokenizer:
         """Token ids of a conversation, ready for the assistant's next turn.
 
         Args:
-            special_tokens_in_content: Whether the text of a special token in a message is that token, as it is in
-                transformers. It then can end the message, and begin another in any role.
-            max_model_len: As of `encode`; the messages' texts must fit it, too.
+            special_tokens_in_content: The text of a special token in a message is that token, as in transformers, so
+                it may end the message and begin another in any role.
 
         Raises:
-            InvalidRequestError: As `render_chat` and `encode`; or the vocabulary has no ordinary tokens for the text
-                of a special one.
+            InvalidRequestError: As `render_chat`, and as `encode` for what it renders and the messages' texts; or the
+                vocabulary cannot write a special token's text.
         """
         with suppress(TypeError):  # `render_chat` says what is wrong
             messages = list(items_of(messages))
         texts = texts_of(messages)
         self._require_room("".join(texts), max_model_len)
-        found = [special for special in self._specials if any(special in text for text in texts)]
+        found = [each.content for each in self._specials if any(each.content in text for text in texts)]
         if special_tokens_in_content or not found:
             return self.encode(self.render_chat(messages, add_generation_prompt), False, max_model_len=max_model_len)
-        hidden = hide(messages, texts, found)
-        text = self._special_text.marked(self.render_chat(hidden.messages, add_generation_prompt), hidden)
-        return self._special_text.ids(self._ids(self._special_text.tokenizer, text, False, max_model_len))
+        special = self.special_text
+        text = special.render(messages, found, lambda hidden: self.render_chat(hidden, add_generation_prompt))
+        return special.ids(self._ids(special.tokenizer, text, False, max_model_len))
 
     def _ids(
         self, tokenizer: FastTokenizer, text: str, add_special_tokens: bool, max_model_len: int | None
