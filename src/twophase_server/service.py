@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from twophase.async_llm import AsyncLLM
-from twophase.core.errors import QueueFullError, TwophaseError
+from twophase.core.errors import QueueFullError, TwophaseError, prompt_too_long
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.in_flight import InFlight
 from twophase_server.messages import read_messages
@@ -66,7 +66,9 @@ class Service:
             raise ApiError(404, f"model must be {self.model_name!r}, got {name[:80]!r}.", "model_not_found", "model")
 
     def require_length(self, num_tokens: int) -> None:
-        """Raises ApiError (400) for a prompt that is longer than this server's own limit."""
+        """Raises ApiError (400) for a prompt that is too long for this server, InvalidRequestError for the context."""
+        if num_tokens >= self.max_model_len:
+            raise prompt_too_long(f"{num_tokens} tokens", self.max_model_len)
         most = self.settings.max_prompt_tokens
         if most is not None and num_tokens > most:
             raise invalid(f"a prompt must have at most {most} tokens, got {num_tokens}.", code="prompt_too_long")

@@ -91,6 +91,8 @@ BAD = {
     "a conversation that need not be encoded": (CHAT, message(content="fox " * 50_000), None, "characters, so 28572 tokens or more"),
     "a prompt that need not be encoded": (TEXT, {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
     "a prompt that need not be read": (TEXT, {"prompt": [10**6] * 256}, None, "alone has 256 tokens"),
+    "many log-probabilities": (TEXT, {"prompt": [[7] * 255] * 64, "echo": True, "logprobs": 20}, "logprobs", "at most 300000, got 342720"),
+    "one prompt of several": (TEXT, {"prompt": [[7] * 9, [7] * 256]}, None, "alone has 256 tokens"),
     "a text that need not be encoded": ("/tokenize", {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
     "tokens that need not be decoded": ("/detokenize", {"tokens": [10**6] * 257}, "tokens", "at most 256, as many as the context has, got 257"),
     "prompt missing": (TEXT, {}, "prompt", "prompt is missing"),
