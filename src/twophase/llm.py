@@ -173,7 +173,7 @@ class LLM:
         conversations = _listed("messages", messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        options = {
+        options: dict[str, Any] = {
             "special_tokens_in_content": special_tokens_in_content,
             "max_model_len": self.scheduler.config.max_model_len,
         }

@@ -29,10 +29,10 @@ class SpecialText:
         for each in specials:
             mark = AddedToken(self._mark_of[each.content], lstrip=each.lstrip, rstrip=each.rstrip, normalized=False)
             self.tokenizer.add_tokens([mark])
-        id_of = self.tokenizer.token_to_id
-        self._id_of_mark = {id_of(mark): id_of(text) for text, mark in self._mark_of.items()}
+        id_of = {token.content: id_ for id_, token in self.tokenizer.get_added_tokens_decoder().items()}
+        self._id_of_mark = {id_of[mark]: id_of[text] for text, mark in self._mark_of.items()}
         unknown = getattr(tokenizer.model, "unk_token", None)
-        self._forbidden = {id_of(text) for text in self._mark_of if text != unknown}
+        self._forbidden = {id_of[text] for text in self._mark_of if text != unknown}
 
     def render(self, messages: Sequence[Any], found: Sequence[str], template: Callable[[Sequence[Any]], str]) -> str:
         """What the template makes of messages with special tokens, `found` in them, as text for `tokenizer`."""
@@ -56,7 +56,7 @@ def texts_of(messages: Any) -> list[str]:
     """Every text in them. Raises InvalidRequestError if they are nested too deep."""
     texts: list[str] = []
     try:
-        _with_texts(messages, lambda text: texts.append(text) or text)
+        _with_texts(messages, texts.append)
     except RecursionError as error:
         raise InvalidRequestError("messages must not be nested as deep as these are.") from error
     return texts
