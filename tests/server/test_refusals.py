@@ -1,5 +1,6 @@
 """Garbage in: each refusal has its status, OpenAI's body, and a message that names the field, the value and the rule."""
 
+import gc
 import gzip
 import json
 
@@ -158,6 +159,7 @@ def test_nothing_of_it_was_left_behind(http, server):
 def test_no_json(http, body, words):
     error = error_of(http.post(CHAT, content=body, headers={"content-type": "application/json"}), 400)
     assert error["code"] == "invalid_json"
+    assert gc.isenabled()  # it waits for the parser
     assert words in error["message"]
 
 
