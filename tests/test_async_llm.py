@@ -158,7 +158,7 @@ def test_a_late_abort_harms_nobody(llm):
 
 
 def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
-    def broken(text):
+    def broken(text, **options):
         raise RuntimeError("planted")
 
     async def main(served):

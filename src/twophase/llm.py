@@ -155,11 +155,15 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        *,
+        special_tokens_in_content: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: `generate` on what the model's chat template makes of them.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
+            special_tokens_in_content: Whether the text of a special token in a message is that token; see
+                `Tokenizer.apply_chat_template`.
 
         Raises:
             InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
@@ -169,7 +173,11 @@ class LLM:
         conversations = _listed("messages", messages)
         if conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
-        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each)} for each in conversations]
+        options: dict[str, Any] = {
+            "special_tokens_in_content": special_tokens_in_content,
+            "max_model_len": self.scheduler.config.max_model_len,
+        }
+        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each, **options)} for each in conversations]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from twophase.async_llm import RequestStream
 from twophase.core.errors import TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
-from twophase_server.body import json_response
+from twophase_server.body import to_json_in_turns
 from twophase_server.errors import ApiError
 from twophase_server.sampling import UsageWish
 from twophase_server.service import Service
@@ -84,7 +84,8 @@ async def answer(request: Request, service: Service, lease: Lease, question: Que
             is_streaming = True
             return EventStream(_events(service, work, dialect), at_end=work.end)
         outputs = await while_connected(request, work.finish())
-        return json_response(dialect.whole(outputs))
+        text = await asyncio.to_thread(lambda: to_json_in_turns(dialect.whole(outputs)))
+        return Response(text, media_type="application/json")
     finally:
         if not is_streaming:
             work.end()
@@ -175,8 +176,12 @@ async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenera
     try:
         async with contextlib.aclosing(work.outputs()) as outputs:
             async for position, output in outputs:
-                for piece in dialect.pieces(position, output):
-                    yield event(piece)
+                if output.prompt_logprobs is None:
+                    for piece in dialect.pieces(position, output):
+                        yield event(piece)
+                else:  # of a long prompt they take long
+                    for text in await asyncio.to_thread(_in_turns, dialect.pieces(position, output)):
+                        yield text
     except (ApiError, TwophaseError) as error:  # too late for a status
         told = service.refusal(error)
         service.metrics.note_refusal(told.status, told.code)
@@ -186,6 +191,10 @@ async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenera
     if last is not None:
         yield event(last)
     yield DONE
+
+
+def _in_turns(pieces: Iterator[dict[str, Any]]) -> list[str]:
+    return [event(piece, to_json_in_turns) for piece in pieces]
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

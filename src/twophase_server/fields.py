@@ -7,11 +7,24 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect, Request
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.rules import Rule, checked, read_flag, shown
+from twophase.core.rules import Rule, checked, read_flag, read_text, shown
 from twophase_server.body import from_json
 from twophase_server.errors import ApiError, invalid
 
 FLAG = Rule("true or false", read_flag)
+
+
+MAX_NAME = 512  # characters of a model's, a user's, a format's name
+
+
+def _read_name(value: Any) -> str:
+    name = read_text(value)
+    if len(name) > MAX_NAME:
+        raise ValueError
+    return name
+
+
+NAME = Rule(f"text of at most {MAX_NAME} characters", _read_name)
 
 
 class Unsupported(NamedTuple):
@@ -25,12 +38,19 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
     Raises:
-        ApiError: 413, it is too large; 415, it is said to be no JSON; 400, it is none, or no object.
+        ApiError: 413, it is too large; 415, it is said to be no JSON, or compressed; 400, it is none, or no object.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":  # a web page can send other types to a server on this machine, unasked
         raise ApiError(
             415, f"content-type must be application/json, got {shown(media_type)}.", "unsupported_media_type"
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            415,
+            f"content-encoding must be identity: send the JSON as it is, not compressed; got {shown(encoding)}.",
+            "unsupported_media_type",
         )
     body = await _read_body(request, max_bytes)
     try:
@@ -100,6 +120,6 @@ def read_field(path: str, value: Any, rule: Rule) -> Any:
 
 
 def _unknown(path: str, name: str, rules: Mapping[str, Rule]) -> ApiError:
-    near = difflib.get_close_matches(name, rules, n=1)
+    near = difflib.get_close_matches(name, rules, n=1) if len(name) <= MAX_NAME else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return invalid(f"there is no field {shown(path)} here.{hint}", path, "unknown_parameter")

@@ -4,22 +4,22 @@ from typing import Any
 
 from twophase.core.rules import Rule, items_of, read_text, shown
 from twophase_server.errors import invalid
-from twophase_server.fields import Unsupported, read_field, read_fields
-from twophase_server.sampling import NAME
+from twophase_server.fields import NAME, Unsupported, read_field, read_fields
 
+MAX_LISTED = 4096  # messages of a conversation, and parts of a message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # newer name: older one
 
 
 def _listed(value: Any) -> list[Any]:
     found = list(items_of(value))
-    if not found:
+    if not 0 < len(found) <= MAX_LISTED:
         raise ValueError
     return found
 
 
-MESSAGES = Rule("a non-empty list of messages", _listed)
+MESSAGES = Rule(f"a non-empty list of messages, at most {MAX_LISTED}", _listed)
 _CONTENT = Rule(
-    "text, or a list of parts of type 'text'",
+    f"text, or a list of parts of type 'text', at most {MAX_LISTED}",
     lambda value: read_text(value) if isinstance(value, str) else _listed(value),
 )
 _MESSAGE_RULES = {"role": NAME, "content": _CONTENT}

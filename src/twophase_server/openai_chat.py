@@ -15,7 +15,7 @@ from twophase_server.answering import Dialect, Question, answer, engine_options,
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
 from twophase_server.logprobs import chat_logprobs
-from twophase_server.messages import MESSAGES, read_messages
+from twophase_server.messages import MESSAGES
 from twophase_server.sampling import (
     COMMON_RULES,
     COMMON_UNSUPPORTED,
@@ -32,6 +32,7 @@ _RULES = {
     **SAMPLING_RULES,
     **COMMON_RULES,
     "messages": MESSAGES,
+    "special_tokens_in_content": FLAG,
     "logprobs": FLAG,
     "top_logprobs": whole_number(at_least=0, at_most=MAX_LOGPROBS),
     "max_completion_tokens": SAMPLING_RULES["max_tokens"],
@@ -65,7 +66,7 @@ async def chat_completions(request: Request) -> Response:
         service.require_model(fields.get("model"))
         if "messages" not in fields:
             raise invalid("messages is missing.", "messages")
-        prompt = await service.render(read_messages(fields["messages"]))
+        prompt = await service.render(fields)
         question = _question(fields, prompt, service, lease)
         dialect = ChatDialect(service, question.params.logprobs is not None, wants_usage(fields))
         return await answer(request, service, lease, question, dialect)

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.core.rules import Rule, items_of, read_int, read_text, whole_number
-from twophase.core.sampling_params import MAX_LOGPROBS
+from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
+from twophase.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
+from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_object
 from twophase_server.logprobs import completion_logprobs
 from twophase_server.sampling import (
     COMMON_RULES,
@@ -25,27 +25,27 @@ from twophase_server.sampling import (
 )
 from twophase_server.service import Service, service_of
 
+MAX_PROMPT_LOGPROBS = 300_000
 PromptGiven = str | list[int]
 
 
 def _read_prompts(value: Any) -> list[PromptGiven]:
-    """One prompt or several, each a text or a list of token ids."""
+    """One prompt or several, each a text or a list of token ids; what these are, `_encode` looks at."""
     if isinstance(value, str):
-        return [read_text(value)]
+        return [value]
     items = list(items_of(value))
     if not items:
         raise ValueError
-    if all(isinstance(item, str) for item in items):
-        return [read_text(item) for item in items]
-    if any(isinstance(item, list) for item in items):
-        return [[read_int(token_id) for token_id in items_of(item)] for item in items]
-    return [[read_int(token_id) for token_id in items]]
+    kinds = set(map(type, items))
+    return items if kinds in ({str}, {list}) else [read_ints(items)]
 
 
+_PROMPTS = Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts)
+_IDS = Rule(_PROMPTS.words, read_ints)
 _RULES = {
     **SAMPLING_RULES,
     **COMMON_RULES,
-    "prompt": Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts),
+    "prompt": _PROMPTS,
     "echo": FLAG,
     "logprobs": whole_number(at_least=0, at_most=MAX_LOGPROBS),
 }
@@ -70,6 +70,7 @@ async def completions(request: Request) -> Response:
         service.require_n(fields.get("n", 1))
         echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
         params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
+        _require_few_logprobs(prompts, params)
         question = Question(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
         dialect = CompletionDialect(
             service, params.n, fields["prompt"] if echo else None, num_logprobs is not None, wants_usage(fields)
@@ -88,10 +89,22 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
     most = service.settings.max_prompts
     if len(given) > most:
         raise invalid(f"prompt must have at most {most} prompts, got {len(given)}.", "prompt", "too_many_prompts")
+    given = [read_field("prompt", prompt, TEXT if isinstance(prompt, str) else _IDS) for prompt in given]
     prompts = [await service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     for prompt in prompts:
         service.require_length(len(prompt))
     return prompts
+
+
+def _require_few_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+    """Raises ApiError (400) for prompts with more log-probabilities than one answer may have."""
+    count = 0 if params.prompt_logprobs is None else sum(map(len, prompts)) * (params.prompt_logprobs + 1)
+    if count > MAX_PROMPT_LOGPROBS:
+        raise invalid(
+            f"with echo, tokens of all prompts * (logprobs + 1) must be at most {MAX_PROMPT_LOGPROBS}, got {count}; "
+            f"send fewer prompts in one request.",
+            "logprobs",
+        )
 
 
 class _Shown(NamedTuple):

@@ -8,7 +8,9 @@ from twophase.core.rules import TEXT, Rule, number, whole_number
 from twophase.core.sampling_params import RULES, SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_field, read_fields
+from twophase_server.fields import FLAG, NAME, Unsupported, read_field, read_fields
+
+MAX_BIASES = 1024  # OpenAI's is 300
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -19,24 +21,20 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _logit_bias(value: Any) -> Any:
     """JSON's keys are text, so a token id comes as '42'."""
-    return RULES["logit_bias"].read({int(key): bias for key, bias in _object(value).items()})
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
+    biases = _object(value)
+    if len(biases) > MAX_BIASES:
+        raise ValueError
+    return RULES["logit_bias"].read({int(key): bias for key, bias in biases.items()})
 
 
 OBJECT = Rule("a JSON object", _object)
-NAME = Rule("text", _name)
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
 VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
 
 # Fields of both dialects that become sampling parameters as they are.
 SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
-SAMPLING_RULES["logit_bias"] = Rule(RULES["logit_bias"].words, _logit_bias)
+SAMPLING_RULES["logit_bias"] = Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias)
 
 # Fields of both dialects that say something else.
 COMMON_RULES: dict[str, Rule] = {
@@ -45,9 +43,9 @@ COMMON_RULES: dict[str, Rule] = {
     "stream_options": OBJECT,
     "response_format": OBJECT,
     "structured_outputs": OBJECT,
-    "user": TEXT,  # whoever asks the client: of no consequence here
+    "user": NAME,  # whoever asks the client: of no consequence here
     "priority": whole_number(note="(lower runs first)"),
-    "cache_salt": TEXT,
+    "cache_salt": NAME,
     "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
     "deadline_s": number("a finite number of seconds > 0", lambda x: x > 0),
 }
@@ -64,7 +62,7 @@ COMMON_UNSUPPORTED = {
 }
 
 _FORMAT_RULES = {"type": NAME, "json_schema": OBJECT}
-_SCHEMA_RULES = {"name": TEXT, "schema": OBJECT, "description": TEXT, "strict": FLAG}
+_SCHEMA_RULES = {"name": NAME, "schema": OBJECT, "description": TEXT, "strict": FLAG}
 _STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts", lambda value: value)}
 _STREAM_RULES = {"include_usage": FLAG, "continuous_usage_stats": FLAG}
 FORMATS = ("text", "json_object", "json_schema")

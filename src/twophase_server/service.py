@@ -3,15 +3,17 @@
 import asyncio
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
 from twophase.async_llm import AsyncLLM
-from twophase.core.errors import QueueFullError, TwophaseError
+from twophase.core.errors import QueueFullError, TwophaseError, prompt_too_long
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.in_flight import InFlight
+from twophase_server.messages import read_messages
 from twophase_server.metrics import ServerMetrics
 from twophase_server.settings import ServerSettings
 from twophase_server.tenants import Lease, Tenants
@@ -38,6 +40,11 @@ class Service:
     in_flight: InFlight = field(default_factory=InFlight)
     started_s: int = field(default_factory=lambda: int(time.time()))
 
+    def __post_init__(self) -> None:
+        if self.llm.tokenizer is not None:
+            # Made once, and now: the first text that needs them would stop everybody meanwhile.
+            _ = self.llm.tokenizer.token_length, self.llm.tokenizer.special_text
+
     def enter(self, request: Request) -> Lease:
         """Let a request in.
 
@@ -59,7 +66,9 @@ class Service:
             raise ApiError(404, f"model must be {self.model_name!r}, got {name[:80]!r}.", "model_not_found", "model")
 
     def require_length(self, num_tokens: int) -> None:
-        """Raises ApiError (400) for a prompt that is too long."""
+        """Raises ApiError (400) for a prompt that is too long for this server, InvalidRequestError for the context."""
+        if num_tokens >= self.max_model_len:
+            raise prompt_too_long(f"{num_tokens} tokens", self.max_model_len)
         most = self.settings.max_prompt_tokens
         if most is not None and num_tokens > most:
             raise invalid(f"a prompt must have at most {most} tokens, got {num_tokens}.", code="prompt_too_long")
@@ -74,22 +83,34 @@ class Service:
 
         Raises:
             ApiError: 400, there is no tokenizer.
+            InvalidRequestError: It does not fit the context.
         """
         if self.llm.tokenizer is None:
             raise invalid("there is no tokenizer here (skip_tokenizer_init), so a prompt must be token ids.")
-        return await asyncio.to_thread(self.llm.tokenizer.encode, text, add_special_tokens)
+        return await asyncio.to_thread(
+            self.llm.tokenizer.encode, text, add_special_tokens, max_model_len=self.max_model_len
+        )
 
-    async def render(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation.
+    async def render(self, fields: Mapping[str, Any]) -> list[int]:
+        """Token ids of a request's conversation, found in another thread.
 
         Raises:
-            ApiError: 400, there is no tokenizer.
-            InvalidRequestError: There is no chat template, or it refuses these messages.
+            ApiError: 400, there is no tokenizer, or a message is none.
+            InvalidRequestError: There is no chat template, it refuses these messages, or they do not fit the context.
         """
         tokenizer = self.llm.tokenizer
         if tokenizer is None:
             raise invalid("there is no tokenizer here (skip_tokenizer_init), so there is no chat.")
-        return await asyncio.to_thread(tokenizer.apply_chat_template, messages, add_generation_prompt)
+
+        def find() -> list[int]:
+            return tokenizer.apply_chat_template(
+                read_messages(fields["messages"]),
+                fields.get("add_generation_prompt", True),
+                special_tokens_in_content=fields.get("special_tokens_in_content", False),
+                max_model_len=self.max_model_len,
+            )
+
+        return await asyncio.to_thread(find)
 
     @property
     def max_model_len(self) -> int:

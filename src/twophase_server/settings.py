@@ -50,7 +50,8 @@ class ServerSettings:
         served_model_name: What clients call the model; None: what it was opened by.
         api_keys: A file of keys and quotas (see `twophase_server.tenants`); None: anybody may ask.
         max_queue: Requests that may wait for their first step; the next one gets 429. None: any number.
-        max_body_bytes: Of a request; more gets 413.
+        max_body_bytes: Of a request; more gets 413. No other request is served while one is parsed, up to 50 ms for a
+            MiB of numbers.
         max_prompt_tokens: Of a prompt; None: what the model can take.
         max_prompts: In one request for completions.
         max_n: Completions of a prompt.
@@ -68,7 +69,7 @@ class ServerSettings:
     served_model_name: str | None = None
     api_keys: Path | str | None = None
     max_queue: int | None = 256
-    max_body_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = 1024 * 1024
     max_prompt_tokens: int | None = None
     max_prompts: int = 64
     max_n: int = 16

@@ -1,32 +1,38 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
 import asyncio
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twophase.core.rules import TEXT, Rule, items_of, whole_number
+from twophase.core.rules import TEXT, Rule, read_ints
 from twophase_server.body import json_response
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, read_fields, read_object
-from twophase_server.messages import MESSAGES, read_messages
-from twophase_server.sampling import NAME
+from twophase_server.fields import FLAG, NAME, read_fields, read_object
+from twophase_server.messages import MESSAGES
 from twophase_server.service import service_of
 
-_TOKEN_ID = whole_number(at_least=0)
+
+def _read_ids(value: Any) -> list[int]:
+    found = read_ints(value)
+    if min(found, default=0) < 0:
+        raise ValueError
+    return found
+
+
 _TOKENIZE_RULES = {
     "model": NAME,
     "prompt": TEXT,
     "messages": MESSAGES,
+    "special_tokens_in_content": FLAG,
     "add_special_tokens": FLAG,
     "add_generation_prompt": FLAG,
     "return_token_strs": FLAG,
 }
 _DETOKENIZE_RULES = {
     "model": NAME,
-    "tokens": Rule(
-        "a list of token ids, whole numbers >= 0", lambda value: [_TOKEN_ID.read(x) for x in items_of(value)]
-    ),
+    "tokens": Rule("a list of token ids, whole numbers >= 0", _read_ids),
 }
 
 
@@ -41,9 +47,10 @@ async def tokenize(request: Request) -> Response:
         if "prompt" in fields:
             tokens = await service.encode(fields["prompt"], fields.get("add_special_tokens", True))
         else:
-            messages = read_messages(fields["messages"])
-            tokens = await service.render(messages, fields.get("add_generation_prompt", True))
-        texts = [service.token_texts.of(token_id) for token_id in tokens] if fields.get("return_token_strs") else None
+            tokens = await service.render(fields)
+        texts = None
+        if fields.get("return_token_strs"):
+            texts = await asyncio.to_thread(lambda: [service.token_texts.of(token_id) for token_id in tokens])
         found = {"count": len(tokens), "max_model_len": service.max_model_len, "tokens": tokens, "token_strs": texts}
         return json_response(found)
     finally:
@@ -61,9 +68,11 @@ async def detokenize(request: Request) -> Response:
         tokenizer, tokens = service.llm.tokenizer, fields["tokens"]
         if tokenizer is None:
             raise invalid("there is no tokenizer here (skip_tokenizer_init), so there is no text.")
-        wrong = next((token_id for token_id in tokens if token_id >= tokenizer.vocab_size), None)
-        if wrong is not None:
-            raise invalid(f"tokens must be in the vocabulary, [0, {tokenizer.vocab_size}), got {wrong}.", "tokens")
+        most, highest = service.max_model_len, max(tokens, default=0)
+        if len(tokens) > most:
+            raise invalid(f"tokens must be at most {most}, as many as the context has, got {len(tokens)}.", "tokens")
+        if highest >= tokenizer.vocab_size:
+            raise invalid(f"tokens must be in the vocabulary, [0, {tokenizer.vocab_size}), got {highest}.", "tokens")
         return json_response({"prompt": await asyncio.to_thread(tokenizer.decode, tokens, False)})
     finally:
         lease.end()

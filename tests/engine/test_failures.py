@@ -187,7 +187,7 @@ class TestDetokenising:
         def __init__(self, bad_id):
             self.bad_id = bad_id
 
-        def encode(self, text):
+        def encode(self, text, *, max_model_len=None):
             return byte_level().encode(text)
 
         def decode(self, ids, skip_special_tokens=True):

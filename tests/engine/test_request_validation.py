@@ -112,8 +112,8 @@ BAD_PARAMS = [
     ("repetition_penalty", r"in \[0.01, 100\]", (0, 0.0099, 101, 1e300, 5e-324, NAN, None)),
     ("seed", "a whole number >= 0, or None", (-1, 1.5, "1")),
     ("max_tokens", "a whole number >= 1", (0, None, 3.0)),
-    ("stop", "text or a list of texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800")),
-    ("stop_token_ids", "a list of token ids", (5, [-1], "5", ["5"], [True], {5}, [0.5])),
+    ("stop", "text or a list of at most 32 texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800", ["a"] * 33, "a" * 257)),
+    ("stop_token_ids", "a list of at most 1024 token ids", (5, [-1], "5", ["5"], [True], {5}, [0.5], [1] * 1025)),
     ("logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),
     ("prompt_logprobs", "a whole number >= 0 and <= 20, or None", (-1, 21, 0.0, True)),
     *((name, "True or False", (None, 1, "yes", [])) for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")),
@@ -165,7 +165,7 @@ class Slow:
 
     num_decoded = 0
 
-    def encode(self, text):
+    def encode(self, text, *, max_model_len=None):
         return byte_level().encode(text)
 
     def decode(self, ids, skip_special_tokens=True):

@@ -7,8 +7,8 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import detokenizer, sampler
-from twophase.engine.sampler import SampleRow
+from twophase.engine import detokenizer, request_state, sampler
+from twophase.engine.sampler import SampleRow, bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -25,7 +25,8 @@ def generate(llm, **params):
 
 
 def row_of(position=0, token_ids=(), banned=(), num_samples=1, **params) -> SampleRow:
-    return SampleRow(SamplingParams(**params), 0, 0, position, num_samples, token_ids, banned=banned)
+    made = SamplingParams(**params)
+    return SampleRow(made, 0, 0, position, num_samples, token_ids, banned=banned, bias=bias_of(made))
 
 
 class TestMinTokens:
@@ -173,6 +174,20 @@ def check_bias(module=sampler):
 
 def test_biases_by_hand():
     check_bias()
+
+
+def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
+    """Of 16 x 300 biases a step in Python, each took as long as a step."""
+    made, used = [], []
+    monkeypatch.setattr(request_state, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
+    biased = sampler._biased
+    monkeypatch.setattr(sampler, "_biased", lambda logits, rows: used.extend(rows) or biased(logits, rows))
+    bias = dict.fromkeys(range(300), 1.0)
+    generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
+    assert len(made) == 1
+    assert len(used) == 1 + 4 * 11
+    assert {id(row.bias) for row in used} == {id(made[0])}
+    assert (made[0].token_ids.tolist(), made[0].values.tolist()) == (list(bias), [1.0] * 300)
 
 
 @pytest.mark.unchecked_types

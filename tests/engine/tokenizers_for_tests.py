@@ -16,7 +16,7 @@ class Decoder:
         self.vocab_size = tokenizer.get_vocab_size()
         self.end_id = tokenizer.token_to_id(END)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, max_model_len: int | None = None) -> list[int]:
         return self.tokenizer.encode(text).ids
 
     def byte_id(self, *values: int) -> int:

@@ -13,6 +13,14 @@ class InvalidRequestError(TwophaseError, ValueError):
     """A request refused when it was added: it could never be served as asked."""
 
 
+def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
+    """What a prompt is refused with that leaves no room in the context; `size` is its own, '300 tokens' say."""
+    return InvalidRequestError(
+        f"prompt and output together must fit max_model_len={max_model_len}, and the prompt alone has {size}; shorten "
+        f"it to at most {max_model_len - 1} tokens or raise max_model_len."
+    )
+
+
 class QueueFullError(TwophaseError):
     """Too many requests wait already. Try again later, or elsewhere."""
 

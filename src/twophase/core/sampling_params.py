@@ -41,6 +41,17 @@ OUTPUT_PENALTY = number(
 EARLY_STOPPING = Rule("True, False or 'never'", lambda value: "never" if value == "never" else read_flag(value))
 LENGTH_PENALTY = number("a finite number")
 
+# Every token's step goes through all of them, in Python.
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
+
+
+def _read_stop(value: Any) -> str:
+    text: str = NON_EMPTY_TEXT.read(value)
+    if len(text) > MAX_STOP_CHARACTERS:
+        raise ValueError
+    return text
+
+
 MAX_BIAS = 100.0
 
 
@@ -70,8 +81,18 @@ RULES = {
     "seed": optional(whole_number(at_least=0)),
     "max_tokens": whole_number(at_least=1),
     "min_tokens": whole_number(at_least=0),
-    "stop": several(NON_EMPTY_TEXT, of_one=str, words="text or a list of texts (stop strings must be non-empty)"),
-    "stop_token_ids": several(whole_number(at_least=0), words="a list of token ids, whole numbers >= 0"),
+    "stop": several(
+        Rule("", _read_stop),
+        of_one=str,
+        words=f"text or a list of at most {MAX_STOPS} texts (stop strings must be non-empty, and have at most "
+        f"{MAX_STOP_CHARACTERS} characters)",
+        at_most=MAX_STOPS,
+    ),
+    "stop_token_ids": several(
+        whole_number(at_least=0),
+        words="a list of at most 1024 token ids, whole numbers >= 0",
+        at_most=MAX_STOP_TOKEN_IDS,
+    ),
     "ignore_eos": FLAG,
     "include_stop_str_in_output": FLAG,
     "skip_special_tokens": FLAG,
@@ -105,8 +126,10 @@ class SamplingParams:
         max_tokens: Tokens to generate at most, >= 1.
         min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
             end it, and stop strings are text like any other. At most `max_tokens`.
-        stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none.
-        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids; None is none.
+        stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none. At
+            most 32, each of at most 256 characters.
+        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids, at most 1,024; None is
+            none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.

@@ -131,7 +131,7 @@ class Engine:
             InvalidRequestError: It could never be served as asked; nothing has changed.
         """
         params = SamplingParams() if params is None else params
-        token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
+        token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size, self._scheduler.config.max_model_len)
         check_params(params, self._codec, self._vocab_size)
         grammar = compile_grammar(params, self._guidance)
         request = Request(
@@ -388,6 +388,7 @@ class Engine:
             allowed=None if guide is None else guide.allowed_after(token_ids, num_prompt_tokens, drafts),
             banned=sequence.stop_token_ids if position < params.min_tokens else (),
             num_candidates=0 if state.search is None else state.search.num_candidates,
+            bias=state.bias,
         )
 
     def _guide_of(self, seq_id: int) -> Guide | None:

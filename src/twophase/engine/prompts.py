@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
@@ -17,15 +17,20 @@ Prompt = str | Mapping[str, Any] | Sequence[int]
 class TextCodec(TextDecoder, Protocol):
     """The part of a tokenizer that the engine needs."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, max_model_len: int | None = None) -> list[int]: ...
 
 
-def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tuple[tuple[int, ...], str | None]:
+def token_ids_of(
+    prompt: Prompt, codec: TextCodec | None, vocab_size: int, max_model_len: int | None = None
+) -> tuple[tuple[int, ...], str | None]:
     """A prompt's token ids, and its text if it has one.
+
+    Args:
+        max_model_len: More tokens than fit it are refused before they are looked at; None: any number may come.
 
     Raises:
         InvalidRequestError: It is neither text nor a list nor a mapping with one of "prompt" and "prompt_token_ids", it
-            is text and there is no tokenizer, it is empty, or an id is not in the vocabulary.
+            is text and there is no tokenizer, it is empty or too long, or an id is not in the vocabulary.
     """
     if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt", "tenant"} == {"prompt"}:
         prompt = checked('prompt["prompt"]', prompt["prompt"], TEXT)
@@ -36,13 +41,14 @@ def token_ids_of(prompt: Prompt, codec: TextCodec | None, vocab_size: int) -> tu
                 "{'prompt_token_ids': [...]}, got text."
             )
         text = checked("a prompt", prompt, TEXT)
-        return _checked_ids(codec.encode(text), vocab_size, f"the text {shown(text)}"), text
+        ids = codec.encode(text, max_model_len=max_model_len)
+        return _checked_ids(ids, vocab_size, max_model_len, f"the text {shown(text)}"), text
     if isinstance(prompt, list | tuple):
         prompt = {"prompt_token_ids": prompt}
     if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt", "tenant"} != {"prompt_token_ids"}:
         got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
-    return _checked_ids(prompt["prompt_token_ids"], vocab_size, "an empty list of ids"), None
+    return _checked_ids(prompt["prompt_token_ids"], vocab_size, max_model_len, "an empty list of ids"), None
 
 
 def cache_salt_of(prompt: Prompt) -> str:
@@ -63,7 +69,7 @@ def _text_beside(prompt: Prompt, name: str) -> str:
     return checked(name, prompt.get(name, ""), TEXT) if isinstance(prompt, Mapping) else ""
 
 
-def _checked_ids(given: Any, vocab_size: int, source: str) -> tuple[int, ...]:
+def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source: str) -> tuple[int, ...]:
     try:
         listed = tuple(items_of(given))
     except TypeError as error:
@@ -72,6 +78,10 @@ def _checked_ids(given: Any, vocab_size: int, source: str) -> tuple[int, ...]:
         ) from error
     if not listed:
         raise InvalidRequestError(f"the prompt must have at least one token, got none from {source}.")
+    if max_model_len is not None and len(listed) >= max_model_len:
+        raise prompt_too_long(f"{len(listed)} tokens", max_model_len)
+    if set(map(type, listed)) == {int} and min(listed) >= 0 and max(listed) < vocab_size:
+        return listed
     return tuple(_checked_id(token_id, position, vocab_size) for position, token_id in enumerate(listed))
 
 
@@ -97,11 +107,8 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
             f"use stop_token_ids."
         )
-    for token_id, _ in params.logit_bias:
-        if token_id >= vocab_size:
-            raise InvalidRequestError(
-                f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {token_id}."
-            )
+    if params.logit_bias and (highest := params.logit_bias[-1][0]) >= vocab_size:  # in order
+        raise InvalidRequestError(f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}.")
     for token_id in params.stop_token_ids:
         if token_id >= vocab_size:
             raise InvalidRequestError(

@@ -10,6 +10,7 @@ from twophase.core.request import Request
 from twophase.engine.beam_search import BeamSearch, Ids
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.engine.guidance import Grammar, Guide
+from twophase.engine.sampler import Bias, bias_of
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class RequestState:
         seed: The request's own, or one drawn for it.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
+        bias: Its `logit_bias` as the sampler takes it, made once for all steps and completions.
         search: Of a request that asked for one; its completions are empty until it is over.
     """
 
@@ -91,6 +93,7 @@ class RequestState:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    bias: Bias | None = None
     search: BeamSearch | None = None
 
     @classmethod
@@ -109,7 +112,7 @@ class RequestState:
             )
             for index in range(params.n)
         ]
-        state = cls(request, stream, completions)
+        state = cls(request, stream, completions, bias=bias_of(params))
         if params.prompt_logprobs is not None:
             state.prompt_logprobs = [None]
         return state

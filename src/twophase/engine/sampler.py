@@ -32,6 +32,21 @@ class SamplingError(TwophaseError):
     """No token can be drawn from a row of logits."""
 
 
+class Bias(NamedTuple):
+    """A request's `logit_bias` on the host: what is added to the logits of these tokens."""
+
+    token_ids: Int[Tensor, "B"]
+    values: Float[Tensor, "B"]
+
+
+def bias_of(params: SamplingParams) -> Bias | None:
+    """None: it asks for none."""
+    if not params.logit_bias:
+        return None
+    token_ids, values = zip(*params.logit_bias, strict=True)
+    return Bias(torch.tensor(token_ids), torch.tensor(values, dtype=torch.float32))
+
+
 class SampleRow(NamedTuple):
     """What one row of logits is sampled with.
 
@@ -46,6 +61,7 @@ class SampleRow(NamedTuple):
             not. None: any.
         banned: Tokens that may not be drawn, whatever `allowed` says.
         num_candidates: In a beam search, how many of the likeliest tokens are wanted in place of draws; 0 elsewhere.
+        bias: Of the parameters' `logit_bias`, by `bias_of`.
     """
 
     params: SamplingParams
@@ -57,6 +73,7 @@ class SampleRow(NamedTuple):
     allowed: UInt32[np.ndarray, "W"] | None = None
     banned: Collection[int] = ()
     num_candidates: int = 0
+    bias: Bias | None = None
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
@@ -108,12 +125,14 @@ def _candidates(
 
 def _biased(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
     """With the biases that rows ask for; a copy if any does."""
-    biases = [(r, token_id, bias) for r, row in enumerate(rows) for token_id, bias in row.params.logit_bias]
-    if not biases:
+    biased = [(r, row.bias) for r, row in enumerate(rows) if row.bias is not None]
+    if not biased:
         return logits
-    row_ids, token_ids, values = (list(column) for column in zip(*biases, strict=True))
+    counts = torch.tensor([len(bias.token_ids) for _, bias in biased])
+    row_ids = torch.tensor([r for r, _ in biased]).repeat_interleave(counts).to(logits.device)
+    token_ids = torch.cat([bias.token_ids for _, bias in biased]).to(logits.device)
     scores = logits.clone()
-    scores[row_ids, token_ids] += torch.tensor(values, dtype=scores.dtype, device=scores.device)
+    scores[row_ids, token_ids] += torch.cat([bias.values for _, bias in biased]).to(scores)
     return scores
 
 

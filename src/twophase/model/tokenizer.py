@@ -2,16 +2,24 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, final
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from twophase.core.errors import InvalidRequestError, ModelFolderError
+from twophase.core.errors import InvalidRequestError, ModelFolderError, prompt_too_long
 from twophase.core.rules import items_of, read_text, shown
+from twophase.model._special_text import SpecialText, texts_of
+from twophase.model._token_length import TokenLength, token_length
 from twophase.model.config import read_json_object
 
+# Characters, or tokens, from which the library works on a batch: other threads run meanwhile. (For each text it would
+# take longer, and begin threads, of which a process that forks is warned.)
+LONG = 16_384
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -62,23 +70,87 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         return self._id_of("eos_token")
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; special tokens written out in the text are recognised. Some models add a begin-of-text token."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    @cached_property
+    def token_length(self) -> TokenLength | None:
+        """How much of a text one token can stand for; None: no bound is known."""
+        return token_length(self._tokenizer)
+
+    @cached_property
+    def _specials(self) -> list[AddedToken]:
+        """The longest first, for one may begin as another does."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return sorted((token for token in added if token.special), key=lambda token: -len(token.content))
+
+    @cached_property
+    def special_text(self) -> SpecialText:
+        return SpecialText(self._tokenizer, self._specials)
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, max_model_len: int | None = None) -> list[int]:
+        """Token ids; special tokens written out in the text are recognised. Some models add a begin-of-text token.
+
+        Raises:
+            InvalidRequestError: It is no prompt for a context of `max_model_len`, by its length or when encoded.
+        """
+        return self._ids(self._tokenizer, text, add_special_tokens, max_model_len)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are no whole character come out as U+FFFD."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) < LONG:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def to_json(self) -> str:
         """The text of a tokenizer.json, for other libraries."""
         return self._tokenizer.to_str()
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        special_tokens_in_content: bool = False,
+        max_model_len: int | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn (errors: see `render_chat`)."""
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        """Token ids of a conversation, ready for the assistant's next turn.
+
+        Args:
+            special_tokens_in_content: The text of a special token in a message is that token, as in transformers, so
+                it may end the message and begin another in any role.
+
+        Raises:
+            InvalidRequestError: As `render_chat`, and as `encode` for what it renders and the messages' texts; or the
+                vocabulary cannot write a special token's text.
+        """
+        with suppress(TypeError):  # `render_chat` says what is wrong
+            messages = list(items_of(messages))
+        texts = texts_of(messages)
+        self._require_room("".join(texts), max_model_len)
+        found = [each.content for each in self._specials if any(each.content in text for text in texts)]
+        if special_tokens_in_content or not found:
+            return self.encode(self.render_chat(messages, add_generation_prompt), False, max_model_len=max_model_len)
+        special = self.special_text
+        text = special.render(messages, found, lambda hidden: self.render_chat(hidden, add_generation_prompt))
+        return special.ids(self._ids(special.tokenizer, text, False, max_model_len))
+
+    def _ids(
+        self, tokenizer: FastTokenizer, text: str, add_special_tokens: bool, max_model_len: int | None
+    ) -> list[int]:
+        self._require_room(text, max_model_len)
+        if len(text) < LONG:
+            encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if max_model_len is not None and len(encoding) >= max_model_len:  # before they become Python's
+            raise prompt_too_long(f"{len(encoding)} tokens", max_model_len)
+        return encoding.ids
+
+    def _require_room(self, text: str, max_model_len: int | None) -> None:
+        """Raises InvalidRequestError for a text whose length tells that it does not fit."""
+        if max_model_len is None or len(text) < max_model_len or self.token_length is None:
+            return
+        least = self.token_length.least_tokens(text)
+        if least >= max_model_len:
+            raise prompt_too_long(f"{len(text)} characters, so {least} tokens or more", max_model_len)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
         """The conversation as the model's prompt text. Messages are {'role': ..., 'content': ...}.

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from twophase.cache.window import SlidingWindow
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.policy import Policy
@@ -37,10 +37,7 @@ def check_request(
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt must have at least one token, got none.")
     if num_prompt_tokens >= config.max_model_len:
-        raise InvalidRequestError(
-            f"prompt and output together must fit max_model_len={config.max_model_len}, and the prompt alone has "
-            f"{num_prompt_tokens} tokens; shorten it to at most {config.max_model_len - 1} or raise max_model_len."
-        )
+        raise prompt_too_long(f"{num_prompt_tokens} tokens", config.max_model_len)
     if params.n > config.max_num_seqs:
         raise InvalidRequestError(
             f"n completions run together, so n must be at most max_num_seqs={config.max_num_seqs}, got n={params.n}; "
