@@ -91,13 +91,13 @@ def test_what_is_not_said_is_the_default():
 def test_options():
     words = (
         "serve --host 0.0.0.0 --port 81 --served-model-name m --api-keys k.toml --max-queue 5 --max-body-bytes 6 "
-        "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --log-level info "
-        "--policy fair --kv-cache-dtype int8 --max-model-len 99"
+        "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --read-timeout 12 "
+        "--log-level info --policy fair --kv-cache-dtype int8 --max-model-len 99"
     )
     args = build_parser().parse_args(words.split())
     assert settings_of(args) == ServerSettings(
         host="0.0.0.0", port=81, served_model_name="m", api_keys="k.toml", max_queue=5, max_body_bytes=6,
-        max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, log_level="info",
+        max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, read_timeout_s=12.0, log_level="info",
     )  # fmt: skip
     assert set(engine_options(args)) == {"policy", "kv_cache_dtype", "max_model_len"}
 
