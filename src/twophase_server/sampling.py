@@ -38,14 +38,39 @@ VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids") 
 SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
 SAMPLING_RULES["logit_bias"] = Rule(RULES["logit_bias"].words, _logit_bias)
 
+
+
+def _one_of(*words: str) -> Rule:
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError
+        return str(value)
+
+    return Rule(f"one of {', '.join(words)}", read)
+
+
+# Fields that OpenAI's clients send and that change nothing here (docs/server.md has the reasons).
+IGNORED_RULES: dict[str, Rule] = {
+    "user": TEXT,
+    "safety_identifier": TEXT,
+    "store": FLAG,
+    "metadata": OBJECT,
+    "prompt_cache_key": TEXT,
+    "prompt_cache_retention": _one_of("in_memory", "in-memory", "24h"),
+    "prediction": OBJECT,
+    "parallel_tool_calls": FLAG,
+    "reasoning_effort": _one_of("none", "minimal", "low", "medium", "high", "xhigh"),
+    "verbosity": _one_of("low", "medium", "high"),
+}
+
 # Fields of both dialects that say something else.
 COMMON_RULES: dict[str, Rule] = {
+    **IGNORED_RULES,
     "model": NAME,
     "stream": FLAG,
     "stream_options": OBJECT,
     "response_format": OBJECT,
     "structured_outputs": OBJECT,
-    "user": TEXT,  # whoever asks the client: of no consequence here
     "priority": whole_number(note="(lower runs first)"),
     "cache_salt": TEXT,
     "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
@@ -55,8 +80,6 @@ COMMON_RULES: dict[str, Rule] = {
 COMMON_UNSUPPORTED = {
     "best_of": Unsupported("each of the n completions is returned", (1,)),
     "use_beam_search": Unsupported("over HTTP there is sampling alone", (False,)),
-    "metadata": Unsupported("nothing is stored", ({},)),
-    "store": Unsupported("nothing is stored", (False,)),
     "guided_json": Unsupported("use response_format, or structured_outputs.json"),
     "guided_regex": Unsupported("use structured_outputs.regex"),
     "guided_choice": Unsupported("use structured_outputs.choice"),
