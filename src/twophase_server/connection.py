@@ -1,6 +1,7 @@
 """One connection of a client: how long its requests may take to arrive, and what is said to one that is cut off."""
 
 import asyncio
+import itertools
 import re
 import sys
 import uuid
@@ -12,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from twophase_server.errors import ApiError
 from twophase_server.service import Service
 
-MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers together
+MAX_HEAD_BYTES = 64 * 1024  # of a request's path and headers together
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -48,7 +49,11 @@ class Connection(H11Protocol):
         has_head = self.conn.our_state is h11.SEND_RESPONSE
         if has_head or self.conn.our_state is h11.IDLE:
             response = error.to_response()
-            headers = [*response.raw_headers, (b"connection", b"close"), *(self.cycle.default_headers if has_head else ())]
+            headers = [
+                *response.raw_headers,
+                (b"connection", b"close"),
+                *(self.cycle.default_headers if has_head else ()),
+            ]
             body = b"" if has_head and self.scope["method"] == "HEAD" else bytes(response.body)
             for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
@@ -88,16 +93,13 @@ class Connection(H11Protocol):
         own = given.get(b"x-request-id", b"")
         request_id = own if _REQUEST_ID.fullmatch(own) else b"req-" + uuid.uuid4().hex.encode()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id)]
-        num_path_bytes = len(self.scope["raw_path"]) + len(self.scope["query_string"])
-        num_bytes = num_path_bytes + sum(len(name) + len(value) for name, value in self.headers)
-        if num_path_bytes > MAX_HEAD_BYTES:
-            self.refuse(ApiError(414, f"a URI must have at most {MAX_HEAD_BYTES} bytes, got {num_path_bytes}."))
-        elif num_bytes > MAX_HEAD_BYTES:
-            self.refuse(ApiError(431, f"headers must have at most {MAX_HEAD_BYTES} bytes, got {num_bytes}."))
+        parts = (self.scope["raw_path"], self.scope["query_string"], *itertools.chain(*self.headers))
+        num_bytes = sum(map(len, parts))
+        if num_bytes > MAX_HEAD_BYTES:
+            words = f"path and headers must have at most {MAX_HEAD_BYTES} bytes, got {num_bytes}."
+            self.refuse(ApiError(431, words, "head_too_large"))
         elif b"content-length" in given and b"transfer-encoding" in given:
-            self.refuse(
-                ApiError(400, "a request must have content-length or transfer-encoding, got both.", "bad_http")
-            )
+            self.refuse(ApiError(400, "content-length and transfer-encoding must not come together.", "bad_http"))
 
     # -- the timer
 

@@ -54,7 +54,7 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens at this address; clients wait in its backlog until it is served.
 
-    It must listen before a model is loaded: with SO_REUSEADDR, several sockets may be bound to a port until one listens.
+    It must listen before a model is loaded: with SO_REUSEADDR several sockets may be bound to a port until one listens.
 
     Raises:
         ConfigError: The address cannot be had.

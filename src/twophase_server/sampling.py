@@ -39,7 +39,6 @@ SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)
 SAMPLING_RULES["logit_bias"] = Rule(RULES["logit_bias"].words, _logit_bias)
 
 
-
 def _one_of(*words: str) -> Rule:
     def read(value: Any) -> str:
         if value not in words:

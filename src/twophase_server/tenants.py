@@ -30,7 +30,9 @@ from twophase_server.errors import ApiError, invalid
 
 DIGEST = "sha256:"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
-QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {"best_priority": optional(whole_number())}
+QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {
+    "best_priority": optional(whole_number())
+}
 
 
 @final
