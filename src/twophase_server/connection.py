@@ -8,7 +8,7 @@ import uuid
 from typing import Any, final
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from twophase_server.errors import ApiError
 from twophase_server.service import Service
@@ -49,13 +49,11 @@ class Connection(H11Protocol):
         has_head = self.conn.our_state is h11.SEND_RESPONSE
         if has_head or self.conn.our_state is h11.IDLE:
             response = error.to_response()
-            headers = [
-                *response.raw_headers,
-                (b"connection", b"close"),
-                *(self.cycle.default_headers if has_head else ()),
-            ]
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            headers += self.cycle.default_headers if has_head else []
             body = b"" if has_head and self.scope["method"] == "HEAD" else bytes(response.body)
-            for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
+            head = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
+            for event in (head, h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:
             self.cycle.disconnected = True

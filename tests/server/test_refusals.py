@@ -36,7 +36,7 @@ BAD = {
     "a field of a message": (CHAT, message(colour="red"), "messages[0].colour", "there is no field"),
     "tools": (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "is not supported: the engine calls no tools"),
     "a choice of tools": (CHAT, {"messages": HI, "tool_choice": "required"}, "tool_choice", "Got 'required'"),
-    "an effort": (CHAT, {"messages": HI, "reasoning_effort": "huge"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh, got 'huge'"),
+    "an effort": (CHAT, {"messages": HI, "reasoning_effort": 3}, "reasoning_effort", "must be text"),
     "metadata": (TEXT, {"prompt": "a", "metadata": []}, "metadata", "must be a JSON object"),
     "sound": (CHAT, {"messages": HI, "modalities": ["audio"]}, "modalities", "the model writes text only"),
     "an unknown field": (CHAT, {"messages": HI, "temprature": 1}, "temprature", "Did you mean 'temperature'?"),
