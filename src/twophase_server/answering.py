@@ -58,6 +58,7 @@ class Question:
 def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) -> dict[str, Any]:
     """Whose request it is, and when it is wanted."""
     account = lease.account
+    account.require_priority(fields.get("priority", 0))
     limits = [limit for limit in (fields.get("deadline_s"), service.settings.deadline_s) if limit is not None]
     return {
         "priority": fields.get("priority", 0),
@@ -112,6 +113,7 @@ class Work:
         self._streams[position] = await self._service.llm.submit(
             {"prompt_token_ids": question.prompts[position]},
             question.params,
+            request_id=self._service.tenants.new_request_id(self._lease.account),
             stream=question.stream,
             **question.options,
         )
@@ -159,10 +161,9 @@ class Work:
         return [self._newest[position] for position in sorted(self._newest)]
 
     def end(self) -> None:
-        """Abort what is unfinished, and charge what there is. May be called again."""
+        """Abort what is unfinished. May be called again."""
         for stream in self._streams.values():
             stream.abort()
-        self._lease.num_tokens = sum(num_prompt_tokens(output) + num_new_tokens(output) for output in self.newest())
         self._lease.end()
 
 
@@ -221,17 +222,10 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def num_prompt_tokens(output: RequestOutput) -> int:
-    return len(output.prompt_token_ids)
-
-
-def num_new_tokens(output: RequestOutput) -> int:
-    return sum(len(completion.token_ids) for completion in output.outputs)
-
-
 def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """OpenAI's `usage`: a prompt counts once, whatever its number of completions."""
-    num_prompt, num_new = sum(map(num_prompt_tokens, outputs)), sum(map(num_new_tokens, outputs))
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_new,

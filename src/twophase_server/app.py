@@ -63,6 +63,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
             Exception: _fail,
         },
     )
+    llm.observe(service.tenants)
     app.state.service = service
     return app
 

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from twophase.async_llm import AsyncLLM
 from twophase.llm import LLM
-from twophase_server.run import DrainingServer, bind
+from twophase_server.run import DrainingServer, listen
 from twophase_server.settings import ServerSettings
 
 
@@ -34,7 +34,7 @@ class BackgroundServer:
         self.llm: AsyncLLM = llm if isinstance(llm, AsyncLLM) else self._own  # type: ignore[assignment]
         try:
             self._server = DrainingServer(self.llm, settings)
-            listener = bind(settings.host, settings.port)
+            listener = listen(settings.host, settings.port)
         except BaseException:
             self._close_own()
             raise
@@ -57,11 +57,8 @@ class BackgroundServer:
         """Stop. Clients that still wait get an error if the LLM is to be yours again, else their answers. May be called
         again."""
         self._close_own()
-        self._call(self._exit)
+        self._call(self._server.begin_drain)
         self._thread.join()
-
-    def _exit(self) -> None:
-        self._server.should_exit = True
 
     def join(self) -> None:
         """Wait until it has stopped."""

@@ -9,6 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from twophase_server.errors import ApiError
 
 
+def draining() -> ApiError:
+    return ApiError(
+        503,
+        "the server is shutting down: it finishes what it has accepted, and accepts nothing new.",
+        "draining",
+        headers={"retry-after": "1"},
+    )
+
+
 @final
 class InFlight:
     """How many requests are between their first byte and the last byte of their answer.
@@ -26,12 +35,7 @@ class InFlight:
     def enter(self) -> None:
         """Raises ApiError (503) when the door is closed."""
         if self.is_draining:
-            raise ApiError(
-                503,
-                "the server is shutting down: it finishes what it has accepted, and accepts nothing new.",
-                "draining",
-                headers={"retry-after": "1"},
-            )
+            raise draining()
         self.num_inside += 1
         self._is_empty.clear()
 
@@ -40,9 +44,8 @@ class InFlight:
         if not self.num_inside:
             self._is_empty.set()
 
-    async def drain(self, timeout_s: float | int | None = None) -> bool:
-        """Close the door, and wait until nobody is inside; False if that took too long."""
-        self.is_draining = True
+    async def wait_empty(self, timeout_s: float | int | None = None) -> bool:
+        """Wait until nobody is inside; False if that took too long."""
         try:
             await asyncio.wait_for(self._is_empty.wait(), timeout_s)
         except TimeoutError:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twophase.core.rules import Rule, items_of, read_text, shown
+from twophase.core.rules import TEXT, Rule, items_of, read_text, shown
 from twophase_server.errors import invalid
 from twophase_server.fields import NAME, Unsupported, read_field, read_fields
 
@@ -22,11 +22,10 @@ _CONTENT = Rule(
     f"text, or a list of parts of type 'text', at most {MAX_LISTED}",
     lambda value: read_text(value) if isinstance(value, str) else _listed(value),
 )
-_MESSAGE_RULES = {"role": NAME, "content": _CONTENT}
+_MESSAGE_RULES = {"role": NAME, "content": _CONTENT, "name": TEXT}  # templates know roles only, so names are ignored
 _TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
 _NO_TOOLS = "tools cannot be called here"
 _MESSAGE_UNSUPPORTED = {
-    "name": Unsupported("chat templates know roles only"),
     "tool_calls": Unsupported(_NO_TOOLS, ([],)),
     "tool_call_id": Unsupported(_NO_TOOLS),
     "function_call": Unsupported(_NO_TOOLS),

@@ -1,6 +1,7 @@
 """A server as a process: it listens until a signal, and then finishes what it has accepted."""
 
 import asyncio
+import functools
 import signal
 import socket
 import sys
@@ -15,12 +16,16 @@ from twophase.async_llm import AsyncLLM
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase_server.app import create_app
+from twophase_server.connection import MAX_HEAD_BYTES, Connection
+from twophase_server.errors import ApiError
+from twophase_server.in_flight import draining
 from twophase_server.service import Service
 from twophase_server.settings import ServerSettings
 from twophase_server.tenants import read_tenants
 
 BACKLOG = 2048  # connections that the system accepts for us while we are busy
 KEEP_ALIVE_S = 75  # for a connection's next request: longer than clients keep theirs, so that it is they who close
+LAST_WORDS_S = 1  # at least, for the errors that waiting clients get at the end
 
 
 def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:
@@ -34,11 +39,10 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
     settings = ServerSettings() if settings is None else settings
     if settings.api_keys is not None:
         read_tenants(Path(settings.api_keys))  # what cannot be used is refused before the model is loaded
-    with bind(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) as listener:
         llm = AsyncLLM(model, config, max_queue=settings.max_queue)
         try:
             server = DrainingServer(llm, settings)
-            listener.listen(BACKLOG)
             host, port = listener.getsockname()[:2]
             address = f"http://{host}:{port}/v1"
             print(f"twophase serve: {server.service.model_name} on {address}", file=sys.stderr, flush=True)
@@ -47,14 +51,21 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
             llm.close()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address that does not listen yet. Raises ConfigError if it cannot be had."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at this address; clients wait in its backlog until it is served.
+
+    It must listen before a model is loaded: with SO_REUSEADDR several sockets may be bound to a port until one listens.
+
+    Raises:
+        ConfigError: The address cannot be had.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen(BACKLOG)
         except OSError:
             listener.close()
             raise
@@ -78,7 +89,8 @@ class DrainingServer(uvicorn.Server):
         config = uvicorn.Config(
             self.app,
             loop="asyncio",
-            http="h11",
+            http=functools.partial(Connection, self.app.state.service),  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",
             log_level=settings.log_level,
@@ -112,16 +124,41 @@ class DrainingServer(uvicorn.Server):
             name = signal.Signals(sig).name
             print(f"twophase serve: {name}: finishing {num} requests; again ends it at once", file=sys.stderr)
         else:
+            for connection in self._connections:
+                if connection.is_answering:
+                    connection.refuse(ApiError(503, "the server was stopped before it had answered.", "draining"))
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, self._cut_off)
             self.should_exit = self.force_exit = True
 
     def begin_drain(self) -> None:
-        """Refuse new requests, and stop when the last one is answered. In the server's event loop."""
+        """Refuse new requests and those that have not arrived, and stop when the last one is answered. In the server's
+        event loop.
+        """
         if self._draining is None:
+            self.service.in_flight.is_draining = True
+            for connection in self._connections:
+                if connection.is_reading:
+                    connection.refuse(draining())
             self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
         service = self.service
-        if not await service.in_flight.drain(self._settings.drain_timeout_s):
-            await asyncio.to_thread(service.llm.close)  # whoever still waits is told
-            await service.in_flight.drain()
+        if service.llm.is_alive and not await service.in_flight.wait_empty(self._settings.drain_timeout_s):
+            await asyncio.to_thread(service.llm.close)  # clients that still wait get an error
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait until clients have their answers, and cut off those that do not take them."""
+        limits_s = (self._settings.read_timeout_s, self._settings.drain_timeout_s)
+        patience_s = max(LAST_WORDS_S, min(limit_s for limit_s in limits_s if limit_s is not None))
+        timer = asyncio.get_running_loop().call_later(patience_s, self._cut_off)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _cut_off(self) -> None:
+        for connection in self._connections:
+            connection.transport.abort()
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]

@@ -36,14 +36,22 @@ VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids") 
 SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
 SAMPLING_RULES["logit_bias"] = Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias)
 
+# Fields that OpenAI's clients send and that change nothing here (docs/server.md has the reasons).
+IGNORED_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), TEXT),
+    **dict.fromkeys(("reasoning_effort", "verbosity"), TEXT),
+    **dict.fromkeys(("store", "parallel_tool_calls"), FLAG),
+    **dict.fromkeys(("metadata", "prediction"), OBJECT),
+}
+
 # Fields of both dialects that say something else.
 COMMON_RULES: dict[str, Rule] = {
+    **IGNORED_RULES,
     "model": NAME,
     "stream": FLAG,
     "stream_options": OBJECT,
     "response_format": OBJECT,
     "structured_outputs": OBJECT,
-    "user": NAME,  # whoever asks the client: of no consequence here
     "priority": whole_number(note="(lower runs first)"),
     "cache_salt": NAME,
     "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
@@ -53,8 +61,6 @@ COMMON_RULES: dict[str, Rule] = {
 COMMON_UNSUPPORTED = {
     "best_of": Unsupported("each of the n completions is returned", (1,)),
     "use_beam_search": Unsupported("over HTTP there is sampling alone", (False,)),
-    "metadata": Unsupported("nothing is stored", ({},)),
-    "store": Unsupported("nothing is stored", (False,)),
     "guided_json": Unsupported("use response_format, or structured_outputs.json"),
     "guided_regex": Unsupported("use structured_outputs.regex"),
     "guided_choice": Unsupported("use structured_outputs.choice"),

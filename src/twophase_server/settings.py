@@ -35,6 +35,7 @@ RULES = {
     "max_prompts": whole_number(at_least=1),
     "max_n": whole_number(at_least=1),
     "deadline_s": SECONDS,
+    "read_timeout_s": number("a finite number of seconds > 0", lambda x: x > 0),
     "drain_timeout_s": SECONDS,
     "log_level": Rule(f"one of {', '.join(LOG_LEVELS)}", _read_log_level),
 }
@@ -57,6 +58,7 @@ class ServerSettings:
         max_n: Completions of a prompt.
         deadline_s: A request that is not answered so many seconds after it came gets 504; a client may ask for less.
             None: it may take its time.
+        read_timeout_s: Seconds that a request may take to arrive, headers and body together; then it gets 408.
         drain_timeout_s: Seconds that accepted requests have to end after SIGTERM; None: as long as they take.
         log_level: Of uvicorn: critical, error, warning, info or debug.
 
@@ -74,6 +76,7 @@ class ServerSettings:
     max_prompts: int = 64
     max_n: int = 16
     deadline_s: float | int | None = None
+    read_timeout_s: float | int = 60
     drain_timeout_s: float | int | None = None
     log_level: str = "info"
 

@@ -7,25 +7,32 @@ The file is TOML:
     requests_per_minute = 60            # each limit may be left out
     tokens_per_minute = 20000           # of prompts and completions
     concurrent_requests = 4
+    best_priority = -2                  # the lowest number that its requests may have (0)
 """
 
 import hashlib
 import hmac
+import itertools
 import math
+import threading
 import time
 import tomllib
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
+from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.rules import NON_EMPTY_TEXT, apply_rules, checked, items_of, optional, shown, whole_number
-from twophase_server.errors import ApiError
+from twophase_server.errors import ApiError, invalid
 
 DIGEST = "sha256:"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
-QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS}
+QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {
+    "best_priority": optional(whole_number())
+}
 
 
 @final
@@ -36,6 +43,7 @@ class Quota:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    best_priority: int | None = 0
 
     def __post_init__(self) -> None:
         apply_rules(self, QUOTA_RULES, ConfigError)
@@ -46,7 +54,7 @@ class Allowance:
     """So much per minute, which comes back evenly; unused, it grows no further than a minute's worth (a token bucket).
 
     What something costs may be known only afterwards, so it may go below zero; then nothing is allowed until one is
-    there again.
+    there again. Any thread may call it.
     """
 
     def __init__(self, per_minute: int | None, now_s: Callable[[], float]) -> None:
@@ -54,19 +62,23 @@ class Allowance:
         self._now_s = now_s
         self._left = 0.0 if per_minute is None else float(per_minute)
         self._since_s = now_s()
+        self._lock = threading.Lock()
 
     def wait_s(self) -> float:
         """How long until there is at least one left; 0: there is now."""
         if self.per_minute is None:
             return 0.0
-        per_s, now_s = self.per_minute / 60, self._now_s()
-        self._left = min(self.per_minute, self._left + (now_s - self._since_s) * per_s)
-        self._since_s = now_s
-        return max(0.0, (1 - self._left) / per_s)
+        per_s = self.per_minute / 60
+        with self._lock:
+            now_s = self._now_s()
+            self._left = min(self.per_minute, self._left + (now_s - self._since_s) * per_s)
+            self._since_s = now_s
+            return max(0.0, (1 - self._left) / per_s)
 
     def take(self, amount: int) -> None:
         if self.per_minute is not None:
-            self._left -= amount
+            with self._lock:
+                self._left -= amount
 
 
 @final
@@ -104,8 +116,18 @@ class Account:
         self._num_running += 1
         return Lease(self)
 
-    def leave(self, num_tokens: int) -> None:
+    def require_priority(self, priority: int) -> None:
+        """Raises ApiError (400) for a better one than it may ask for."""
+        best = self.quota.best_priority
+        if best is not None and priority < best:
+            raise invalid(
+                f"priority must be >= {best} for {self.name!r} (lower runs first), got {priority}.", "priority"
+            )
+
+    def leave(self) -> None:
         self._num_running -= 1
+
+    def charge(self, num_tokens: int) -> None:
         self._tokens.take(num_tokens)
 
     def _refusal(self, limit: str, value: int | None, wait_s: float) -> ApiError:
@@ -115,23 +137,22 @@ class Account:
 
 @final
 class Lease:
-    """One running request of an account, until `end`. What it costs is charged then."""
+    """One running request of an account, until `end`."""
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self.num_tokens = 0
         self._is_over = False
 
     def end(self) -> None:
         """May be called again."""
         if not self._is_over:
             self._is_over = True
-            self.account.leave(self.num_tokens)
+            self.account.leave()
 
 
 @final
 class Tenants:
-    """Accounts by key.
+    """Accounts by key. As an observer of the engine it charges each request's tokens when it ends, however it ends.
 
     Args:
         keys: SHA-256 digest of a key -> its account; None: nobody needs a key.
@@ -139,7 +160,9 @@ class Tenants:
 
     def __init__(self, keys: Mapping[bytes, Account] | None = None) -> None:
         self._keys = None if keys is None else dict(keys)
-        self._anybody = Account("", Quota())
+        self._anybody = Account("", Quota(best_priority=None))
+        self._accounts = {account.name: account for account in (keys or {}).values()}
+        self._prefix, self._numbers = f"{uuid.uuid4().hex}-", itertools.count()
 
     def find(self, authorization: str) -> Account:
         """Whose key it is.
@@ -168,6 +191,22 @@ class Tenants:
             )
         return found
 
+    def new_request_id(self, account: Account) -> str:
+        """For the engine; tells whose request it is."""
+        return f"{self._prefix}{next(self._numbers)}-{account.name}"
+
+    # -- in the engine's thread
+
+    def note_step(self, step: StepTrace) -> None:
+        pass
+
+    def note_end(self, output: RequestOutput) -> None:
+        """Charge what was computed: nothing of a request that no step has begun, else its prompt and all new tokens."""
+        if output.request_id.startswith(self._prefix) and output.metrics.first_scheduled_s is not None:
+            account = self._accounts.get(output.request_id.split("-", 2)[2])
+            if account is not None:
+                account.charge(len(output.prompt_token_ids) + sum(len(each.token_ids) for each in output.outputs))
+
 
 def read_tenants(path: Path) -> Tenants:
     """The tenants of a file.
@@ -195,9 +234,9 @@ def read_tenants(path: Path) -> Tenants:
 def _read_tenant(where: str, name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
     if not name or not isinstance(entry, dict) or "keys" not in entry:
         raise ConfigError(f"{where} must have a name, and a list of keys.")
-    unknown = set(entry) - {"keys", *LIMITS}
+    unknown = set(entry) - {"keys", *QUOTA_RULES}
     if unknown:
-        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(LIMITS)}.")
+        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(QUOTA_RULES)}.")
     try:
         listed = list(items_of(entry["keys"]))
     except TypeError as error:
@@ -205,7 +244,7 @@ def _read_tenant(where: str, name: str, entry: Any) -> tuple[Account, Sequence[b
     if not listed:
         raise ConfigError(f"{where}.keys must have at least one key.")
     try:
-        quota = Quota(**{limit: entry[limit] for limit in LIMITS if limit in entry})
+        quota = Quota(**{limit: entry[limit] for limit in QUOTA_RULES if limit in entry})
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     return Account(name, quota), [_digest_of(where, key) for key in listed]

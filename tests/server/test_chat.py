@@ -192,5 +192,13 @@ def test_many_at_once(ask, oracle):
 
 
 def test_fields_that_ask_for_nothing_may_be_there(ask):
-    nothing = {"tools": [], "store": False, "service_tier": "auto", "user": "somebody", "parallel_tool_calls": False}
-    assert ask(max_tokens=1, **nothing, extra_body={"best_of": None, "priority": 3, "cache_salt": "a"}).choices
+    nothing = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "service_tier": "auto", "user": "me"}
+    nothing |= {"store": True, "metadata": {"a": "b"}, "prediction": {"type": "content", "content": "x"}}
+    nothing |= {"reasoning_effort": "low", "verbosity": "high", "safety_identifier": "a"}
+    nothing |= {"prompt_cache_key": "a", "prompt_cache_retention": "24h"}
+    messages = [{"role": "user", "content": "What does the fox say?"}]
+    bare, full = (
+        ask(messages, seed=3, max_tokens=4),
+        ask([messages[0] | {"name": "bob"}], seed=3, max_tokens=4, **nothing),
+    )
+    assert (full.choices, full.usage.prompt_tokens) == (bare.choices, bare.usage.prompt_tokens)

@@ -4,12 +4,13 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
-from tests.server.conftest import PATIENCE_S
+from tests.server.conftest import PATIENCE_S, until
 from tests.tools.cli.conftest import child_environment, talkative_folder, twophase  # noqa: F401  (fixtures)
 from twophase_server.settings import ServerSettings
 from twophase_tools.cli.engine_options import engine_options
@@ -64,16 +65,20 @@ def test_a_second_signal_ends_it(talkative_folder):  # noqa: F811
     process = start("--model", talkative_folder, "--num-kv-blocks", 3000, "--log-level", "critical")
     try:
         url = url_of(process)
-        body = {"prompt": "The fox", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
+        body = {"prompt": "The fox", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
         with (
+            ThreadPoolExecutor(1) as pool,
             httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
         ):
             lines = answer.iter_lines()
             next(lines)
+            waiting = pool.submit(http.post, "/v1/completions", json=body | {"stream": False})
+            until(lambda: re.search(r"num_requests_running{.*} 2.0", http.get("/metrics").text) or waiting.done())
             process.send_signal(signal.SIGINT)
-            assert "SIGINT: finishing 1 requests" in process.stderr.readline()
+            assert "SIGINT: finishing 2 requests" in process.stderr.readline()
             process.send_signal(signal.SIGINT)
+            assert (waiting.result().status_code, waiting.result().json()["error"]["code"]) == (503, "draining")
             assert process.wait(PATIENCE_S) == 0
             with pytest.raises(httpx.RemoteProtocolError):
                 list(lines)
@@ -91,13 +96,13 @@ def test_what_is_not_said_is_the_default():
 def test_options():
     words = (
         "serve --host 0.0.0.0 --port 81 --served-model-name m --api-keys k.toml --max-queue 5 --max-body-bytes 6 "
-        "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --log-level info "
-        "--policy fair --kv-cache-dtype int8 --max-model-len 99"
+        "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --read-timeout 12 "
+        "--log-level info --policy fair --kv-cache-dtype int8 --max-model-len 99"
     )
     args = build_parser().parse_args(words.split())
     assert settings_of(args) == ServerSettings(
         host="0.0.0.0", port=81, served_model_name="m", api_keys="k.toml", max_queue=5, max_body_bytes=6,
-        max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, log_level="info",
+        max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, read_timeout_s=12.0, log_level="info",
     )  # fmt: skip
     assert set(engine_options(args)) == {"policy", "kv_cache_dtype", "max_model_len"}
 

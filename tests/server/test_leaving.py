@@ -1,7 +1,6 @@
 """Clients that go away, servers that stop, engines that die: no block is lost, and nobody waits in vain."""
 
 import asyncio
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +9,7 @@ import openai
 import pytest
 
 from tests.server.conftest import OPTIONS, PATIENCE_S, held, openai_client, serving, until
+from tests.server.test_connections import HALF_BODY, post, send
 from twophase import LLM, AsyncLLM
 from twophase_server.background import BackgroundServer
 from twophase_server.settings import ServerSettings
@@ -19,23 +19,12 @@ HI = [{"role": "user", "content": "hi"}]
 LONG = {"max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
-def raw_request(server, path, body):
-    """A connection with a request on it whose answer nobody has read."""
-    import json
-
-    text = json.dumps(body).encode()
-    connection = socket.create_connection(server.url.removeprefix("http://").split(":"), timeout=PATIENCE_S)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
-    connection.sendall(head.encode() + text)
-    return connection
-
-
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_goes_away_frees_its_blocks(server, path, streams):
     body = LONG | {"stream": streams, "n": 2} | ({"messages": HI} if path == CHAT else {"prompt": ["a", "b"]})
     before = server.llm.stats().num_aborted
-    connection = raw_request(server, path, body)
+    connection = post(server, body, path=path)
     until(lambda: server.llm.stats().cache.num_in_use > 0)
     if streams:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK")
@@ -45,17 +34,6 @@ def test_a_client_that_goes_away_frees_its_blocks(server, path, streams):
     assert stats.cache.num_in_use == 0
     assert stats.num_aborted > before
     until(lambda: server.app.state.service.in_flight.num_inside == 0)
-
-
-def test_a_client_that_goes_away_while_it_waits(server):
-    with held(server):
-        connection = raw_request(server, TEXT, LONG | {"prompt": "a"})
-        until(lambda: server.llm.num_unfinished == 1)
-        num_tokens = server.llm.stats().num_output_tokens
-        connection.close()
-        until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
-    until(lambda: not server.llm.num_unfinished)
-    assert server.llm.stats().num_output_tokens == num_tokens
 
 
 def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypatch):
@@ -72,7 +50,7 @@ def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypa
 
     monkeypatch.setattr(AsyncLLM, "submit", submit)
     before = server.llm.stats().num_aborted
-    connection = raw_request(server, TEXT, LONG | {"prompt": [[5], [7]], "max_tokens": 250})
+    connection = post(server, LONG | {"prompt": [[5], [7]], "max_tokens": 250})
     assert is_second_asked.wait(PATIENCE_S)
     until(lambda: server.llm.stats().cache.num_in_use > 0)
     connection.close()
@@ -81,9 +59,7 @@ def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypa
 
 
 def test_a_client_that_goes_away_in_its_own_body(server):
-    with socket.create_connection(server.url.removeprefix("http://").split(":")) as connection:
-        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-        connection.sendall(head.encode() + b'{"prompt"')
+    with send(server, HALF_BODY):
         until(lambda: server.app.state.service.in_flight.num_inside == 1)
     until(lambda: server.app.state.service.in_flight.num_inside == 0)
 

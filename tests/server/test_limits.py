@@ -1,13 +1,18 @@
 """How much is let in: bodies, prompts, the queue, deadlines, tenants' quotas."""
 
+import itertools
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
 from tests.server.conftest import PATIENCE_S, held, openai_client, serving, until
+from tests.server.test_connections import post
+from twophase.engine import thread
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -24,6 +29,10 @@ requests_per_minute = 2
 [tenants.carol]
 keys = ["sk-carol"]
 tokens_per_minute = 10
+
+[tenants.dora]
+keys = ["sk-dora"]
+best_priority = -3
 """
 
 
@@ -132,19 +141,68 @@ def test_requests_per_minute(server):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_tokens_per_minute(chat_folder, tmp_path, streams):
-    keys = tmp_path / "keys.toml"
+@pytest.mark.parametrize("end", ["finish", "gone", "deadline", "failure", "close"])
+def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkeypatch, end, streams):
+    """The prompt once, and what the engine counts of both completions; after the fifth step something happens."""
+    keys, jump_s, monotonic = tmp_path / "keys.toml", [0.0], time.monotonic
     keys.write_text(KEYS.format(digest="00" * 32))
-    with serving(chat_folder, api_keys=keys) as server, openai_client(server, "sk-carol") as client:
-        answer = client.completions.create(
-            model=chat_folder.name, prompt="The fox", max_tokens=60, stream=streams, extra_body={"ignore_eos": True}
-        )
-        if streams:
-            list(answer)
-        account = next(a for a in server.app.state.service.tenants._keys.values() if a.name == "carol")
-        until(lambda: account._num_running == 0)
-        with pytest.raises(openai.RateLimitError, match="tokens_per_minute is 10"):
+    monkeypatch.setattr(thread, "time", SimpleNamespace(monotonic=lambda: monotonic() + jump_s[0]))
+    with serving(chat_folder, api_keys=keys) as server:
+        engine, account = server.llm.llm.engine, server.app.state.service.tenants.find("Bearer sk-carol")
+        account._tokens._now_s = lambda: account._tokens._since_s  # nothing comes back
+        happens = {
+            "finish": lambda: None,
+            "gone": lambda: connection.shutdown(socket.SHUT_RDWR),
+            "deadline": lambda: jump_s.append(jump_s.pop() + 4000),
+            "failure": lambda: engine.fail_request(next(iter(engine._requests)), "planted"),
+            "close": server.llm._thread.stop,
+        }
+        step, numbers, tenants = engine.step, itertools.count(1), []
+
+        def planted():
+            outputs = step()
+            if next(numbers) == 5:
+                tenants.extend(state.request.tenant for state in engine._requests.values())
+                happens[end]()
+            return outputs
+
+        monkeypatch.setattr(engine, "step", planted)
+        body = {"prompt": [3, 4, 5, 6, 7, 8, 9], "n": 2, "max_tokens": 200, "ignore_eos": True, "stream": streams}
+        connection = post(server, body | {"deadline_s": 3600}, "authorization: Bearer sk-carol\r\n")
+        until(lambda: account._num_running == 1)
+        until(lambda: account._num_running == server.llm.num_unfinished == 0)
+        connection.close()
+        num_new = engine.stats().num_output_tokens
+        assert tenants == ["carol"]
+        assert (num_new == 400) is (end == "finish")
+        assert 10 - account._tokens._left == 7 + num_new > 7
+        with openai_client(server, "sk-carol") as client, pytest.raises(openai.APIStatusError) as caught:
             client.models.list()
+        assert caught.value.code == ("engine_dead" if end == "close" else "rate_limit_exceeded")
+
+
+def test_what_leaves_the_queue_is_free(server):
+    account = server.app.state.service.tenants.find("Bearer sk-carol")
+    account._tokens._now_s = lambda: account._tokens._since_s
+    before = account._tokens._left, server.llm.stats().num_output_tokens
+    with held(server):
+        with post(server, {"prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
+            until(lambda: server.llm.num_unfinished == 1)
+        until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
+    until(lambda: account._num_running == server.llm.num_unfinished == 0)
+    assert (account._tokens._left, server.llm.stats().num_output_tokens) == before
+
+
+def test_a_priority_up_to_the_best_of_its_tenant(server, http):
+    def ask(priority, key):
+        body = {"prompt": "hi", "max_tokens": 1, "priority": priority}
+        return http.post(TEXT, json=body, headers={"authorization": f"Bearer {key}"})
+
+    assert [ask(*asked).status_code for asked in ((0, "sk-alice"), (-3, "sk-dora"))] == [200, 200]
+    for priority, key, words in ((-1, "sk-alice", ">= 0 for 'alice'"), (-4, "sk-dora", ">= -3 for 'dora'")):
+        error = error_of(ask(priority, key), 400)
+        assert (error["param"], error["code"]) == ("priority", None)
+        assert f"priority must be {words} (lower runs first), got {priority}" in error["message"]
 
 
 def test_tenants_share_no_prefix(server):
@@ -163,19 +221,6 @@ def test_tenants_share_no_prefix(server):
     assert cached("sk-alice", cache_salt="mine") == 0
     assert cached("sk-carol") == 0
     assert cached("sk-alice", cache_salt="mine") == 84
-
-
-def test_the_engine_knows_whose_a_request_is(server, http):
-    def ask():
-        return http.post(TEXT, json={"prompt": "hi", "max_tokens": 2})
-
-    with ThreadPoolExecutor(1) as pool:
-        with held(server):
-            running = pool.submit(ask)
-            until(lambda: server.llm.num_unfinished == 1)
-            (job,) = server.llm._thread._jobs.values()
-        assert running.result().status_code == 200
-    assert job.options["tenant"] == "alice"
 
 
 def test_a_full_queue(chat_folder):

@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     thread_mutant(
         "the engine is not told of an abort",
-        "output = self._engine.abort(job.request_id)",
+        "output = self._engine.abort(request_id)",
         "output = None",
         test_async_llm.test_who_leaves_costs_one_step_at_most,
         leave=test_async_llm.close,
@@ -98,7 +98,7 @@ MUTANTS = [
     ),
     thread_mutant(
         "requests outlive a close",
-        "                self._engine.abort(request_id)\n",
+        "                self._abort_in_engine(request_id)\n",
         "                pass\n",
         test_async_llm.test_after_close_the_llm_is_yours_again,
     ),

@@ -49,9 +49,10 @@ def test_requests_come_back_evenly(clock):
 def test_tokens_are_paid_afterwards(clock):
     account = Account("a", Quota(tokens_per_minute=60), clock)
     first, second = account.enter(), account.enter()
-    first.num_tokens, second.num_tokens = 50, 40
+    account.charge(50)
     first.end()
     account.enter().end()  # ten are left
+    account.charge(40)
     second.end()
     message, wait_s = refusal(account)
     assert "tokens_per_minute is 60" in message
@@ -61,10 +62,9 @@ def test_tokens_are_paid_afterwards(clock):
 
 
 def test_a_lease_ends_once(clock):
-    account = Account("a", Quota(concurrent_requests=1, tokens_per_minute=60), clock)
+    account = Account("a", Quota(concurrent_requests=1), clock)
     lease = account.enter()
     assert "concurrent_requests is 1" in refusal(account)[0]
-    lease.num_tokens = 40
     lease.end()
     lease.end()
     other = account.enter()
@@ -158,6 +158,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ("max_prompts", 0, ">= 1"),
         ("max_prompt_tokens", 0, ">= 1"),
         ("deadline_s", 0, "seconds > 0"),
+        ("read_timeout_s", 0, "seconds > 0"),
         ("drain_timeout_s", float("inf"), "seconds > 0"),
         ("log_level", "loud", "one of critical, error"),
         ("api_keys", 3, "the path of a file"),

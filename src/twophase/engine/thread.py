@@ -194,7 +194,7 @@ class EngineThread:
             while self._turn():
                 pass
             for request_id in list(self._jobs):
-                self._engine.abort(request_id)
+                self._abort_in_engine(request_id)
         except BaseException as error:
             self.error = error
         finally:
@@ -245,10 +245,13 @@ class EngineThread:
         if self._jobs.get(job.request_id) is not job:
             return False
         self._forget(job)
-        output = self._engine.abort(job.request_id)
+        self._abort_in_engine(job.request_id)
+        return True
+
+    def _abort_in_engine(self, request_id: str) -> None:
+        output = self._engine.abort(request_id)
         if output is not None:
             self._note_end(output)
-        return True
 
     def _expire(self) -> None:
         """Abort what is past its deadline. Jobs that have ended leave the heap when they outnumber the others."""

@@ -142,9 +142,8 @@ def stamped(llm: LLM, settings: ServerSettings | None = None) -> Iterator[Stampe
         async def stamped_submit(*args: Any, **options: Any) -> Any:
             stamps = _CURRENT.get()
             stamps.submitted_s = time.monotonic()
-            request_id = f"stamped-{id(stamps)}"
-            noted.by_request[request_id] = stamps
-            return await submit(*args, request_id=request_id, **options)
+            noted.by_request[options["request_id"]] = stamps
+            return await submit(*args, **options)
 
         def stamped_add(request_id: str, *args: Any, **options: Any) -> None:
             stamps = noted.by_request[request_id]

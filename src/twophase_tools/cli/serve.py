@@ -47,6 +47,10 @@ def _add_server_options(options: argparse._ArgumentGroup) -> None:
     options.add_argument("--served-model-name", type=text, metavar="NAME", help="what clients call the model")
     options.add_argument("--api-keys", metavar="FILE", help="keys and quotas of tenants (TOML; see docs/server.md)")
     options.add_argument(
+        "--read-timeout", type=float, default=DEFAULTS.read_timeout_s, metavar="SECONDS",
+        help="for a request to arrive, headers and body together (default %(default)s)",
+    )  # fmt: skip
+    options.add_argument(
         "--drain-timeout",
         type=float,
         metavar="SECONDS",
@@ -99,6 +103,7 @@ def settings_of(args: argparse.Namespace) -> ServerSettings:
         max_prompts=args.max_prompts,
         max_n=args.max_n,
         deadline_s=args.deadline,
+        read_timeout_s=args.read_timeout,
         drain_timeout_s=args.drain_timeout,
         log_level=args.log_level,
     )

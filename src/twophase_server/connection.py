@@ -1,0 +1,118 @@
+"""One connection of a client: how long its requests may take to arrive, and what is said to one that is cut off."""
+
+import asyncio
+import itertools
+import re
+import sys
+import uuid
+from typing import Any, final
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from twophase_server.errors import ApiError
+from twophase_server.service import Service
+
+MAX_HEAD_BYTES = 64 * 1024  # of a request's path and headers together
+_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+@final
+class Connection(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, limits for their heads, and JSON for all errors.
+
+    The timeout counts from a request's first byte (of the first request: from the connection on) to the last byte of
+    its body, however slowly they come. It never counts while an answer is made or sent.
+    """
+
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(**options)
+        self._service = service
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a request has begun to arrive and is not complete."""
+        state = self.conn.their_state
+        return state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+
+    @property
+    def is_answering(self) -> bool:
+        return self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer the request with an error, unless its answer has begun, and close. Its endpoint sees a client that has
+        gone."""
+        if self.transport.is_closing():
+            return
+        self._service.metrics.note_refusal(error.status, error.code)
+        has_head = self.conn.our_state is h11.SEND_RESPONSE
+        if has_head or self.conn.our_state is h11.IDLE:
+            response = error.to_response()
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            headers += self.cycle.default_headers if has_head else []
+            body = b"" if has_head and self.scope["method"] == "HEAD" else bytes(response.body)
+            head = h11.Response(status_code=error.status, headers=headers, reason=STATUS_PHRASES[error.status])
+            for event in (head, h11.Data(body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    # -- what uvicorn and asyncio call
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # its task has not begun
+            self._begin_request()
+        if not self.is_reading:
+            self._stop_timer()
+        elif self._timer is None:
+            self._set_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while the error of h11 is handled."""
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", 400)
+        self.refuse(ApiError(status, f"this is no request of HTTP/1.1 that is served: {error}.", "bad_http"))
+
+    def _begin_request(self) -> None:
+        given = dict(self.headers)
+        own = given.get(b"x-request-id", b"")
+        request_id = own if _REQUEST_ID.fullmatch(own) else b"req-" + uuid.uuid4().hex.encode()
+        self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id)]
+        parts = (self.scope["raw_path"], self.scope["query_string"], *itertools.chain(*self.headers))
+        num_bytes = sum(map(len, parts))
+        if num_bytes > MAX_HEAD_BYTES:
+            words = f"path and headers must have at most {MAX_HEAD_BYTES} bytes, got {num_bytes}."
+            self.refuse(ApiError(431, words, "head_too_large"))
+        elif b"content-length" in given and b"transfer-encoding" in given:
+            self.refuse(ApiError(400, "content-length and transfer-encoding must not come together.", "bad_http"))
+
+    # -- the timer
+
+    def _set_timer(self) -> None:
+        self._timer = self.loop.call_later(self._service.settings.read_timeout_s, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self.is_reading:
+            limit_s = self._service.settings.read_timeout_s
+            self.refuse(ApiError(408, f"the request must arrive within {limit_s} s (--read-timeout).", "read_timeout"))
+        else:  # it has never said a word
+            self.transport.close()
