@@ -59,7 +59,8 @@ class ServerSettings:
         deadline_s: A request that is not answered so many seconds after it came gets 504; a client may ask for less.
             None: it may take its time.
         read_timeout_s: Seconds that a request may take to arrive, headers and body together; then it gets 408.
-        drain_timeout_s: Seconds that accepted requests have to end after SIGTERM; None: as long as they take.
+        drain_timeout_s: Seconds that accepted requests have to end after SIGTERM; None: as long as they take, also
+            where a client has stopped reading.
         log_level: Of uvicorn: critical, error, warning, info or debug.
 
     Raises:
@@ -77,7 +78,7 @@ class ServerSettings:
     max_n: int = 16
     deadline_s: float | int | None = None
     read_timeout_s: float | int = 60
-    drain_timeout_s: float | int | None = None
+    drain_timeout_s: float | int | None = 300
     log_level: str = "info"
 
     def __post_init__(self) -> None:

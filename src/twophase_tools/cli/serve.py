@@ -53,8 +53,9 @@ def _add_server_options(options: argparse._ArgumentGroup) -> None:
     options.add_argument(
         "--drain-timeout",
         type=float,
+        default=DEFAULTS.drain_timeout_s,
         metavar="SECONDS",
-        help="for what was accepted before a signal (default: no limit)",
+        help="for what was accepted before a signal (default %(default)s)",
     )
     options.add_argument(
         "--log-level", choices=LOG_LEVELS, default=DEFAULTS.log_level, help="of uvicorn (default %(default)s)"
