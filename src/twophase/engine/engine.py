@@ -13,6 +13,7 @@ from twophase.core.outputs import RequestOutput, StepTrace, TokenLogprobs
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine._context import plain_context
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine._isolation import isolate
 from twophase.engine.beam_search import BeamSearch
@@ -247,9 +248,10 @@ class Engine:
             plan, failed = self._schedule(start_s)
             self._wake_s = plan.wake_s
         scheduled_s = self._clock()
-        self._runner.swap_out(plan.swaps_out)
-        plan = self._draft(plan)
-        results, scored = self._run(plan)
+        with plain_context():
+            self._runner.swap_out(plan.swaps_out)
+            plan = self._draft(plan)
+            results, scored = self._run(plan)
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
