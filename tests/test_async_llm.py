@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle
+from tests.engine.test_request_validation import BAD_OPTIONS
 from twophase import LLM, AsyncLLM, SamplingParams
 from twophase.core.errors import (
     ConfigError,
@@ -455,6 +458,64 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
         assert isinstance(served.error, ZeroDivisionError)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    monkeypatch.undo()  # what it died of is over, and none of its requests is left
+    check_idle(llm.engine)
+    assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_an_engine_that_cannot_be_emptied_is_used_by_nobody(tiny_folder, monkeypatch):  # noqa: F811
+    llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
+
+    def broken(*ids):
+        raise ZeroDivisionError("planted")
+
+    async def main():
+        served = AsyncLLM.of(llm)
+        with held(served):
+            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
+            await until(lambda: served.num_unfinished == 1)
+            for name in ("step", "abort"):
+                monkeypatch.setattr(llm.engine, name, broken)
+        with pytest.raises(EngineDeadError, match="planted"):
+            await task
+        served.close()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    monkeypatch.undo()
+    for call in (lambda: llm.generate("a"), lambda: AsyncLLM.of(llm)):
+        with pytest.raises(
+            InvalidRequestError, match=r"died of .*planted.* could not be taken out .* open the model anew"
+        ):
+            call()
+
+
+def test_an_engine_has_one_owner(llm):
+    async def main(served):
+        running = served.generate("The", LONG)
+        await anext(running)
+        for call in (lambda: AsyncLLM.of(llm), lambda: llm.generate("a"), lambda: next(llm.stream("a"))):
+            with pytest.raises(InvalidRequestError, match=r"an AsyncLLM runs this LLM's engine: .* `close` it first"):
+                call()
+        assert (await last_of(running)).finished
+
+    run(llm, main)
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+    AsyncLLM.of(llm)  # it is nobody's as soon as it is made
+    gc.collect()
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+
+
+@pytest.mark.unchecked_types
+def test_options_of_the_wrong_type(llm):
+    async def main(served):
+        for options, message in BAD_OPTIONS:
+            if "arrival_s" not in options and options != {"request_id": None}:  # both are made here
+                with pytest.raises(InvalidRequestError, match=message):
+                    await served.submit("a", GREEDY, **options)
+                assert not served.num_unfinished
+        return await last_of(served.generate("a", GREEDY))
+
+    assert run(llm, main).finished
 
 
 def test_a_drain_finishes_what_was_accepted(llm):
@@ -538,3 +599,28 @@ def test_observers_see_each_step_and_each_end(llm):
     first, end = run(llm, main)
     assert log.ended == [("a", "length"), ("b", "abort")]
     assert [step.step for step in log.steps] == list(range(first, end))
+
+
+def test_an_observer_that_raises_is_dropped(llm, caplog):
+    class Broken:
+        num_calls = 0
+
+        def note_step(self, step):
+            self.num_calls += 1
+            raise ZeroDivisionError("planted")
+
+        note_end = note_step
+
+    first, last = Broken(), Broken()
+    seen = []
+    good = SimpleNamespace(note_step=seen.append, note_end=seen.append)
+
+    async def main(served):
+        for observer in (first, good, last):
+            served.observe(observer)
+        return await last_of(served.generate("The", GREEDY))
+
+    assert run(llm, main).finished
+    assert len(seen) > 2
+    assert (first.num_calls, last.num_calls) == (1, 1)
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 2

@@ -78,7 +78,7 @@ def test_tokens_and_pages_are_the_same(tiny_folder, plain, context, when):  # no
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_autocast_comes_back_after_an_exception(kind):
     with switched(lambda on: torch.set_autocast_enabled(kind, on), True, False):
-        with pytest.raises(KeyError), plain_context():
+        with contextlib.suppress(KeyError), plain_context():
             assert not torch.is_autocast_enabled(kind)
             raise KeyError
         assert torch.is_autocast_enabled(kind)
