@@ -5,7 +5,7 @@ import contextlib
 import gc
 import threading
 import time
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -433,10 +433,11 @@ def test_an_idle_thread_sleeps_until_somebody_comes(llm):
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("can_abort", [True, False])
+def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch, can_abort):  # noqa: F811
     llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
 
-    def broken():
+    def broken(*ids):
         raise ZeroDivisionError("planted")
 
     async def main():
@@ -446,6 +447,8 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
             waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
             await until(lambda: served.num_unfinished == len(TEXTS))
             monkeypatch.setattr(llm.engine, "step", broken)
+            if not can_abort:
+                monkeypatch.setattr(llm.engine, "abort", broken)
         for task in waiting:
             with pytest.raises(EngineDeadError, match="died of ZeroDivisionError: planted"):
                 await task
@@ -458,35 +461,13 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
         assert isinstance(served.error, ZeroDivisionError)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-    monkeypatch.undo()  # what it died of is over, and none of its requests is left
-    check_idle(llm.engine)
-    assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
-
-
-def test_an_engine_that_cannot_be_emptied_is_used_by_nobody(tiny_folder, monkeypatch):  # noqa: F811
-    llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
-
-    def broken(*ids):
-        raise ZeroDivisionError("planted")
-
-    async def main():
-        served = AsyncLLM.of(llm)
-        with held(served):
-            task = asyncio.ensure_future(last_of(served.generate("The", GREEDY)))
-            await until(lambda: served.num_unfinished == 1)
-            for name in ("step", "abort"):
-                monkeypatch.setattr(llm.engine, name, broken)
-        with pytest.raises(EngineDeadError, match="planted"):
-            await task
-        served.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     monkeypatch.undo()
-    for call in (lambda: llm.generate("a"), lambda: AsyncLLM.of(llm)):
-        with pytest.raises(
-            InvalidRequestError, match=r"died of .*planted.* could not be taken out .* open the model anew"
-        ):
-            call()
+    if not can_abort:
+        with pytest.raises(InvalidRequestError, match=r"died of .*planted.* could not be aborted .* the model anew"):
+            AsyncLLM.of(llm)
+    else:
+        check_idle(llm.engine)
+        assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
 
 
 def test_an_engine_has_one_owner(llm):
@@ -602,25 +583,15 @@ def test_observers_see_each_step_and_each_end(llm):
 
 
 def test_an_observer_that_raises_is_dropped(llm, caplog):
-    class Broken:
-        num_calls = 0
-
-        def note_step(self, step):
-            self.num_calls += 1
-            raise ZeroDivisionError("planted")
-
-        note_end = note_step
-
-    first, last = Broken(), Broken()
-    seen = []
-    good = SimpleNamespace(note_step=seen.append, note_end=seen.append)
+    first, good, last = Mock(), Mock(), Mock()
+    first.note_step.side_effect = last.note_end.side_effect = ZeroDivisionError("planted")
 
     async def main(served):
         for observer in (first, good, last):
             served.observe(observer)
-        return await last_of(served.generate("The", GREEDY))
+        return [await last_of(served.generate("The", GREEDY)) for _ in range(2)]
 
-    assert run(llm, main).finished
-    assert len(seen) > 2
-    assert (first.num_calls, last.num_calls) == (1, 1)
+    assert all(output.finished for output in run(llm, main))
+    assert [len(mock.note_step.mock_calls) for mock in (first, good, last)] == [1, 16, 8]
+    assert [len(mock.note_end.mock_calls) for mock in (first, good, last)] == [0, 2, 1]
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 2

@@ -68,9 +68,9 @@ class LLM:
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
-        self._close = weakref.finalize(self, _close, self.runner, self._pid)  # at the latest when the interpreter ends
         self._lending = threading.Lock()
         self._why_not: str | None = None  # why its engine cannot be used
+        self._close = weakref.finalize(self, _close, self.runner, self._pid)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
 
@@ -95,10 +95,10 @@ class LLM:
         self._close()
 
     def lend(self) -> None:
-        """Give the engine to another owner, an AsyncLLM: this LLM refuses requests until `take_back`.
+        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`.
 
         Raises:
-            InvalidRequestError: There is an owner already, or there are unfinished requests.
+            InvalidRequestError: An AsyncLLM has it already, or there are unfinished requests.
             EngineDeadError: As `generate`.
         """
         with self._lending:
@@ -108,7 +108,7 @@ class LLM:
             self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
-        """The owner uses the engine no more; `why_not` tells why nobody else can either."""
+        """The AsyncLLM uses the engine no more; `why_not` tells why nobody else can either."""
         self._why_not = why_not
 
     def _check_usable(self) -> None:
@@ -277,7 +277,7 @@ class LLM:
 
 
 def _close(runner: Runner, pid: int) -> None:
-    if os.getpid() == pid:  # not in a fork: the other ranks are its parent's
+    if os.getpid() == pid:  # a fork leaves the other ranks to its parent
         runner.close()
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -80,12 +79,13 @@ require(at_first + 2)
     )
 
 
-IN_FORK = """
+def test_a_fork_serves_or_refuses(tiny_folder):  # noqa: F811
+    """With an LLM it serves. It lacks the thread of an AsyncLLM, which is in the middle of something."""
+    run(
+        """
 import asyncio, signal, threading
 from twophase import SamplingParams
 from twophase.core.errors import EngineDeadError, InvalidRequestError
-
-llm = LLM(sys.argv[1], num_kv_blocks=64, device="cpu")
 
 def generate():
     return llm.generate("The quick brown fox", SamplingParams(temperature=0, max_tokens=8), False)[0].outputs
@@ -98,75 +98,49 @@ def in_fork(check):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
-def require_refusal(call, *kinds):
-    try:
-        call()
-    except kinds as error:
-        assert "fork" in str(error) and "'spawn'" in str(error), error
-    else:
-        raise AssertionError("not refused")
-"""
-
-
-def test_an_llm_serves_in_a_fork(tiny_folder):  # noqa: F811
-    run(
-        IN_FORK
-        + """
-expected = generate()
-
-def check():
+def serves():
     assert generate() == expected
 
-in_fork(check)
-check()
-""",
-        str(tiny_folder),
-    )
-
-
-def test_an_async_llm_refuses_in_a_fork(tiny_folder):  # noqa: F811
-    run(
-        IN_FORK
-        + """
-served = AsyncLLM.of(llm)
-is_held, go_on = threading.Event(), threading.Event()
+def refuses():
+    submit = lambda: asyncio.run(served.submit("a"))
+    for call in submit, served.check_acceptance, generate, lambda: AsyncLLM.of(llm):
+        try:
+            call()
+        except (EngineDeadError, InvalidRequestError) as error:
+            assert "fork" in str(error) and "'spawn'" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    assert not served.is_alive and served.num_waiting == 0 and asyncio.run(served.drain())
+    served.close()
 
 def hold():
     with served._thread._changed:  # it stays locked in the fork
         is_held.set()
         go_on.wait()
 
-def check():
-    require_refusal(lambda: asyncio.run(served.submit("a")), EngineDeadError)
-    require_refusal(served.check_acceptance, EngineDeadError)
-    require_refusal(generate, InvalidRequestError)
-    assert not served.is_alive and served.num_waiting == 0 and asyncio.run(served.drain())
-    served.close()
-    require_refusal(lambda: AsyncLLM.of(llm), InvalidRequestError)
-
+llm = LLM(sys.argv[1], num_kv_blocks=64, device="cpu")
+expected = generate()
+in_fork(serves)
+served, is_held, go_on = AsyncLLM.of(llm), threading.Event(), threading.Event()
 threading.Thread(target=hold, daemon=True).start()
 is_held.wait()
-in_fork(check)
+in_fork(refuses)
 go_on.set()
 served.close()
-generate()
-in_fork(generate)
+serves()
+in_fork(serves)
 """,
         str(tiny_folder),
     )
 
 
 @pytest.mark.unchecked_types
-def test_a_fork_refuses_what_its_parent_shares(tiny_folder, monkeypatch):  # noqa: F811
-    """A GPU, and the other ranks; it lets these go neither."""
+def test_a_fork_leaves_its_parents_ranks_alone(tiny_folder, monkeypatch):  # noqa: F811
     llm = LLM(tiny_folder, num_kv_blocks=64, device="cpu")
     monkeypatch.setattr(llm, "_pid", -1)
     monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2))
+    monkeypatch.setattr(llm.runner, "close", lambda: pytest.fail("it was closed"))
     for call in (lambda: llm.generate("a"), lambda: next(llm.stream("a")), llm.lend):
         with pytest.raises(EngineDeadError, match=r"fork .* 'spawn'"):
             call()
-    closed = []
-    runner = SimpleNamespace(close=lambda: closed.append(1))
-    for pid in (-1, os.getpid()):
-        _close(runner, pid)
-    assert closed == [1]
+    _close(llm.runner, -1)

@@ -9,6 +9,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.guidance import Grammar, Guidance
 
+MAX_SEARCHED = 1000  # characters of a stop string
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
 Prompt = str | Mapping[str, Any] | Sequence[int]
 
@@ -97,6 +98,9 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
             f"use stop_token_ids."
         )
+    if codec is not None and params.skip_special_tokens:
+        for stop in params.stop:
+            _check_stop(stop, codec)
     for token_id, _ in params.logit_bias:
         if token_id >= vocab_size:
             raise InvalidRequestError(
@@ -106,6 +110,19 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
         if token_id >= vocab_size:
             raise InvalidRequestError(
                 f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
+            )
+
+
+def _check_stop(stop: str, codec: TextCodec) -> None:
+    """Raises InvalidRequestError for a special token's text with other text beside it, in the string's beginning."""
+    for token_id in codec.encode(stop[:MAX_SEARCHED]):
+        text = codec.decode([token_id], skip_special_tokens=False)
+        # Twice, because a single space may be stripped.
+        if text and text in stop and text != stop and not codec.decode([token_id] * 2, skip_special_tokens=True):
+            raise InvalidRequestError(
+                f"stop={shown(stop)} could never be met, because skip_special_tokens leaves {shown(text)} out of the "
+                f"text. Stop at that token alone, by its text or by its id in stop_token_ids, or set "
+                f"skip_special_tokens=False."
             )
 
 

@@ -81,8 +81,7 @@ class EngineThread:
         engine: Nobody else may use it until the thread has stopped.
         tell: Called in this thread with what a step, or an accepted request, has brought. It must not block.
         max_queue: Requests that may wait for their first step; None: any number.
-        at_end: Called in this thread as the last one that uses the engine, with the reason why no other can use it
-            either; None: its requests have left it.
+        at_end: Called when the engine is free again, with None, or with the reason why nobody can use it.
     """
 
     def __init__(
@@ -115,8 +114,8 @@ class EngineThread:
         self._numbers = itertools.count()
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
-        self._thread.start()
         _THREADS.add(self)
+        self._thread.start()
 
     # -- for the others
 
@@ -328,13 +327,13 @@ class EngineThread:
             self._tell(news)
 
     def _end_all(self) -> None:
-        """Take all jobs out of the engine and return it; then those who wait are told."""
+        """Free the engine of all jobs, and tell those who wait."""
         with self._changed:
             self._is_stopped = True
             _THREADS.discard(self)
             jobs = self._clear()
             self._changed.notify_all()
-        self._at_end(self._why_unusable(jobs))
+        self._at_end(self._abort_all(jobs))
         self._news += [(job, self._death()) for job in jobs.values()]
         self._tell_news()
 
@@ -345,22 +344,17 @@ class EngineThread:
         self._num_unseen = 0
         return jobs
 
-    def _why_unusable(self, jobs: Mapping[str, Job]) -> str | None:
+    def _abort_all(self, jobs: Mapping[str, Job]) -> str | None:
+        """Returns why the engine cannot be used any more, if that failed."""
         try:
             for request_id in jobs:
                 self._engine.abort(request_id)
-            num_left = self._engine.stats().cache.num_in_use
-            if not num_left and not self._engine.has_unfinished_requests():
-                return None
-            cause = f"{num_left} blocks are still in use"
+            return None
         except Exception as error:
-            cause = f"{type(error).__name__}: {error}"
-        return f"{self._death()} Its requests could not be taken out of the engine ({cause}): open the model anew."
-
-    # -- in a fork of the process
+            return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model anew."
 
     def end_in_fork(self) -> None:
-        """Only the forking thread is there: nobody steps the engine, and `_changed` may be locked for ever."""
+        """Of the process, which has only the thread that forked; another may have locked `_changed` for ever."""
         self._changed = threading.Condition()
         self._clear()
         self.error = EngineDeadError(
