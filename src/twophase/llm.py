@@ -19,7 +19,6 @@ from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine.prompts import Prompt
-from twophase.engine.runner import Runner
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase.plan_file import read_plan
 
@@ -70,7 +69,7 @@ class LLM:
         self._pid = os.getpid()
         self._lending = threading.Lock()
         self._why_not: str | None = None  # why its engine cannot be used
-        self._close = weakref.finalize(self, _close, self.runner, self._pid)  # at the latest when the interpreter ends
+        self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
 
@@ -274,11 +273,6 @@ class LLM:
             for request_id in request_ids:
                 self.engine.abort(request_id)
                 self._latest.pop(request_id, None)
-
-
-def _close(runner: Runner, pid: int) -> None:
-    if os.getpid() == pid:  # a fork leaves the other ranks to its parent
-        runner.close()
 
 
 def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:

@@ -339,7 +339,7 @@ MUTANTS = [
     ("a character beside half of one waits", "        piece = self._count(self._read_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._count(self._read_text if is_whole(self._read_text) else '')", "junk"),
     ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),
     ("junk told twice", "text, text[: len(text) - num_open + num_released]", "text, ''", "junk"),
-    ("special tokens pend", "            self._pending.pop()\n            return None\n", "            pass\n", "special"),
+    ("special tokens pend", "            self._pending.pop()\n            return self._stop_at(token_id)\n", "            pass\n", "special"),
     ("special tokens kept", "skip_special_tokens=self._params.skip_special_tokens", "skip_special_tokens=False", "special"),
     ("nothing held back", "num_released = len(text) - num_held", "num_released = len(text)", "stop"),
     ("held text lost at the end", "self._pieces.append(self._held)", "pass", "stop"),

