@@ -98,9 +98,6 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
             f"use stop_token_ids."
         )
-    if codec is not None and params.skip_special_tokens:
-        for stop in params.stop:
-            _check_stop(stop, codec)
     for token_id, _ in params.logit_bias:
         if token_id >= vocab_size:
             raise InvalidRequestError(
@@ -111,6 +108,9 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             raise InvalidRequestError(
                 f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
             )
+    if codec is not None and params.skip_special_tokens:
+        for stop in params.stop:
+            _check_stop(stop, codec)
 
 
 def _check_stop(stop: str, codec: TextCodec) -> None:
