@@ -9,7 +9,6 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.guidance import Grammar, Guidance
 
-MAX_SEARCHED = 1000  # characters of a stop string
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
 Prompt = str | Mapping[str, Any] | Sequence[int]
 
@@ -114,8 +113,8 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
 
 
 def _check_stop(stop: str, codec: TextCodec) -> None:
-    """Raises InvalidRequestError for a special token's text with other text beside it, in the string's beginning."""
-    for token_id in codec.encode(stop[:MAX_SEARCHED]):
+    """Raises InvalidRequestError for a special token's text with other text beside it."""
+    for token_id in codec.encode(stop):
         text = codec.decode([token_id], skip_special_tokens=False)
         # Twice, because a single space may be stripped.
         if text and text in stop and text != stop and not codec.decode([token_id] * 2, skip_special_tokens=True):
