@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle
+from tests.engine.test_request_validation import BAD_OPTIONS
 from twophase import LLM, AsyncLLM, SamplingParams
 from twophase.core.errors import (
     ConfigError,
@@ -430,10 +433,11 @@ def test_an_idle_thread_sleeps_until_somebody_comes(llm):
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("can_abort", [True, False])
+def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch, can_abort):  # noqa: F811
     llm = LLM(tiny_folder, num_kv_blocks=64, block_size=4)
 
-    def broken():
+    def broken(*ids):
         raise ZeroDivisionError("planted")
 
     async def main():
@@ -443,6 +447,8 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
             waiting = [asyncio.ensure_future(last_of(served.generate(text, GREEDY))) for text in TEXTS]
             await until(lambda: served.num_unfinished == len(TEXTS))
             monkeypatch.setattr(llm.engine, "step", broken)
+            if not can_abort:
+                monkeypatch.setattr(llm.engine, "abort", broken)
         for task in waiting:
             with pytest.raises(EngineDeadError, match="died of ZeroDivisionError: planted"):
                 await task
@@ -455,6 +461,42 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch):  # noqa: F811
         assert isinstance(served.error, ZeroDivisionError)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    monkeypatch.undo()
+    if not can_abort:
+        with pytest.raises(InvalidRequestError, match=r"died of .*planted.* could not be aborted .* the model anew"):
+            AsyncLLM.of(llm)
+    else:
+        check_idle(llm.engine)
+        assert llm.generate("The", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_an_engine_has_one_owner(llm):
+    async def main(served):
+        running = served.generate("The", LONG)
+        await anext(running)
+        for call in (lambda: AsyncLLM.of(llm), lambda: llm.generate("a"), lambda: next(llm.stream("a"))):
+            with pytest.raises(InvalidRequestError, match=r"an AsyncLLM runs this LLM's engine: .* `close` it first"):
+                call()
+        assert (await last_of(running)).finished
+
+    run(llm, main)
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+    AsyncLLM.of(llm)  # it is nobody's as soon as it is made
+    gc.collect()
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+
+
+@pytest.mark.unchecked_types
+def test_options_of_the_wrong_type(llm):
+    async def main(served):
+        for options, message in BAD_OPTIONS:
+            if "arrival_s" not in options and options != {"request_id": None}:  # both are made here
+                with pytest.raises(InvalidRequestError, match=message):
+                    await served.submit("a", GREEDY, **options)
+                assert not served.num_unfinished
+        return await last_of(served.generate("a", GREEDY))
+
+    assert run(llm, main).finished
 
 
 def test_a_drain_finishes_what_was_accepted(llm):
@@ -538,3 +580,18 @@ def test_observers_see_each_step_and_each_end(llm):
     first, end = run(llm, main)
     assert log.ended == [("a", "length"), ("b", "abort")]
     assert [step.step for step in log.steps] == list(range(first, end))
+
+
+def test_an_observer_that_raises_is_dropped(llm, caplog):
+    first, good, last = Mock(), Mock(), Mock()
+    first.note_step.side_effect = last.note_end.side_effect = ZeroDivisionError("planted")
+
+    async def main(served):
+        for observer in (first, good, last):
+            served.observe(observer)
+        return [await last_of(served.generate("The", GREEDY)) for _ in range(2)]
+
+    assert all(output.finished for output in run(llm, main))
+    assert [len(mock.note_step.mock_calls) for mock in (first, good, last)] == [1, 16, 8]
+    assert [len(mock.note_end.mock_calls) for mock in (first, good, last)] == [0, 2, 1]
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError] * 2

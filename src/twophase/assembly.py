@@ -16,6 +16,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
+from twophase.engine._context import plain_context
 from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
 from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import Engine
@@ -53,6 +54,7 @@ class Parts:
     engine: Engine
 
 
+@plain_context()
 def assemble(model: str, config: EngineConfig) -> Parts:
     """Open a model and build an engine around it. Everything that can be refused is, before a weight is read.
 

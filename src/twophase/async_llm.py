@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from twophase.config import EngineConfig
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import ConfigError
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.rules import checked, number, optional, whole_number
 from twophase.core.sampling_params import SamplingParams
@@ -126,16 +126,15 @@ class AsyncLLM:
 
     @classmethod
     def of(cls, llm: LLM, *, max_queue: int | None = None) -> "AsyncLLM":
-        """Run the engine of an LLM that is there. It stays yours: don't use it meanwhile; after `close` you may again.
+        """Run the engine of an LLM that is there. It stays yours: after `close` you may use it again, not before.
 
         Raises:
             ConfigError: `max_queue` breaks its rule.
-            InvalidRequestError: The LLM has unfinished requests.
+            InvalidRequestError: The LLM has unfinished requests, or an AsyncLLM runs its engine already.
         """
-        if llm.engine.has_unfinished_requests():
-            raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
         made = cls.__new__(cls)
-        made._start(llm, checked("max_queue", max_queue, MAX_QUEUE, ConfigError), llm.model_dir.name)
+        max_queue = checked("max_queue", max_queue, MAX_QUEUE, ConfigError)
+        made._start(llm, max_queue, llm.model_dir.name)
         made._close_llm = lambda: None
         return made
 
@@ -143,7 +142,8 @@ class AsyncLLM:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
         dismiss_workers()  # this thread has loaded the model, and from now on another one computes
-        self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue)
+        llm.lend()
+        self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue, at_end=llm.take_back)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
@@ -178,7 +178,8 @@ class AsyncLLM:
             QueueFullError: `max_queue` requests wait already.
             DrainingError: `drain` was called.
             DeadlineError: It was not finished by its deadline. What there was of it has been yielded.
-            EngineDeadError: The engine's thread died, before or meanwhile (`error` tells why), or was closed.
+            EngineDeadError: The engine's thread died, before or meanwhile (`error` tells why), or was closed, or this
+                process is a fork of the one that it runs in.
         """
         outputs = await self.submit(
             prompt,
@@ -305,7 +306,7 @@ class AsyncLLM:
         return self.llm.tokenizer
 
     def observe(self, observer: Observer) -> None:
-        """From now on `observer` is told of each step and of each request's end."""
+        """From now on `observer` is told of each step and of each request's end, unless it raises."""
         self._thread.observers.append(observer)
 
 

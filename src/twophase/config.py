@@ -12,6 +12,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import FLAG, Rule, apply_rules, number, whole_number
+from twophase.core.sampling_params import MAX_SEED
 from twophase.core.speculative import SpeculativeConfig
 from twophase.quantization.schemes import SCHEMES
 
@@ -85,7 +86,7 @@ RULES: Mapping[str, Rule] = {
     "kv_cache_dtype": _one_of(*KV_CACHE_DTYPES),
     "sliding_window": _unless_none(whole_number(1, note="keys, the token's own among them")),
     "num_attention_sinks": whole_number(0),
-    "seed": whole_number(),
+    "seed": whole_number(at_least=0, at_most=MAX_SEED),
     "skip_tokenizer_init": FLAG,
     "use_cuda_graphs": FLAG,
     "max_trace_steps": _unless_none(whole_number(0)),

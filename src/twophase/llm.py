@@ -1,6 +1,8 @@
 """`LLM`: a model folder opened for generation. Names follow vLLM's class of the same name."""
 
 import itertools
+import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from typing import Any, final
 from twophase.assembly import assemble
 from twophase.config import EngineConfig, configured
 from twophase.core.beam_search import BeamSearchOutput, BeamSearchParams
-from twophase.core.errors import InvalidRequestError, TwophaseError
+from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
@@ -64,6 +66,9 @@ class LLM:
         self.model_dir, self.model_config, self.tokenizer = parts.folder, parts.model_config, parts.tokenizer
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
+        self._pid = os.getpid()
+        self._lending = threading.Lock()
+        self._why_not: str | None = None  # why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
@@ -87,6 +92,32 @@ class LLM:
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
         self._close()
+
+    def lend(self) -> None:
+        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`.
+
+        Raises:
+            InvalidRequestError: An AsyncLLM has it already, or there are unfinished requests.
+            EngineDeadError: As `generate`.
+        """
+        with self._lending:
+            self._check_usable()
+            if self.engine.has_unfinished_requests():
+                raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
+            self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
+
+    def take_back(self, why_not: str | None = None) -> None:
+        """The AsyncLLM uses the engine no more; `why_not` tells why nobody else can either."""
+        self._why_not = why_not
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid and (self.kv_cache.device.type != "cpu" or self.config.tensor_parallel_size > 1):
+            raise EngineDeadError(
+                "this process is a fork of the one that opened the model, and cannot use its GPU or its other ranks. "
+                "Start it with multiprocessing's 'spawn', and open the model in it."
+            )
+        if self._why_not is not None:
+            raise InvalidRequestError(self._why_not)
 
     def __enter__(self) -> "LLM":
         return self
@@ -115,8 +146,10 @@ class LLM:
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 
         Raises:
-            InvalidRequestError: One of the requests could never be served; none is run.
+            InvalidRequestError: One of the requests could never be served; none is run. Or an AsyncLLM runs the engine.
+            EngineDeadError: This process is a fork of the one that opened the model on a GPU or with several ranks.
         """
+        self._check_usable()
         several = _listed("prompts", prompts, (str, Mapping))
         params: list[Any] = [None] * len(several)
         if sampling_params is not None:
@@ -190,6 +223,7 @@ class LLM:
             InvalidRequestError: As `generate`; or more than one completion is asked for.
             GenerationError: The request failed while it ran.
         """
+        self._check_usable()
         params = SamplingParams() if sampling_params is None else sampling_params
         if isinstance(params, SamplingParams) and params.n != 1:
             raise InvalidRequestError(f"a stream has one completion, so n must be 1, got {params.n}; use generate.")

@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestOutput
 from twophase.core.rules import apply_rules, checked, optional, whole_number
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.sampling_params import MAX_SEED, SamplingParams
 from twophase.engine.prompts import Prompt
 
 Scorer = Callable[[CompletionOutput], float]
@@ -193,7 +193,7 @@ def first_accepted(
     num_samples = num_tokens = num_rounds = 0
     while num_samples < budget.max_samples and (budget.max_tokens is None or num_tokens < budget.max_tokens):
         n = min(budget.round_size, budget.max_samples - num_samples)
-        seed = None if params.seed is None else params.seed + num_rounds
+        seed = None if params.seed is None else (params.seed + num_rounds) % (MAX_SEED + 1)
         (output,) = llm.generate(prompt, replace(params, n=n, seed=seed), use_tqdm=False)
         num_rounds, num_samples = num_rounds + 1, num_samples + n
         num_tokens += sum(len(completion.token_ids) for completion in output.outputs)

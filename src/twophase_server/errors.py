@@ -19,7 +19,7 @@ MAX_CHARACTERS = 2000  # of a message
 
 
 @final
-class ApiError(Exception):
+class ApiError(TwophaseError):
     """A refusal, or a failure, as the client is told of it.
 
     Attributes:

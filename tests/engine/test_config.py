@@ -35,7 +35,7 @@ BAD = {
     "kv_cache_dtype": ["int4", None],
     "sliding_window": [0, -1, 8.0],
     "num_attention_sinks": [-1, None],
-    "seed": [None, 1.5, "0"],
+    "seed": [None, 1.5, "0", -1, 2**64],
     "skip_tokenizer_init": [1],
     "use_cuda_graphs": ["False"],
     "max_trace_steps": [-1, 1.5],

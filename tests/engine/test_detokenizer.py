@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.tokenizers_for_tests import ALL, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
+from tests.engine.tokenizers_for_tests import ALL, END, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import detokenizer
@@ -239,6 +239,13 @@ def check_stop_strings(module) -> None:
     # 'lo' is complete before 'hello world' could be, whatever the tokens are.
     for pieces in (list("say hello world"), ["say hello world"]):
         assert stream_pieces(pieces, module, stop=("hello world", "lo"))[0][-1] == "say hel"
+    # A special token that is left out stops by its text; what was held back is text then, half a character too.
+    for kind in (byte_level, byte_fallback):
+        decoder = kind()
+        ids = [*decoder.encode("the fox"), decoder.byte_id(0xE6), decoder.end_id]
+        for include in (False, True):
+            texts, matched = stream(decoder, ids, module=module, stop=("fox!", END), include_stop_str_in_output=include)
+            assert (texts[-1], matched) == (f"the fox{REPLACEMENT_CHARACTER}{END * include}", END)
     # Two end together: the longer one is cut.
     assert stream_pieces(["say hello"], module, stop=("llo", "hello"))[0][-1] == "say "
 
@@ -332,7 +339,7 @@ MUTANTS = [
     ("a character beside half of one waits", "        piece = self._count(self._read_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._count(self._read_text if is_whole(self._read_text) else '')", "junk"),
     ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),
     ("junk told twice", "text, text[: len(text) - num_open + num_released]", "text, ''", "junk"),
-    ("special tokens pend", "            self._pending.pop()\n            return None\n", "            pass\n", "special"),
+    ("special tokens pend", "            self._pending.pop()\n            return self._stop_at(token_id)\n", "            pass\n", "special"),
     ("special tokens kept", "skip_special_tokens=self._params.skip_special_tokens", "skip_special_tokens=False", "special"),
     ("nothing held back", "num_released = len(text) - num_held", "num_released = len(text)", "stop"),
     ("held text lost at the end", "self._pieces.append(self._held)", "pass", "stop"),

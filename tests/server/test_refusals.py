@@ -82,7 +82,7 @@ BAD = {
     "a deadline of zero": (CHAT, {"messages": HI, "deadline_s": 0}, "deadline_s", "seconds > 0, got 0"),
     "a priority": (CHAT, {"messages": HI, "priority": "high"}, "priority", "got 'high'"),
     "a salt": (CHAT, {"messages": HI, "cache_salt": 3}, "cache_salt", "must be text"),
-    "a long name of a user": (CHAT, {"messages": HI, "user": "u" * 513}, "user", "must be text of at most 512 characters"),
+    "a long salt": (CHAT, {"messages": HI, "cache_salt": "u" * 513}, "cache_salt", "must be text of at most 512 characters"),
     "a long name of a field": (CHAT, {"messages": HI, "x" * 900_000: 1}, "x" * 2000, "there is no field 'xxx"),
     "a long value": (CHAT, {"messages": HI, "temperature": [[1] * 300_000]}, "temperature", "(0 is greedy), got [[1, 1, 1"),
     "many messages": (CHAT, {"messages": HI * 4097}, "messages", "must be a non-empty list of messages, at most 4096"),

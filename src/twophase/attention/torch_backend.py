@@ -282,7 +282,7 @@ class TorchBackend(AttentionBackend):
         maximum = scores.amax(-1)
         if n > num_seqs:
             owner = plan.owner[:, None, None].expand_as(maximum)
-            start = torch.full((num_seqs, num_kv_heads, group), -math.inf, device=q.device)
+            start = maximum.new_full((num_seqs, num_kv_heads, group), -math.inf)
             maximum = start.scatter_reduce(0, owner, maximum, "amax")[plan.owner]
         p = scores.sub_(maximum.clamp(min=torch.finfo(torch.float32).min)[..., None]).exp_()
         total = p.sum(-1)
@@ -290,8 +290,8 @@ class TorchBackend(AttentionBackend):
             p *= v_scale.view(n, num_kv_heads, 1, width)
         out = torch.bmm(p.to(q.dtype).view(-1, group, width), v.view(-1, width, head_dim)).view(n, -1, group, head_dim)
         if n > num_seqs:
-            out = torch.zeros((num_seqs, *out.shape[1:]), device=q.device).index_add_(0, plan.owner, out.float())
-            total = torch.zeros((num_seqs, *total.shape[1:]), device=q.device).index_add_(0, plan.owner, total)
+            out = out.new_zeros((num_seqs, *out.shape[1:]), dtype=torch.float32).index_add_(0, plan.owner, out.float())
+            total = total.new_zeros((num_seqs, *total.shape[1:])).index_add_(0, plan.owner, total)
         out = out / total.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         return out.to(q.dtype).view(q.shape)
 
@@ -337,7 +337,7 @@ def rms_norm(x: Float[Tensor, "*a N"], weight: Float[Tensor, "N"], eps: float) -
 
 @functools.cache
 def _root(eps: float) -> Float[Tensor, ""]:
-    return torch.tensor(math.sqrt(eps))
+    return torch.tensor(math.sqrt(eps), dtype=torch.float32)
 
 
 def rotate(

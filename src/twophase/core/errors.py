@@ -1,8 +1,17 @@
 """Errors a user can meet. Each message states the rule, both values and the likely fix."""
 
+from typing import Any
+
 
 class TwophaseError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. Pickle and copy take it, whatever its `__init__` takes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[TwophaseError], args: tuple[Any, ...]) -> TwophaseError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(TwophaseError, ValueError):
@@ -34,7 +43,8 @@ class DrainingError(TwophaseError):
 
 
 class EngineDeadError(TwophaseError):
-    """The thread that ran the engine's steps has ended, by an exception or by `close`; nothing is served any more."""
+    """The thread that ran the engine's steps has ended, by an exception or by `close`, or this process is a fork of the
+    engine's; nothing is served any more."""
 
 
 class ModelFolderError(TwophaseError):

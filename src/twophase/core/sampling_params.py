@@ -22,6 +22,7 @@ from twophase.core.rules import (
 from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1  # a key of the random numbers has 64 bits (`twophase.engine.philox`)
 # Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 MAX_OUTPUT_PENALTY = 2.0  # as in OpenAI's interface and vLLM
@@ -78,7 +79,7 @@ RULES = {
     ),
     "presence_penalty": OUTPUT_PENALTY,
     "frequency_penalty": OUTPUT_PENALTY,
-    "seed": optional(whole_number(at_least=0)),
+    "seed": optional(whole_number(at_least=0, at_most=MAX_SEED)),
     "max_tokens": whole_number(at_least=1),
     "min_tokens": whole_number(at_least=0),
     "stop": several(
@@ -122,12 +123,13 @@ class SamplingParams:
             multiplied (CTRL, arXiv:1909.05858, section 4.1).
         presence_penalty: In [-2, 2]; taken from the logit of each token that the completion has already.
         frequency_penalty: In [-2, 2]; taken from it as often as the completion has it. Neither counts the prompt.
-        seed: Makes the request's draws reproducible, alone or in any batch; None draws a fresh seed.
+        seed: Makes the request's draws reproducible, alone or in any batch; below 2**64. None draws a fresh seed.
         max_tokens: Tokens to generate at most, >= 1.
         min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
             end it, and stop strings are text like any other. At most `max_tokens`.
         stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none. At
-            most 32, each of at most 256 characters.
+            most 32, each of at most 256 characters. The text of a special token, "<|im_end|>" say, also stands for that
+            token, which has no text otherwise.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids, at most 1,024; None is
             none.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).

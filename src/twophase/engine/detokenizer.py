@@ -85,7 +85,7 @@ class Detokenizer:
         self._read_text = self._read(self._pending)
         if self._read_text == before and not self._has_text(token_id):
             self._pending.pop()
-            return None
+            return self._stop_at(token_id)
         num_last = len(self._pending)
         if not is_whole(self._read_text):
             num_last = self._split_off_character()
@@ -106,6 +106,17 @@ class Detokenizer:
         self._pieces.append(self._held)
         self._held = ""
         return matched
+
+    def _stop_at(self, token_id: int) -> str | None:
+        """Whether a special token that is left out of the text is a stop string by itself."""
+        stop = self._decoder.decode([token_id], skip_special_tokens=False) if self._params.stop else ""
+        is_stop = stop in self._params.stop and self._num_tokens > self._params.min_tokens
+        if not is_stop or not (self._may_end is None or self._may_end(self.text + self._held)):
+            return None
+        matched = self.finish()
+        if matched is None and self._params.include_stop_str_in_output:
+            self._pieces.append(stop)
+        return stop if matched is None else matched
 
     def _split(self, prompt: Sequence[int]) -> tuple[list[int], list[int]]:
         """Context and pending tokens at the end of the prompt, which may end in an incomplete character."""

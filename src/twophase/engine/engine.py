@@ -13,6 +13,7 @@ from twophase.core.outputs import RequestOutput, StepTrace, TokenLogprobs
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine._context import plain_context
 from twophase.engine._interrupts import Uninterrupted
 from twophase.engine._isolation import isolate
 from twophase.engine.beam_search import BeamSearch
@@ -274,6 +275,7 @@ class Engine:
             except SequenceFault as fault:
                 failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
 
+    @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
         """The plan with drafts in the room that it has for them."""
         if self.speculator is None:
@@ -293,6 +295,7 @@ class Engine:
             num_allowed=len if guide is None else partial(guide.num_allowed, *so_far),
         )
 
+    @plain_context()
     def _run(self, plan: StepPlan) -> tuple[dict[int, Sampled | Exception], dict[int, Scored]]:
         """Do what is planned; what came of each chunk, and log-probabilities of its prompt tokens, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}

@@ -1,6 +1,7 @@
 """The threads PyTorch computes with on a CPU: each thread that computes has a pool of OpenMP workers of its own."""
 
 import ctypes
+import os
 
 import torch
 
@@ -19,3 +20,7 @@ def dismiss_workers() -> None:
     pause = getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)
     if pause is not None:
         pause(SOFT)
+
+
+if hasattr(os, "register_at_fork"):  # a fork has no workers, and would wait for them for ever
+    os.register_at_fork(before=dismiss_workers)

@@ -36,11 +36,11 @@ def philox4x32(counter: UInt32[np.ndarray, "4 B"], key: UInt32[np.ndarray, "2 B"
 def uniforms(seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> Float64[np.ndarray, "B"]:
     """One uniform in [0, 1) with 53 random bits for each (seed, completion index, output position).
 
-    The key is the seed's low 64 bits, the counter (position, index, 0, 0). All values are >= 0; positions and indices
-    below 2**32.
+    The key is the seed, the counter (position, index, 0, 0). All values are >= 0; seeds below 2**64, positions and
+    indices below 2**32.
     """
     seed_low = np.array([seed & 0xFFFFFFFF for seed in seeds], dtype=np.uint32)
-    seed_high = np.array([seed >> 32 & 0xFFFFFFFF for seed in seeds], dtype=np.uint32)
+    seed_high = np.array([seed >> 32 for seed in seeds], dtype=np.uint32)
     zeros = np.zeros_like(seed_low)
     counter = np.stack([np.array(positions, np.uint32), np.array(indices, np.uint32), zeros, zeros])
     words = philox4x32(counter, np.stack([seed_low, seed_high])).astype(np.uint64)

@@ -114,6 +114,22 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             raise InvalidRequestError(
                 f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
             )
+    if codec is not None and params.skip_special_tokens:
+        for stop in params.stop:
+            _check_stop(stop, codec)
+
+
+def _check_stop(stop: str, codec: TextCodec) -> None:
+    """Raises InvalidRequestError for a special token's text with other text beside it."""
+    for token_id in codec.encode(stop):
+        text = codec.decode([token_id], skip_special_tokens=False)
+        # Twice, because a single space may be stripped.
+        if text and text in stop and text != stop and not codec.decode([token_id] * 2, skip_special_tokens=True):
+            raise InvalidRequestError(
+                f"stop={shown(stop)} could never be met, because skip_special_tokens leaves {shown(text)} out of the "
+                f"text. Stop at that token alone, by its text or by its id in stop_token_ids, or set "
+                f"skip_special_tokens=False."
+            )
 
 
 def compile_grammar(params: SamplingParams, guidance: Guidance | None) -> Grammar | None:

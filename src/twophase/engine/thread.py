@@ -2,8 +2,11 @@
 
 import heapq
 import itertools
+import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final, runtime_checkable
@@ -16,10 +19,13 @@ from twophase.core.errors import (
     QueueFullError,
 )
 from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.rules import TEXT, checked
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
+
+logger = logging.getLogger(__name__)
 
 MAX_ENDED = 64  # jobs that have ended and are kept until their deadline, besides one for each that has not
 
@@ -49,7 +55,10 @@ News = tuple[Job, RequestOutput | Exception | None]
 
 @runtime_checkable
 class Observer(Protocol):
-    """Sees what the engine does, in the engine's thread: between two steps, so it must be quick."""
+    """Sees what the engine does, in the engine's thread: between two steps, so it must be quick.
+
+    One that raises is removed, with a warning in the log; the requests go on.
+    """
 
     def note_step(self, step: StepTrace) -> None: ...
 
@@ -65,21 +74,31 @@ class EngineThread:
     Everything that touches the engine happens in this thread, between two steps. That includes adding a request, whose
     text has to become tokens and whose schema a grammar: both take time, and here it is nobody's event loop that waits.
 
-    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`.
+    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`. A fork of the
+    process has no such thread: there, too, `error` is set.
 
     Args:
         engine: Nobody else may use it until the thread has stopped.
         tell: Called in this thread with what a step, or an accepted request, has brought. It must not block.
         max_queue: Requests that may wait for their first step; None: any number.
+        at_end: Called when the engine is free again, with None, or with the reason why nobody can use it.
     """
 
-    def __init__(self, engine: Engine, tell: Callable[[Sequence[News]], None], *, max_queue: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tell: Callable[[Sequence[News]], None],
+        *,
+        max_queue: int | None = None,
+        at_end: Callable[[str | None], None] = lambda why_not: None,
+    ) -> None:
         self.error: BaseException | None = None
         self.observers: list[Observer] = []
         self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
         self._engine = engine
         self._tell = tell
         self._max_queue = max_queue
+        self._at_end = at_end
         # Guards what is below, up to the next comment; notified when one of it changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
@@ -95,6 +114,7 @@ class EngineThread:
         self._numbers = itertools.count()
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
+        _THREADS.add(self)
         self._thread.start()
 
     # -- for the others
@@ -132,8 +152,9 @@ class EngineThread:
 
         Raises:
             EngineDeadError, DrainingError, QueueFullError: Nothing is accepted now.
-            InvalidRequestError: Its id is in use. (What else is wrong with it, `tell` will say.)
+            InvalidRequestError: Its id is no text, or in use. (What else is wrong with it, `tell` will say.)
         """
+        checked("request_id", job.request_id, TEXT)
         with self._changed:
             self.check_acceptance()
             if job.request_id in self._jobs:
@@ -182,6 +203,8 @@ class EngineThread:
     def _death(self) -> EngineDeadError:
         if self.error is None:
             return EngineDeadError("the engine was closed.")
+        if isinstance(self.error, EngineDeadError):
+            return EngineDeadError(str(self.error))
         return EngineDeadError(
             f"the engine's thread died of {type(self.error).__name__}: {self.error}. Nothing can be served any more; "
             f"start it anew."
@@ -193,8 +216,6 @@ class EngineThread:
         try:
             while self._turn():
                 pass
-            for request_id in list(self._jobs):
-                self._abort_in_engine(request_id)
         except BaseException as error:
             self.error = error
         finally:
@@ -270,8 +291,7 @@ class EngineThread:
         if step is not None and step is not self._latest_step:
             self._latest_step = step
             self._note_scheduled(step)
-            for observer in self.observers:
-                observer.note_step(step)
+            self._inform(lambda observer: observer.note_step(step))
         for output in outputs:
             job = self._jobs.get(output.request_id)
             if output.finished:
@@ -288,8 +308,15 @@ class EngineThread:
                     self._unscheduled.pop(request_id, None)
 
     def _note_end(self, output: RequestOutput) -> None:
-        for observer in self.observers:
-            observer.note_end(output)
+        self._inform(lambda observer: observer.note_end(output))
+
+    def _inform(self, tell: Callable[[Observer], None]) -> None:
+        for observer in list(self.observers):
+            try:
+                tell(observer)
+            except Exception:
+                self.observers.remove(observer)
+                logger.warning("%r raised, and observes no more; the engine goes on", observer, exc_info=True)
 
     def _forget(self, job: Job) -> None:
         with self._changed:
@@ -303,12 +330,50 @@ class EngineThread:
             self._tell(news)
 
     def _end_all(self) -> None:
-        """The last words: whoever still waits is told."""
+        """Free the engine of all jobs, and tell those who wait."""
         with self._changed:
             self._is_stopped = True
-            jobs, self._jobs, self._inbox = self._jobs, {}, []
-            self._unscheduled.clear()
-            self._num_unseen = 0
+            _THREADS.discard(self)
+            jobs = self._clear()
             self._changed.notify_all()
+        self._at_end(self._abort_all(jobs))
         self._news += [(job, self._death()) for job in jobs.values()]
         self._tell_news()
+
+    def _clear(self) -> dict[str, Job]:
+        """Forget all jobs; returns those that were unfinished."""
+        jobs, self._jobs, self._inbox = self._jobs, {}, []
+        self._unscheduled.clear()
+        self._num_unseen = 0
+        return jobs
+
+    def _abort_all(self, jobs: Mapping[str, Job]) -> str | None:
+        """Returns why the engine cannot be used any more, if that failed."""
+        try:
+            for request_id in jobs:
+                self._abort_in_engine(request_id)
+            return None
+        except Exception as error:
+            return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model anew."
+
+    def end_in_fork(self) -> None:
+        """Of the process, which has only the thread that forked; another may have locked `_changed` for ever."""
+        self._changed = threading.Condition()
+        self._clear()
+        self.error = EngineDeadError(
+            "this process is a fork of the one that the engine's thread runs in, and has no such thread. Start it with "
+            "multiprocessing's 'spawn', and open the model in it."
+        )
+        self._at_end(str(self.error))
+
+
+_THREADS: "weakref.WeakSet[EngineThread]" = weakref.WeakSet()
+
+
+def _end_in_fork() -> None:
+    for thread in list(_THREADS):
+        thread.end_in_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_end_in_fork)
