@@ -4,7 +4,9 @@ In a page a block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. 
 tests/test_readme.py prints it again and compares.
 """
 
+import contextlib
 import inspect
+import io
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from twophase import features
 from twophase_server import metric_families
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("engine.md", "features.md", "server.md")))
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("engine", "features", "results", "server")))
 
 EXERCISE = "1.3"
 MISTAKE = """
@@ -23,6 +25,31 @@ for _ in range(num_new):
     ids = torch.cat([ids, next_id[None]])
 return ids
 """  # it never stops at the end token
+
+EXAMPLE = """
+from twophase import LLM, SamplingParams
+
+llm = LLM()  # SmolLM2; or a folder of Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE or Gemma 3
+question = {"role": "user", "content": "What is the capital of France?"}
+print(llm.chat([question], SamplingParams(temperature=0))[0].outputs[0].text)
+print("tokens computed per step:", [sum(chunk[3] for chunk in step.chunks) for step in llm.engine.trace])
+"""
+
+# The engine in reading order: from a request to its next token.
+READING: Mapping[str, str] = {
+    "core/request": "what is asked for",
+    "engine/engine": "`Engine.step`: schedule, run, sample, update, report",
+    "scheduling/scheduler": "which requests take part in a step, and with how many tokens",
+    "scheduling/policies": "what goes first",
+    "cache/block_pool": "which blocks are free, in use or cached",
+    "cache/manager": "a sequence's block table: opened, grown, published, forked, freed",
+    "cache/prefix_cache": "which blocks another prompt has filled already",
+    "engine/packing": "a plan becomes one flat batch without padding",
+    "engine/runner": "the batch goes through the model",
+    "model/llama": "the layers",
+    "attention/torch_backend": "K and V are written into blocks, and queries attend to them",
+    "engine/sampler": "logits become a token",
+}
 
 COURSE: Mapping[str, str] = {
     "00_start": "nothing yet: what your machine can do, a first answer, its block table, the engine's step",
@@ -105,19 +132,31 @@ def course() -> str:
     """A row per lab, with its exercises and minutes."""
     from twophase_labs.machine.lab import Workbook
 
-    lines = ["| lab | what you build | exercises | extra | time |", "|---|---|--:|--:|--:|"]
-    sums = [0, 0, 0]
+    lines = ["| lab | what you build | exercises | time |", "|---|---|--:|--:|"]
     for lab in Workbook.find().labs.values():
         minutes = ESTIMATED_MINUTES[lab.name] if lab.minutes is None else lab.minutes
-        numbers = len(lab.core), len(lab.extra), minutes
-        sums = [total + number for total, number in zip(sums, numbers, strict=True)]
-        title = lab.name.replace("_", " ")
-        lines.append(_row(f"[{title}](labs/{lab.name}.ipynb)", COURSE[lab.name], *numbers))
-    return "\n".join([*lines, _row("", "all", *sums)])
+        count = "+".join(str(len(kind)) for kind in (lab.core, lab.extra) if kind)
+        title = f"[{lab.name.replace('_', ' ')}](labs/{lab.name}.ipynb) ([solved](labsolutions/{lab.name}.ipynb))"
+        lines.append(f"| {title} | {COURSE[lab.name]} | {count or '–'} | {_hours(minutes)} |")
+    return "\n".join(lines)
 
 
-def _row(title: str, what: str, num_core: int, num_extra: int, minutes: int) -> str:
-    return f"| {title} | {what} | {num_core or '–'} | {num_extra or '–'} | {_hours(minutes)} |"
+def example() -> str:
+    """The six lines, and what they print."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(EXAMPLE, {})
+    return f"{fenced('python', EXAMPLE.strip())}\n\n{fenced('text', printed.getvalue())}"
+
+
+def reading() -> str:
+    """The engine's files in reading order. Lines to the next ten, so that not every change moves them."""
+    lines = ["| file | lines | what it does |", "|---|--:|---|"]
+    for name, what in READING.items():
+        path = f"src/twophase/{name}.py"
+        num_lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        lines.append(f"| [{name}.py]({path}) | {10 * -(-num_lines // 10)} | {what} |")
+    return "\n".join(lines)
 
 
 def _hours(minutes: int) -> str:
@@ -133,10 +172,12 @@ def fenced(language: str, text: str) -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "example": example,
     "verdict": verdict,
     "scheduling": scheduling,
     "step": step,
     "course": course,
+    "reading": reading,
     "refusals": features.refusals_as_markdown,
     "features": features.as_markdown,
     "metrics": metric_families.as_markdown,
@@ -154,6 +195,6 @@ def with_blocks(page: str) -> str:
 
     def block(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- begin {name} -->\n\n{BLOCKS[name]()}\n\n<!-- end {name} -->"
+        return f"<!-- begin {name} -->\n{BLOCKS[name]()}\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", block, page, flags=re.DOTALL)

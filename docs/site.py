@@ -48,6 +48,8 @@ INDEX = """
 
 docs/engine
 docs/features
+docs/results
+docs/cli
 docs/server
 docs/gpu
 docs/emulator
