@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from tests.model.tiny import FAMILIES, make_model
+from tests.model.tiny import FAMILIES
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
 from twophase.model import config as config_module
@@ -49,36 +49,6 @@ def test_a_plain_llama(tmp_path):
     assert config.rope == RopeConfig(theta=10_000.0)
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, {2})
     assert not any((config.tie_word_embeddings, config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_transformers_writes_is_what_it_means(family, tmp_path):
-    theirs = make_model(family).config
-    theirs.architectures = [f"{type(theirs).__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"]
-    theirs.save_pretrained(tmp_path)
-    ours = load_config(tmp_path)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    types = getattr(theirs, "layer_types", None)
-    if types is None:
-        types = ["full_attention" if getattr(theirs, "sliding_window", None) is None else "sliding_attention"]
-    for kind in types:
-        per_kind = theirs.model_type == "gemma3_text"
-        rope = theirs.rope_parameters[kind] if per_kind else theirs.rope_parameters
-        is_other = ours.local_rope is not None and kind == "sliding_attention"
-        found = ours.local_rope if is_other else ours.rope
-        assert (found.theta, found.rope_type) == (rope["rope_theta"], rope["rope_type"])
-        assert found.factor == rope.get("factor", 1.0)
-    assert ours.qk_norm == theirs.model_type.startswith(("qwen3", "gemma3"))
-    assert ours.sliding_window == (theirs.sliding_window if "sliding_attention" in types else None)
-    assert ours.is_mixed == (len(set(types)) > 1)
-    if ours.is_mixed:
-        assert ours.sees_all == tuple(kind == "full_attention" for kind in types)
-    assert (ours.experts is not None) == (theirs.model_type in ("mixtral", "qwen3_moe"))
-    if ours.experts is not None:
-        assert ours.experts.num_experts == theirs.num_local_experts
-        assert ours.experts.num_experts_per_tok == theirs.num_experts_per_tok
-        assert ours.experts.norm_topk_prob == getattr(theirs, "norm_topk_prob", True)
 
 
 # Without these a folder is refused, though transformers has defaults.
@@ -246,12 +216,7 @@ REFUSED = {
         r"num_experts_per_tok 5 is more than the 4",
     ),
     "no number of experts": (MIXTRAL | {"num_local_experts": ABSENT}, r"'num_experts' is missing"),
-    "no experts": (QWEN3_MOE | {"num_experts": 0}, r"'num_experts' must be a whole number >= 1, found 0"),
     "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"two names of one number"),
-    "a text of layers": (QWEN3_MOE | {"mlp_only_layers": "0"}, r"'mlp_only_layers' must be a list of layers' numbers"),
-    "no size of experts": (QWEN3_MOE | {"moe_intermediate_size": ABSENT}, r"'moe_intermediate_size' is missing"),
-    "never sparse": (QWEN3_MOE | {"decoder_sparse_step": 0}, r"'decoder_sparse_step' must be a whole number >= 1"),
-    "number for normalised": (QWEN3_MOE | {"norm_topk_prob": 1}, r"'norm_topk_prob' must be true or false"),
     "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
     "sigmoid router": (MIXTRAL | {"scoring_func": "sigmoid"}, r"scoring_func 'sigmoid' is not supported"),
     "groups of experts": (QWEN3_MOE | {"n_group": 2}, r"n_group 2 is not supported"),
@@ -259,7 +224,6 @@ REFUSED = {
     "kinds of sparse layers": (QWEN3_MOE | SWITCHED | {"layer_types": ["full_attention"] * 6}, r"layer_types absent"),
     "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
-    "missing value": ({"hidden_size": ABSENT}, r"'hidden_size' is missing"),
     "zero": ({"num_hidden_layers": 0}, r"'num_hidden_layers' must be a whole number >= 1, found 0"),
     "a billion layers": (
         {"num_hidden_layers": 10**9},
@@ -269,37 +233,17 @@ REFUSED = {
         QWEN3_MOE | {"num_hidden_layers": 10_000, "num_experts": 100_000},
         r"number of experts must be at most 65,536 in all layers together, found 100,000 in each of 10,000",
     ),
-    "a billion sparse layers": (MIXTRAL | {"num_hidden_layers": 10**9}, r"'num_hidden_layers' must be at most 10,000"),
     "a billion experts": (MIXTRAL | {"num_local_experts": 10**9}, r"number of experts must be at most 65,536"),
-    "text for a number": ({"vocab_size": "many"}, r"'vocab_size' must be a whole number.*'many'"),
-    "true for a number": ({"vocab_size": True}, r"'vocab_size' must be a whole number"),
     "number for a flag": ({"attention_bias": 1}, r"'attention_bias' must be true or false"),
-    "negative epsilon": ({"rms_norm_eps": -1.0}, r"'rms_norm_eps' must be a positive number"),
     "heads do not divide": ({"num_key_value_heads": 4}, r"num_attention_heads 6 is not a multiple.*4"),
     "hidden does not divide": ({"hidden_size": 50}, r"hidden_size 50 is not a multiple"),
     "odd head": ({"head_dim": 7}, r"head_dim must be even.*7"),
-    "two lists": ({"architectures": [["LlamaForCausalLM"]]}, r"architectures \[\[.*Supported"),
     "quantised somehow": ({"quantization_config": "gptq"}, r"'gptq'.*unquantised"),
-    "quantised by a list": (
-        {"quantization_config": [1]},
-        r"quantization_config must be an object, found \[1\].*unquantised",
-    ),
-    "layers counted by text": (
-        QWEN | {"max_window_layers": "many"},
-        r"'max_window_layers' must be a whole number >= 0.*'many'",
-    ),
     "chunked attention": (
         QWEN | {"layer_types": ["chunked_attention"] * 2},
         r"2 times one of full_attention, sliding_attention; found 2 of 'chunked_attention'",
     ),
-    "too few layer types": (
-        QWEN | {"layer_types": ["full_attention"]},
-        r"layer_types must be 2 times one of .*found 1 of 'full_attention'",
-    ),
-    "layer types as text": (QWEN | {"layer_types": "full_attention"}, r"layer_types must be 2 times one of"),
-    "layer types of lists": (QWEN | {"layer_types": [["full_attention"]] * 2}, r"layer_types must be 2 times one of"),
     "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1, found"),
-    "huge epsilon": ({"rms_norm_eps": 10**400}, r"'rms_norm_eps' must be a positive number, found"),
     "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' is not supported.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
     "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
@@ -310,7 +254,10 @@ REFUSED = {
     "partial": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor"),
     "per layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"one set of RoPE parameters"),
     "bad eos": ({"eos_token_id": "</s>"}, r"'eos_token_id' must be a token id"),
-    "mixed layers without a window": (QWEN | {"max_window_layers": 1, "sliding_window": None}, r"'sliding_window' is null"),
+    "mixed layers without a window": (
+        QWEN | {"max_window_layers": 1, "sliding_window": None},
+        r"'sliding_window' is null",
+    ),
     "sliding layers without a switch": (
         {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 2},
         r"layer_types has sliding_attention, but the model has no sliding window",
@@ -335,13 +282,10 @@ REFUSED = {
     "soft-capped logits": (GEMMA | {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30.0 is not"),
     "attention both ways": (GEMMA | {"use_bidirectional_attention": True}, r"use_bidirectional_attention True is not"),
     "another GELU": (GEMMA | {"hidden_activation": "gelu"}, r"'gelu' is not supported; supported: 'gelu_pytorch_tanh'"),
-    "Gemma with yarn": (GEMMA | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"'yarn' is not supported"),
     "RoPE for all alike": (
         GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_type'",
     ),
-    "no pattern": (GEMMA | {"sliding_window_pattern": 0}, r"'sliding_window_pattern' must be a whole number >= 1"),
-    "chunked layers of Gemma": (GEMMA | {"layer_types": ["chunked_attention"] * 7}, r"layer_types must be 7 times"),
     "gpt-oss": ({"architectures": ["GptOssForCausalLM"]}, r"GptOssForCausalLM.*is not supported"),
 }
 

@@ -103,7 +103,10 @@ def test_empty_file_and_a_page_of_html(folder):
 
 
 HEADERS = {
-    "of 3 GB": ((3 * 2**30).to_bytes(8, "little"), "cannot be read: its header has 3,221,225,472 bytes, more than the 8,388,608"),
+    "of 3 GB": (
+        (3 * 2**30).to_bytes(8, "little"),
+        "cannot be read: its header has 3,221,225,472 bytes, more than 8,388,608",
+    ),
     "of 2 ** 64 bytes": (b"\xff" * 8, "cannot be read: its header has 18,446,744,073,709,551,615 bytes"),
     "a list": (b"\x02\0\0\0\0\0\0\0[]", "cannot be read"),
     "of text": (b'\x07\0\0\0\0\0\0\0{"a":1}', "cannot be read"),

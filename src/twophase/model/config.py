@@ -22,14 +22,9 @@ MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # What transformers heeds in a config.json of any family, and no family here has.
 UNSUPPORTED = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "use_bidirectional_attention",
-    "per_layer_config",
-    "transformers_weights",
-    "attention_chunk_size",
-    "kv_sharing_modes",
-)
+    "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "per_layer_config",
+    "transformers_weights", "attention_chunk_size", "kv_sharing_modes",
+)  # fmt: skip
 # What other mixtures of experts may ask for, and the values that mean nothing here.
 NO_OTHER_MIXTURE: dict[str, tuple[Any, ...]] = {
     "scoring_func": ("softmax",),
@@ -182,9 +177,9 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "attention_bias": False,
-    "head_dim": None,
     "rope_theta": 10_000.0,
 }
+LLAMA_DEFAULTS = {"num_key_value_heads": None, "head_dim": None, "mlp_bias": False}
 WINDOW_DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 GEMMA3_DEFAULTS = {
     "head_dim": 256,
@@ -196,37 +191,23 @@ GEMMA3_DEFAULTS = {
     "rope_theta": 1_000_000.0,
     "rope_local_base_freq": 10_000.0,
 }
-MIXTRAL_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+QWEN3_DEFAULTS = WINDOW_DEFAULTS | {"head_dim": 128}
 QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(  # SmolLM2 too
-        "llama", qkv_bias=None, o_bias=None, mlp_bias=True, defaults={"num_key_value_heads": None, "mlp_bias": False}
-    ),
-    "MistralForCausalLM": Family("mistral", window="given", defaults={"sliding_window": 4096}),
+    "LlamaForCausalLM": Family("llama", None, None, mlp_bias=True, defaults=LLAMA_DEFAULTS),  # SmolLM2 too
+    "MistralForCausalLM": Family("mistral", window="given", defaults={"head_dim": None, "sliding_window": 4096}),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window="switched", defaults=WINDOW_DEFAULTS),
-    "Qwen3ForCausalLM": Family(
-        "qwen3",
-        qkv_bias=None,
-        o_bias=None,
-        qk_norm=True,
-        window="switched",
-        defaults=WINDOW_DEFAULTS | {"head_dim": 128},
-    ),
+    "Qwen3ForCausalLM": Family("qwen3", None, None, qk_norm=True, window="switched", defaults=QWEN3_DEFAULTS),
     "Gemma3ForCausalLM": Family(
-        "gemma3_text",
-        qkv_bias=None,
-        o_bias=None,
-        qk_norm=True,
-        window="interleaved",
-        is_gemma=True,
-        defaults=GEMMA3_DEFAULTS,
+        "gemma3_text", None, None, qk_norm=True, window="interleaved", is_gemma=True, defaults=GEMMA3_DEFAULTS
     ),
     "MixtralForCausalLM": Family("mixtral", window="given", experts="mixtral", defaults=MIXTRAL_DEFAULTS),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
-        qkv_bias=None,
-        o_bias=None,
+        None,
+        None,
         qk_norm=True,
         window="switched_for_all",
         experts="qwen3_moe",
@@ -273,7 +254,7 @@ def load_config(folder: Path) -> ModelConfig:
         sliding_window=_sliding_window(file, layer_types),
         layer_types=layer_types if len(set(layer_types)) > 1 else (),
         local_rope=local_rope,
-        attention_scale=file.positive_number("query_pre_attn_scalar") ** -0.5 if family.is_gemma else None,
+        attention_scale=file.positive_int("query_pre_attn_scalar") ** -0.5 if family.is_gemma else None,
         activation="gelu_tanh" if family.is_gemma else "silu",
         norm_offset=1.0 if family.is_gemma else 0.0,
         has_output_norms=family.is_gemma,
@@ -281,7 +262,7 @@ def load_config(folder: Path) -> ModelConfig:
         experts=_experts(file, family),
         quantization=_quantization(file),
         dtype=_dtype(file),
-        bos_token_id=file.token_ids("bos_token_id")[0] if file.token_ids("bos_token_id") else None,
+        bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
         eos_token_ids=_eos_token_ids(folder, file),
     )
     _check_heads(file, config)
@@ -413,7 +394,7 @@ def _refuse_unsupported(file: _ConfigFile, family: Family) -> None:
     if values[key] not in names:
         raise file.error(f"{key} {shown(values[key])} is not supported; supported: {names[0]!r}.")
     for key in UNSUPPORTED + (("sliding_window",) if family.window == "none" else ()):
-        if values.get(key):
+        if values.get(key) is not None and values[key] is not False:
             raise file.error(f"{key} {shown(values[key])} is not supported, only models without it.")
 
 
@@ -430,7 +411,8 @@ def _quantization(file: _ConfigFile) -> CheckpointFormat | None:
 def _head_dim(file: _ConfigFile, hidden_size: int, num_heads: int) -> int:
     if file.values.get("head_dim") is None and hidden_size % num_heads:
         raise file.error(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.")
-    return file.positive_int("head_dim", if_null=hidden_size // num_heads)
+    width = hidden_size // num_heads
+    return file.positive_int("head_dim", if_null=width) if "head_dim" in file.values else width
 
 
 def _check_heads(file: _ConfigFile, config: ModelConfig) -> None:
@@ -453,6 +435,8 @@ def _ropes(file: _ConfigFile, family: Family, layer_types: tuple[str, ...]) -> t
     if not family.is_gemma:
         either = scaling or parameters
         return _rope(file, {} if either is None else either, "rope_theta"), None
+    if scaling and parameters is None and "rope_type" not in scaling:
+        raise file.error(f"rope_scaling must say its 'rope_type', found {shown(scaling)}.")
     if parameters is None:
         parameters = {"full_attention": scaling or {}, "sliding_attention": {}}
     elif scaling is not None:
@@ -512,6 +496,10 @@ def _layer_types(file: _ConfigFile, family: Family) -> tuple[str, ...]:
         raise file.error(
             f"layer_types must be {num_layers} times one of {', '.join(LAYER_TYPES)}; found {_summary(given)}."
         )
+    if family.window.startswith("switched"):
+        file.whole_number("max_window_layers")
+    if file.values.get("sliding_window") is not None:
+        file.positive_int("sliding_window")
     if family.window == "none" or (family.window.startswith("switched") and not file.flag("use_sliding_window")):
         if sliding in (given or ()):
             raise file.error("layer_types has sliding_attention, but the model has no sliding window.")
@@ -608,5 +596,5 @@ def _dtype(file: _ConfigFile) -> str | None:
 
 def _eos_token_ids(folder: Path, file: _ConfigFile) -> frozenset[int]:
     """What ends a text, as in transformers: generation_config.json alone says it, config.json where that is absent."""
-    path = folder / "generation_config.json"
-    return frozenset((_ConfigFile(path) if path.exists() else file).token_ids("eos_token_id"))
+    path, ids = folder / "generation_config.json", file.token_ids("eos_token_id")
+    return frozenset(_ConfigFile(path).token_ids("eos_token_id") if path.exists() else ids)

@@ -455,8 +455,8 @@ def _open_safetensors(path: Path) -> safe_open:
             header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > MAX_HEADER_BYTES:
             raise ModelFolderError(
-                f"{path} cannot be read: its header has {header_bytes:,} bytes, more than the {MAX_HEADER_BYTES:,} that "
-                f"any model needs. {CURE}"
+                f"{path} cannot be read: its header has {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}, which "
+                f"no model needs. {CURE}"
             )
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
