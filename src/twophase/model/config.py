@@ -333,11 +333,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     Raises:
         ModelFolderError: It cannot be read, is too large, is not JSON, or holds something else.
     """
-    content = read_bounded(path, max_bytes)
-    if content.count(b"[") + content.count(b"{") > MAX_JSON_CONTAINERS:
-        raise ModelFolderError(f"{path} holds more than {MAX_JSON_CONTAINERS:,} lists and objects. Download it again.")
     try:
-        values = json.loads(content.decode())
+        values = json.loads(read_bounded(path, max_bytes).decode())
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not valid JSON ({error}). Download it again.") from error
     if not isinstance(values, dict):
@@ -345,11 +342,11 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     return values
 
 
-def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """A whole file of at most so many bytes.
+def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES, max_containers: int = MAX_JSON_CONTAINERS) -> bytes:
+    """A whole file of at most so many bytes, and so many lists and objects if it is JSON.
 
     Raises:
-        ModelFolderError: It cannot be read, or is larger.
+        ModelFolderError: It cannot be read, or has more.
     """
     try:
         with path.open("rb") as file:
@@ -358,6 +355,8 @@ def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         raise ModelFolderError(f"{path} cannot be read: {error.strerror}.") from error
     if len(content) > max_bytes:
         raise ModelFolderError(f"{path} is larger than {max_bytes:,} bytes, which no model needs. Download it again.")
+    if content.count(b"[") + content.count(b"{") > max_containers:
+        raise ModelFolderError(f"{path} holds more than {max_containers:,} lists and objects. Download it again.")
     return content
 
 

@@ -12,7 +12,7 @@ from twophase.core.rules import items_of, read_text, shown
 from twophase.model.config import read_bounded, read_json_object
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-MAX_TOKENIZER_BYTES = 64 * 2**20  # Gemma 3's has 33 MB
+MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS = 64 * 2**20, 2 * 10**6  # Gemma 3's has 33 MB, with 520,000 lists
 
 
 @final
@@ -44,7 +44,7 @@ class Tokenizer:
                 f"{path} is missing, so text cannot be turned into tokens. Give prompts as token ids with "
                 "LLM(..., skip_tokenizer_init=True), or save the tokenizer there with transformers' save_pretrained."
             )
-        content = read_bounded(path, MAX_TOKENIZER_BYTES)
+        content = read_bounded(path, MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS)
         try:
             tokenizer = FastTokenizer.from_buffer(content)
         except Exception as error:  # the library raises plain Exception
