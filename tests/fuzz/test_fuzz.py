@@ -64,15 +64,17 @@ def folders(tmp_path_factory):
     return Folders(tmp_path_factory.mktemp("folders"))
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.full)])
 def test_a_folder_means_what_transformers_says_or_is_refused(step, folders):
     folders.tally.clear()
-    cases = list(folders.cases())[::step]
+    cases = [
+        case for place, case in enumerate(folders.cases()) if place % step == 0 or case.kind in ("tokens", "templates")
+    ]
     for case in cases:
         folders.try_one(case)
     assert folders.tally.total() == len(cases)
     for outcome in ("equal", "refused"):
-        assert sum(folders.tally[kind, outcome] for kind in {case.kind for case in cases}) > 8, folders.table()
+        assert len({kind for kind, each in folders.tally if each == outcome}) > 5, folders.table()
 
 
 # -- would they notice?

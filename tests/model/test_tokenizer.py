@@ -34,27 +34,6 @@ def test_begin_of_text_is_added_and_truncation_and_padding_are_not(tmp_path):
     assert tokenizer.decode([0, 2, 3], skip_special_tokens=False) == "<s> hello world"
 
 
-def test_special_tokens_as_text_as_record_and_from_the_map(tmp_path):
-    make_folder(tmp_path, bos_token="<s>", eos_token={"content": "</s>", "special": True}, unk_token=None)
-    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "</s>"}')
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
-    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
-    assert Tokenizer.from_folder(make_folder(tmp_path)).bos_token_id is None
-
-
-def test_chat_template_file_goes_before_the_config(tmp_path):
-    make_folder(tmp_path, chat_template="old")
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "old"
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content | tojson }}")
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == '"hello"'
-
-
-def test_of_several_chat_templates_the_default_is_taken(tmp_path):
-    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
-    assert Tokenizer.from_folder(make_folder(tmp_path, chat_template=templates)).render_chat(HELLO) == "chat"
-
-
 def test_chat_tokens_have_no_second_begin_of_text(tmp_path):
     make_folder(tmp_path, bos_token="<s>", chat_template="{{ bos_token }} {{ messages[0]['content'] }}")
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(HELLO) == [0, 2]

@@ -93,19 +93,19 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError("This model has no chat template; give it plain text instead of messages.")
-        from twophase.model import chat_template  # needs jinja2
+        from twophase.model import _render  # needs jinja2
 
         try:
             variables = {
                 **self.special_tokens,
-                "messages": [chat_template.message(each) for each in items_of(messages)],
+                "messages": [_render.message(each) for each in items_of(messages)],
                 "tools": None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
             }
             if not variables["messages"]:
                 raise ValueError("there are none")
-            return read_text(chat_template.render(self.chat_template, variables))
+            return read_text(_render.render(self.chat_template, variables))
         except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
                 f"The model's chat template failed on these messages: {str(error) or type(error).__name__}. "
