@@ -358,7 +358,7 @@ MUTANTS = [
     ("the file's layer types are ignored", "default if given is None else given", "default"),
     ("the first of a pattern is full", "if (layer + 1) % pattern else full", "if layer % pattern else full"),
     ("bases the wrong way round", '("rope_theta", "rope_local_base_freq")', '("rope_local_base_freq", "rope_theta")'),
-    ("sliding layers are scaled too", '"sliding_attention": {}}', '"sliding_attention": parameters}'),
+    ("sliding layers are scaled too", '"sliding_attention": {}}', '"sliding_attention": scaling or {}}'),
     ("sliding layers alone turn as full ones", 'full if layer_types[0] == "full_attention" else local', "full"),
     ("scores by the width of a head", '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
     ("embeddings as they are", "hidden_size**0.5 if family.is_gemma else 1.0", "1.0"),
