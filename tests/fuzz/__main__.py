@@ -7,11 +7,10 @@ import tempfile
 from pathlib import Path
 
 from tests.fuzz.command_lines import CommandLines
-from tests.fuzz.folders import Folders
 from tests.fuzz.requests import Requests
 from tests.fuzz.rule import findings
 
-KINDS = {"requests": Requests, "folders": Folders, "command-lines": CommandLines}
+KINDS = {"requests": Requests, "command-lines": CommandLines}
 
 
 def main() -> int:

@@ -13,10 +13,12 @@ from random import Random
 import pytest
 
 from tests.fuzz.command_lines import CommandLines
+from tests.fuzz.folders import Folders
 from tests.fuzz.requests import Requests
 from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from twophase.core.errors import ConfigError
 from twophase.engine.engine import Engine
+from twophase.model.config import MIXTRAL_DEFAULTS
 from twophase.scheduling._queues import SequenceQueues
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +45,6 @@ def fuzz(kind, count, seed, cwd):
     ("kind", "count", "outcomes", "at_least"),
     [
         ("requests", 12, ("accepted", "refused", "compared"), 4),
-        ("folders", 12, ("opened", "refused"), 1),
         ("command-lines", 12, ("status 0", "status 2"), 1),
     ],
 )
@@ -53,12 +54,39 @@ def test_a_sample_is_clean(kind, count, outcomes, at_least, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "count"), [("requests", 1000), ("folders", 300), ("command-lines", 150)])
+@pytest.mark.parametrize(("kind", "count"), [("requests", 1000), ("command-lines", 150)])
 def test_many_are_clean(kind, count, tmp_path):
     fuzz(kind, count, 1000, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return Folders(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.mark.parametrize("step", [43, pytest.param(1, marks=pytest.mark.full)])
+def test_a_folder_means_what_transformers_says_or_is_refused(step, folders):
+    folders.tally.clear()
+    cases = [
+        case for place, case in enumerate(folders.cases()) if place % step == 0 or case.kind in ("tokens", "templates")
+    ]
+    for case in cases:
+        folders.try_one(case)
+    assert folders.tally.total() == len(cases)
+    for outcome in ("equal", "refused"):
+        assert len({kind for kind, each in folders.tally if each == outcome}) > 5, folders.table()
+
+
 # -- would they notice?
+
+
+def test_a_default_of_another_family_is_noticed(folders, monkeypatch):
+    name = "config.json with {'rope_parameters': 'absent'}"
+    case = next(case for case in folders.cases() if case[:2] == ("mixtral", name))
+    folders.try_one(case)
+    monkeypatch.setitem(MIXTRAL_DEFAULTS, "rope_theta", 10_000.0)
+    with pytest.raises(FindingError, match=r"mixtral: .*rope_parameters"):
+        folders.try_one(case)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ def user(content):
         ("\U000f0000<|im_end|>", "\U000f0000<|im_end|>", {}),
         (" x <|im_end|>y ", "x <|im_end|>y", {"template": CHATML.replace("content", "content | trim")}),
         (" x <|im_end|>y ", " X <|im_end|>Y ", {"template": CHATML.replace("content", "content | upper")}),
+        ("<|im_end|>", '"<|im_end|>"', {"template": CHATML.replace("content", "content | tojson(ensure_ascii=True)")}),
         ("<|im_end|> \n b", "<|im_end|> \n b", {"rstrip": True}),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Tokenizer folders: what is read from which file, and what is said when it cannot be."""
 
 import json
+import sys
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
@@ -31,27 +32,6 @@ def test_begin_of_text_is_added_and_truncation_and_padding_are_not(tmp_path):
     assert tokenizer.encode("hello", add_special_tokens=False) == [2]
     assert tokenizer.decode([0, 2, 3]) == "hello world"
     assert tokenizer.decode([0, 2, 3], skip_special_tokens=False) == "<s> hello world"
-
-
-def test_special_tokens_as_text_as_record_and_from_the_map(tmp_path):
-    make_folder(tmp_path, bos_token="<s>", eos_token={"content": "</s>", "special": True}, unk_token=None)
-    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "</s>"}')
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
-    assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
-    assert Tokenizer.from_folder(make_folder(tmp_path)).bos_token_id is None
-
-
-def test_chat_template_file_goes_before_the_config(tmp_path):
-    make_folder(tmp_path, chat_template="old")
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "old"
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content | tojson }}")
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == '"hello"'
-
-
-def test_of_several_chat_templates_the_default_is_taken(tmp_path):
-    templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "chat"}]
-    assert Tokenizer.from_folder(make_folder(tmp_path, chat_template=templates)).render_chat(HELLO) == "chat"
 
 
 def test_chat_tokens_have_no_second_begin_of_text(tmp_path):
@@ -113,8 +93,56 @@ def test_a_chat_template_that_is_no_text(tmp_path):
         Tokenizer.from_folder(tmp_path)
 
 
-def test_a_special_token_without_its_text_is_none(tmp_path):
-    assert Tokenizer.from_folder(make_folder(tmp_path, eos_token={"special": True})).eos_token_id is None
+def test_a_special_token_without_its_text_is_named(tmp_path):
+    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: eos_token must be text, or a record"):
+        Tokenizer.from_folder(make_folder(tmp_path, eos_token={"special": True}))
+
+
+def test_an_added_token_of_the_config_is_one_token(tmp_path):
+    """Also where tokenizer.json does not have it; the ids must be those that follow."""
+    token = {"content": "<|im_end|>", "special": True}
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, added_tokens_decoder={"5": token}, eos_token="<|im_end|>"))
+    assert tokenizer.encode("hello<|im_end|>") == [0, 2, 5]
+    assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (5, 6)
+    with pytest.raises(ModelFolderError, match=r"'<\|im_end\|>' must have the id 7, .* it gets 5"):
+        Tokenizer.from_folder(make_folder(tmp_path, added_tokens_decoder={"7": token}))
+
+
+def test_a_tokenizer_that_is_too_large_is_not_read(tmp_path):
+    with (make_folder(tmp_path) / "tokenizer.json").open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is larger than 67,108,864 bytes"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not run here: no limits on time and memory")
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "longer than 1 s"),
+        (
+            "{% set n = namespace(x='ab') %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+            "than 128 MiB",
+        ),
+        ("{{ range(99999) | list * 99999 }}", "than 128 MiB"),
+        ("{{ [1] | tojson(indent=10**9) }}", "than 128 MiB"),
+        ("{{ 'a' | center(10**9) }}", "than 128 MiB"),
+    ],
+)
+def test_a_template_without_end_is_refused(template, said, tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+    with pytest.raises(InvalidRequestError, match=f"chat template failed .* it takes .*{said}"):
+        tokenizer.render_chat(HELLO)
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert tokenizer.render_chat(HELLO) == "hello", "the next one is rendered"
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": object()}], [{"role": {1}}]])
+def test_messages_of_another_form(messages, tmp_path):
+    """A template sees plain data alone: methods of objects are no part of its sandbox."""
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template="{{ messages }}"))
+    with pytest.raises(InvalidRequestError, match="Each must be a dict with 'role' and 'content'"):
+        tokenizer.render_chat(messages)
 
 
 @pytest.mark.parametrize(

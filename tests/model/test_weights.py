@@ -102,6 +102,30 @@ def test_empty_file_and_a_page_of_html(folder):
             load(folder)
 
 
+HEADERS = {
+    "of 3 GB": (
+        (3 * 2**30).to_bytes(8, "little"),
+        "cannot be read: its header has 3,221,225,472 bytes, more than 8,388,608",
+    ),
+    "of 2 ** 64 bytes": (b"\xff" * 8, "cannot be read: its header has 18,446,744,073,709,551,615 bytes"),
+    "a list": (b"\x02\0\0\0\0\0\0\0[]", "cannot be read"),
+    "of text": (b'\x07\0\0\0\0\0\0\0{"a":1}', "cannot be read"),
+    "without offsets": (b'\x08\0\0\0\0\0\0\0{"a":{}}', "cannot be read"),
+    "nested": ((20_000).to_bytes(8, "little") + b'{"a":' * 4000, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_of_another_form(case, folder):
+    """The file may be sparse: what it declares costs nothing, and is not read."""
+    content, said = HEADERS[case]
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(content)
+        file.truncate(4 * 2**30)
+    with pytest.raises(ModelFolderError, match=rf"model\.safetensors {said}.*Download"):
+        load(folder)
+
+
 def test_missing_tensor(folder):
     change(folder, lambda tensors: tensors.pop(DOWN))
     with pytest.raises(ModelFolderError, match=rf"model\.safetensors lacks {DOWN}.*Download"):
@@ -159,7 +183,17 @@ def test_shard_that_lacks_a_tensor(folder):
         load(folder)
 
 
+def test_an_index_beside_the_single_file_is_of_other_weights(folder):
+    """transformers reads model.safetensors then, and so must we."""
+    expected = load(folder).final_norm
+    shard(make_folder("llama", folder / "old", seed=1)[0])
+    for path in (folder / "old").iterdir():
+        path.rename(folder / path.name)
+    assert torch.equal(load(folder).final_norm, expected)
+
+
 def test_broken_index(folder):
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(ModelFolderError, match="no 'weight_map'"):
         load(folder)

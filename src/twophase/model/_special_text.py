@@ -1,5 +1,6 @@
 """Special tokens written out in a message are text: only those of the chat template itself control the model."""
 
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -40,7 +41,9 @@ class SpecialText:
         free = (place for place in map(chr, _PLACES) if place not in texts)
         place_of = dict(zip(found, free, strict=False))
         rendered = template(_with_texts(messages, lambda text: _replaced(text, place_of)))
-        return _replaced(_replaced(rendered, self._mark_of), {place: text for text, place in place_of.items()})
+        text_of = {place: text for text, place in place_of.items()}
+        text_of |= {_in_json(place): _in_json(text) for place, text in text_of.items()}  # of `tojson`, in ASCII
+        return _replaced(_replaced(rendered, self._mark_of), text_of)
 
     def ids(self, encoded: Sequence[int]) -> list[int]:
         """Token ids, from those of `tokenizer`. Raises InvalidRequestError if content became a special token."""
@@ -60,6 +63,10 @@ def texts_of(messages: Any) -> list[str]:
     except RecursionError as error:
         raise InvalidRequestError("messages must not be nested as deep as these are.") from error
     return texts
+
+
+def _in_json(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def _replaced(text: str, new_of: Mapping[str, str]) -> str:

@@ -1,12 +1,10 @@
 """Text to token ids and back, by the `tokenizers` library alone: importing transformers would take seconds."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
@@ -15,12 +13,13 @@ from twophase.core.errors import InvalidRequestError, ModelFolderError, prompt_t
 from twophase.core.rules import items_of, read_text, shown
 from twophase.model._special_text import SpecialText, texts_of
 from twophase.model._token_length import TokenLength, token_length
-from twophase.model.config import read_json_object
+from twophase.model.config import read_bounded, read_json_object
 
 # Characters, or tokens, from which the library works on a batch: other threads run meanwhile. (For each text it would
 # take longer, and begin threads, of which a process that forks is warned.)
 LONG = 16_384
-SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS = 64 * 2**20, 2 * 10**6  # Gemma 3's has 33 MB, with 520,000 lists
 
 
 @final
@@ -29,7 +28,7 @@ class Tokenizer:
 
     Args:
         tokenizer: Encodes and decodes.
-        special_tokens: Role ('bos_token', 'eos_token' ...) to token text.
+        special_tokens: Role ('bos_token', 'eos_token', 'image_token' ...) to token text.
         chat_template: The Jinja template that turns messages into a prompt, or None.
     """
 
@@ -44,7 +43,7 @@ class Tokenizer:
         """Read tokenizer.json, and the special tokens and chat template beside it.
 
         Raises:
-            ModelFolderError: tokenizer.json is missing or unreadable.
+            ModelFolderError: tokenizer.json is missing or unreadable, or a file beside it is not of its form.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -52,15 +51,20 @@ class Tokenizer:
                 f"{path} is missing, so text cannot be turned into tokens. Give prompts as token ids with "
                 "LLM(..., skip_tokenizer_init=True), or save the tokenizer there with transformers' save_pretrained."
             )
+        content = read_bounded(path, MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS)
         try:
-            tokenizer = FastTokenizer.from_file(str(path))
+            tokenizer = FastTokenizer.from_buffer(content)
         except Exception as error:  # the library raises plain Exception
             raise ModelFolderError(f"{path} is not a tokenizer ({error}). Download it again.") from error
         # A file may ask for truncation or padding, which belong to training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         config = read_json_object(file) if (file := folder / "tokenizer_config.json").is_file() else {}
-        return cls(tokenizer, _special_tokens(folder, config), _chat_template(folder, config))
+        try:
+            special_tokens = _add_tokens(tokenizer, folder, config)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ModelFolderError(f"{folder / 'tokenizer_config.json'}: {error}. Download it again.") from error
+        return cls(tokenizer, special_tokens, _chat_template(folder, config))
 
     @property
     def bos_token_id(self) -> int | None:
@@ -160,16 +164,19 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError("This model has no chat template; give it plain text instead of messages.")
-        sandbox = _sandbox()
+        from twophase.model import _render  # needs jinja2
+
         try:
-            text = sandbox.from_string(self.chat_template).render(
-                messages=list(items_of(messages)),
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
+            variables = {
                 **self.special_tokens,
-            )
-            return read_text(text)
+                "messages": [_render.message(each) for each in items_of(messages)],
+                "tools": None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            if not variables["messages"]:
+                raise ValueError("there are none")
+            return read_text(_render.render(self.chat_template, variables))
         except Exception as error:  # a template is a program, and may fail in any way
             raise InvalidRequestError(
                 f"The model's chat template failed on these messages: {str(error) or type(error).__name__}. "
@@ -181,24 +188,80 @@ class Tokenizer:
         return None if token is None else self._tokenizer.token_to_id(token)
 
 
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    path = folder / "special_tokens_map.json"
-    entries = (read_json_object(path) if path.is_file() else {}) | dict(config)
-    # An entry is the text, or a record with the text in it.
-    texts = {
-        role: entry.get("content") if isinstance(entry := entries.get(role), dict) else entry for role in SPECIAL_ROLES
-    }
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
+def _add_tokens(tokenizer: FastTokenizer, folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Add the tokens that tokenizer.json lacks, as transformers does, and return those with a role, by role.
+
+    Raises:
+        ModelFolderError, TypeError, ValueError, AttributeError: An entry is not of the form it must have.
+    """
+    if config.get("split_special_tokens"):
+        raise ValueError("split_special_tokens is not supported: special tokens are never split")
+    entries, listed = dict(config), config.get("added_tokens_decoder")
+    if listed is None:  # older folders spread the same over three files
+        entries |= _read_if_there(folder / "special_tokens_map.json")
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    extra = extra or entries.get("extra_special_tokens") or entries.get("additional_special_tokens") or []
+    named = {role: entries[role] for role in (*SPECIAL_ROLES, *entries) if _has_token(entries, role)}
+    if isinstance(extra, dict):
+        named, extra = named | extra, []
+    roles = {role: _special_token(role, entry) for role, entry in named.items()}
+    special = [*roles.values(), *(_special_token("extra_special_tokens", entry) for entry in _list(extra))]
+    if listed is None:
+        texts = {token.content for token in special}
+        found = _read_if_there(folder / "added_tokens.json").items()
+        by_id = {
+            number: AddedToken(text, special=text in texts, normalized=text not in texts) for text, number in found
+        }
+    else:
+        by_id = {int(number): AddedToken(**entry) for number, entry in listed.items()}
+    known = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    by_id = {number: token for number, token in sorted(by_id.items()) if repr(token) not in known}
+    for token in by_id.values():
+        token.special = token.special or token.content in {each.content for each in roles.values()}
+    tokenizer.add_tokens(list(by_id.values()))
+    for number, token in by_id.items():
+        if (given := tokenizer.token_to_id(token.content)) != number:
+            raise ValueError(
+                f"the added token {shown(token.content)} must have the id {shown(number)}, but after those of "
+                f"tokenizer.json it gets {given}"
+            )
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_tokens([token for token in special if token.content not in added])
+    return {role: token.content for role, token in roles.items()}
+
+
+def _has_token(entries: Mapping[str, Any], role: str) -> bool:
+    """Roles of other names are those of which the entry is a token: not add_bos_token, which is a flag."""
+    entry = entries.get(role)
+    return entry is not None and (role in SPECIAL_ROLES or (role.endswith("_token") and isinstance(entry, str | dict)))
+
+
+def _special_token(role: str, entry: Any) -> AddedToken:
+    """From its text, or a record with flags."""
+    record = entry if isinstance(entry, dict) else {"content": entry}
+    if not isinstance(record.get("content"), str):
+        raise TypeError(f"{role} must be text, or a record with the text as 'content'; found {shown(entry)}")
+    return AddedToken(**{key: value for key, value in record.items() if key != "__type"} | {"special": True})
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(
+            f"extra_special_tokens must be a list of tokens or an object of named ones; found {shown(value)}"
+        )
+    return value
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """From chat_template.jinja (newer folders) or tokenizer_config.json: a text, or several by name."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
+    """From files of their own (newer folders) or tokenizer_config.json: a text, or several by name."""
+    files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
+    files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
+    if files:
+        return _read_template(files["default"]) if "default" in files else None
     template = config.get("chat_template")
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
@@ -210,31 +273,15 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     return template
 
 
+def _read_template(path: Path) -> str:
+    try:
+        return read_bounded(path).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except ValueError as error:
+        raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
+
+
 def _template_error(folder: Path, found: Any) -> ModelFolderError:
     return ModelFolderError(
         f"{folder / 'tokenizer_config.json'}: 'chat_template' must be text, or a list of {{'name': ..., 'template': "
         f"...}}; found {shown(found)}. Download it again, or remove it, which leaves the model without `chat`."
     )
-
-
-def _sandbox() -> Any:
-    """Jinja as chat templates expect it (transformers' documentation, 'Writing a chat template').
-
-    Sandboxed and immutable, because a template comes with a model, from anywhere.
-    """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    sandbox.filters["tojson"] = to_json
-    sandbox.globals["raise_exception"] = raise_exception
-    sandbox.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return sandbox

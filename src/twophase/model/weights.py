@@ -3,8 +3,8 @@
 Fused: q, k and v are one matrix, gate and up another, because one large product is faster than several small ones.
 """
 
-import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,9 @@ WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ALL_EXPERTS = slice(None)
+# A tensor takes about 100 bytes in either, and large mixtures of experts have 37,000. safetensors itself reads 100 MB.
+MAX_HEADER_BYTES, MAX_INDEX_BYTES = 8 * 2**20, 16 * 2**20
+TENSOR_IN_HEADER = re.compile(rb'"([^"]*)"\s*:\s*\{[^{}]*"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 CURE = "Download the model again."
 PLAIN_MEMORY_FRACTION = 0.25  # of a host's free memory, for a second, plain form of quantised weights
 
@@ -420,14 +423,14 @@ def _has_safetensors(folder: Path) -> bool:
 def _weight_paths(folder: Path) -> list[Path]:
     """The single file, or every shard the index names."""
     index = folder / INDEX_FILE
-    if not index.is_file():
-        if not (folder / WEIGHTS_FILE).is_file():
-            raise ModelFolderError(
-                f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}. Only safetensors weights are loaded: "
-                "choose a model that has them, or save it again with transformers' save_pretrained."
-            )
+    if (folder / WEIGHTS_FILE).is_file():  # as in transformers: an index beside it is of other weights
         return [folder / WEIGHTS_FILE]
-    weight_map = read_json_object(index).get("weight_map")
+    if not index.is_file():
+        raise ModelFolderError(
+            f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}. Only safetensors weights are loaded: "
+            "choose a model that has them, or save it again with transformers' save_pretrained."
+        )
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {CURE}")
     for tensor, name in weight_map.items():
@@ -448,6 +451,13 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 def _open_safetensors(path: Path) -> safe_open:
     try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ModelFolderError(
+                f"{path} cannot be read: its header has {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}, which "
+                f"no model needs. {CURE}"
+            )
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ModelFolderError(f"{path} {_what_is_cut(path) or f'cannot be read ({error})'}. {CURE}") from error
@@ -457,16 +467,14 @@ def _what_is_cut(path: Path) -> str | None:
     """For a truncated file: which tensor is incomplete, and the sizes. (Format: u64 header size, JSON header, data.)"""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(header_bytes))
-        except (ValueError, MemoryError, OverflowError):
-            return None
-    ends = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-    found, expected = path.stat().st_size, 8 + header_bytes + max(ends.values(), default=0)
-    if found >= expected:
+        header = file.read(min(header_bytes, MAX_HEADER_BYTES))
+    ends = [(int(match[2]), match[1]) for match in TENSOR_IN_HEADER.finditer(header)]
+    found, start = path.stat().st_size, 8 + header_bytes
+    cut = [end for end in ends if start + end[0] > found]
+    if len(header) < header_bytes or not cut:
         return None
-    first_cut = min((end, name) for name, end in ends.items() if 8 + header_bytes + end > found)[1]
-    return f"is truncated at {first_cut}: {found:,} bytes, expected {expected:,}"
+    first, expected = min(cut)[1].decode(errors="replace"), start + max(cut)[0]
+    return f"is truncated at {first}: {found:,} bytes, expected {expected:,}"
 
 
 def _is_harmless(name: str) -> bool:
