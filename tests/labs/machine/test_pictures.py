@@ -46,10 +46,15 @@ def test_prefill_and_decode_have_one_colour_each():
     assert [colour for _, colour, *_ in prediction_pictures.PHASES] == [PREFILL, DECODE]
 
 
-def test_a_notebooks_page_gets_the_style_for_dark_themes_once_it_has_a_kernel(monkeypatch):
-    shown = []
+def test_each_cell_that_names_the_course_has_the_style_for_dark_themes(monkeypatch):
+    shown, callbacks = [], []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data["text/html"]))
-    for shell, outputs in ((None, []), (object(), []), (SimpleNamespace(kernel=1), [themes.STYLE])):
+    events = SimpleNamespace(register=lambda event, callback: callbacks.append((event, callback)))
+    for shell in (None, object(), SimpleNamespace(kernel=1, events=events)):
         monkeypatch.setattr("IPython.get_ipython", lambda shell=shell: shell)
         themes.suit_dark_themes()
-        assert shown == outputs
+    ((event, callback),) = callbacks
+    assert event == "post_run_cell"
+    for source in ("from twophase_labs import check", "1 + 1", "from twophase_labs import check"):
+        callback(SimpleNamespace(info=SimpleNamespace(raw_cell=source)))
+    assert shown == [themes.STYLE] * 2
