@@ -17,7 +17,7 @@ from twophase.engine._interrupts import Uninterrupted
 from twophase.engine._isolation import isolate
 from twophase.engine.beam_search import BeamSearch
 from twophase.engine.drafters import DraftRequest
-from twophase.engine.guidance import Guidance, Guide
+from twophase.engine.guidance import Grammar, Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.prompts import (
@@ -40,6 +40,14 @@ Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]
 
 
+class PreparedRequest(NamedTuple):
+    """A request whose text is tokens and whose schema is a grammar: all that is left is to add it."""
+
+    request: Request
+    grammar: Grammar | None
+    stream: bool
+
+
 class Reservation(NamedTuple):
     """Blocks for a prompt that is computed elsewhere; the first `num_cached_tokens` are in them already."""
 
@@ -50,7 +58,7 @@ class Reservation(NamedTuple):
 
 @final
 class Engine:
-    """Serves requests by continuous batching. Not thread-safe.
+    """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
 
     Faults: an exception while a sequence is planned, computed, guided, sampled or detokenised ends that sequence with
     finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between
@@ -130,6 +138,37 @@ class Engine:
         Raises:
             InvalidRequestError: It could never be served as asked; nothing has changed.
         """
+        prepared = self.prepare(
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            arrival_s=arrival_s,
+            ttft_slo_s=ttft_slo_s,
+            stream=stream,
+        )
+        self.add(prepared, is_prefilled_elsewhere=is_prefilled_elsewhere)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        arrival_s: int | float | None = None,
+        ttft_slo_s: int | float | None = None,
+        stream: bool = True,
+    ) -> PreparedRequest:
+        """The first part of `add_request`, which may take a second. Any thread may do it, also during a step.
+
+        Raises:
+            InvalidRequestError: As `add_request`, but for what depends on the other requests.
+        """
         params = SamplingParams() if params is None else params
         token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
         check_params(params, self._codec, self._vocab_size)
@@ -146,6 +185,16 @@ class Engine:
             ttft_slo_s=ttft_slo_s,
             tenant=tenant_of(prompt) if isinstance(tenant, str) and not tenant else tenant,
         )
+        return PreparedRequest(request, grammar, stream)
+
+    def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
+        """The other part of `add_request`.
+
+        Raises:
+            InvalidRequestError: As `add_request`.
+        """
+        request, grammar, stream = prepared
+        request_id, params = request.request_id, request.sampling_params
         with Uninterrupted():
             # Before the state, which has a part for each of the n completions: only now is n known to be possible.
             seq_id = self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)

@@ -45,6 +45,7 @@ MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
 MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
 STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
 TRIAL_WALKS, TRIAL_STEPS = 4, 16
+OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
 TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
 
 # Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
@@ -111,9 +112,10 @@ class Guidance:
             if self._try is None:
                 self._try = self._load()
         try:
-            matcher = _matcher(self._vocabulary, self._try(outputs))
-        except (WorkLimitError, ValueError) as error:
-            raise _refusal(outputs, f"to compile it is too much work: {error}") from error
+            grammar = self._try(outputs)
+        except WorkLimitError as error:
+            raise _refusal(outputs, f"compiling it is too much work: {error}") from error
+        matcher = _matcher(self._vocabulary, grammar)
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
     def _load(self) -> Callable[[StructuredOutputs], str]:
@@ -262,21 +264,25 @@ def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
         InvalidRequestError: See `Guidance.compile`.
     """
     rng = random.Random(0)
+    openings = [vocabulary.greedy_tokenize(opening)[:1] for opening in OPENINGS]
     try:
         grammar = _grammar_text(outputs)
         matcher = _matcher(vocabulary, grammar)
-        for _ in range(TRIAL_WALKS):
-            _walk(matcher.deep_copy(), rng, vocabulary.eos_tokens)
+        for first in (*openings, *[[]] * TRIAL_WALKS):
+            if matcher.validate_tokens(first) == len(first):
+                _walk(matcher.deep_copy(), first, rng, vocabulary.eos_tokens)
     except (ValueError, OverflowError) as error:  # ours too; text that is no Unicode, numbers that are none or huge
         raise _refusal(outputs, str(error)) from error
     return grammar
 
 
-def _walk(matcher: Any, rng: random.Random, eos_tokens: Sequence[int]) -> None:
-    for _ in range(TRIAL_STEPS):
+def _walk(matcher: Any, first: Sequence[int], rng: random.Random, eos_tokens: Sequence[int]) -> None:
+    """Take tokens at random; raises ValueError if the library gives up on the way, or takes long."""
+    for step in range(TRIAL_STEPS):
         start_s = time.thread_time()
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        token_id = int(rng.choice(np.unpackbits(allowed, bitorder="little").nonzero()[0]))
+        choices = first if first and step == 0 else np.unpackbits(allowed, bitorder="little").nonzero()[0]
+        token_id = int(rng.choice(choices))
         if token_id in eos_tokens and not matcher.is_error():
             return
         matcher.consume_token(token_id)
