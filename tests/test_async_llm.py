@@ -203,9 +203,9 @@ def test_a_grammar_that_takes_long_keeps_nobody_else_waiting(llm, monkeypatch):
             await until(lambda: served.num_unfinished == 1)
             assert served.num_waiting == 1
             other = await last_of(served.generate("a", GREEDY))
+            second = asyncio.ensure_future(last_of(served.generate("The", GUIDED)))
+            await until(lambda: served.num_unfinished == 2)
             with pytest.raises(QueueFullError, match="and 2 do"):
-                second = asyncio.ensure_future(last_of(served.generate("The", GUIDED)))
-                await until(lambda: served.num_unfinished == 2)
                 await served.submit("a", GREEDY)
             assert not await served.drain(timeout_s=0.01)
         assert await served.drain()

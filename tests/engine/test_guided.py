@@ -377,7 +377,6 @@ class TestFormats:
             ("time", ["02:04:59Z", "23:59:59.25+01:30"], ["02:04:60Z", "24:00:00Z", "02:04:59"]),
             ("date-time", ["2024-02-29T02:04:59Z"], ["2023-02-29T02:04:59Z", "2024-02-29T02:04:60Z"]),
             ("hostname", ["a.b-c.de"], ["-a.de", f"{'a' * 64}.de", ".".join(["abc"] * 64)]),
-            ("email", ["a.b+c@d.ef"], ["a@b@c", "a..b@c.de", f"{'a' * 65}@b.de"]),
         ],
     )
     def test_what_no_reader_accepts_is_not_written(self, name, good, bad):
@@ -435,9 +434,9 @@ class TestDoor:
             ({"json": chain_of(2500)}, "too much work: it ends its process, with -11"),
             ({"json": {"properties": {f"p{i}": {"type": "null"} for i in range(2500)}}}, "Too many items"),
             ({"json": dense(40)}, "longer than 50 ms|Too many items"),
-            ({"regex": "|".join(f"[a-z]{{{i}}}x" for i in range(2000))}, "too many expressions"),
+            ({"json": {"allOf": [{"type": "string", "pattern": f"^([ab]{{{i}}})*$"} for i in (97, 101, 103)]}}, "too many expressions"),
         ],
-        ids=["multiple", "chain", "properties", "dense", "regex"],
+        ids=["multiple", "chain", "properties", "dense", "patterns"],
     )  # fmt: skip
     def test_what_takes_too_much_is_refused_by_name(self, model, given, message):
         engine = guided_engine(model)
@@ -647,7 +646,7 @@ def check_exclusive_bounds(module) -> None:
     elsewhere = {"properties": {"a": {"exclusiveMinimum": 1, "type": "number"}, "b": {"maximum": 1.5}}}
     assert guidance.compile(guided(json=elsewhere)).accepts('{"a": 1.2, "b": 1}')
     for factors in ((65537, 65536), (3, 0.000000001)):
-        with pytest.raises(InvalidRequestError, match="multipleOf=.* of one number"):
+        with pytest.raises(InvalidRequestError, match=r"multipleOf=.* of one number"):
             guidance.compile(guided(json={"type": "integer", "allOf": [{"multipleOf": each} for each in factors]}))
 
 

@@ -114,42 +114,19 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
-        arrival_s: int | float | None = None,
-        ttft_slo_s: int | float | None = None,
-        stream: bool = True,
         is_prefilled_elsewhere: bool = False,
+        **options: Any,
     ) -> None:
-        """Queue a request.
+        """Queue a request: `prepare` it, and `add` it.
 
         Args:
-            request_id: Unique among the unfinished requests.
-            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and
-                a "tenant" if wanted.
-            priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
-                given here.
-            arrival_s: When it came, on the engine's clock; now if None.
-            stream: Report its progress after every step, instead of its end alone. (Of a beam search only the end is
-                known.)
+            request_id, prompt, params, options: As of `prepare`.
             is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
 
         Raises:
             InvalidRequestError: It could never be served as asked; nothing has changed.
         """
-        prepared = self.prepare(
-            request_id,
-            prompt,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            arrival_s=arrival_s,
-            ttft_slo_s=ttft_slo_s,
-            stream=stream,
-        )
-        self.add(prepared, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self.add(self.prepare(request_id, prompt, params, **options), is_prefilled_elsewhere=is_prefilled_elsewhere)
 
     def prepare(
         self,
@@ -164,10 +141,20 @@ class Engine:
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
     ) -> PreparedRequest:
-        """The first part of `add_request`, which may take a second. Any thread may do it, also during a step.
+        """Make tokens of its text and a grammar of its schema. Any thread may do this, also during a step.
+
+        Args:
+            request_id: Unique among the unfinished requests.
+            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and
+                a "tenant" if wanted.
+            priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
+                given here.
+            arrival_s: When it came, on the engine's clock; now if None.
+            stream: Report its progress after every step, instead of its end alone. (Of a beam search only the end is
+                known.)
 
         Raises:
-            InvalidRequestError: As `add_request`, but for what depends on the other requests.
+            InvalidRequestError: It could never be served as asked, by any engine of this model.
         """
         params = SamplingParams() if params is None else params
         token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size)
@@ -188,11 +175,7 @@ class Engine:
         return PreparedRequest(request, grammar, stream)
 
     def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
-        """The other part of `add_request`.
-
-        Raises:
-            InvalidRequestError: As `add_request`.
-        """
+        """Queue what is prepared; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
         with Uninterrupted():

@@ -282,6 +282,8 @@ def _walk(matcher: Any, first: Sequence[int], rng: random.Random, eos_tokens: Se
         start_s = time.thread_time()
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         choices = first if first and step == 0 else np.unpackbits(allowed, bitorder="little").nonzero()[0]
+        if not len(choices):
+            raise ValueError("there is an output that no token of the vocabulary can continue")
         token_id = int(rng.choice(choices))
         if token_id in eos_tokens and not matcher.is_error():
             return
