@@ -5,6 +5,7 @@ import contextlib
 import gc
 import threading
 import time
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle
 from tests.engine.test_request_validation import BAD_OPTIONS
-from twophase import LLM, AsyncLLM, SamplingParams
+from twophase import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import (
     ConfigError,
     DeadlineError,
@@ -173,6 +174,69 @@ def test_what_a_tokenizer_raises_harms_nobody_else(llm, monkeypatch):
         assert (await last_of(served.generate("a", GREEDY))).finished
 
     run(llm, main)
+
+
+# -- being prepared ---------------------------------------------------------------------------------------------------
+
+GUIDED = SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=["a"]))
+
+
+@contextlib.contextmanager
+def slow_grammars(llm, monkeypatch):
+    """A grammar takes as long as this lasts."""
+    prepare, go_on = llm.engine.prepare, threading.Event()
+
+    def slow(request_id, prompt, params, **options):
+        if params.structured_outputs is not None and not go_on.wait(PATIENCE_S):
+            raise TimeoutError("it was held for too long")
+        return prepare(request_id, prompt, replace(params, structured_outputs=None), **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "prepare", slow, raising=False)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
+def test_a_grammar_that_takes_long_keeps_nobody_else_waiting(llm, monkeypatch):
+    async def main(served):
+        with slow_grammars(llm, monkeypatch):
+            slow = asyncio.ensure_future(last_of(served.generate("The", GUIDED)))
+            await until(lambda: served.num_unfinished == 1)
+            assert served.num_waiting == 1
+            other = await last_of(served.generate("a", GREEDY))
+            second = asyncio.ensure_future(last_of(served.generate("The", GUIDED)))
+            await until(lambda: served.num_unfinished == 2)
+            with pytest.raises(QueueFullError, match="and 2 do"):
+                await served.submit("a", GREEDY)
+            assert not await served.drain(timeout_s=0.01)
+        assert await served.drain()
+        assert served.num_waiting == 0
+        return other, await slow, await second
+
+    assert all(output.finished for output in run(llm, main, max_queue=2))
+
+
+@pytest.mark.parametrize("by", ["leaving", "deadline", "closing"])
+def test_a_request_ends_while_it_is_prepared(llm, monkeypatch, by):
+    async def main(served):
+        with slow_grammars(llm, monkeypatch):
+            options = {"deadline_s": 0.01} if by == "deadline" else {}
+            task = asyncio.ensure_future(served.submit("The", GUIDED, request_id="mine", **options))
+            await until(lambda: served.num_unfinished == 1 or task.done())
+            if by == "leaving":
+                task.cancel()
+            elif by == "closing":
+                await asyncio.to_thread(served.close)
+            error = {"leaving": asyncio.CancelledError, "deadline": DeadlineError, "closing": EngineDeadError}[by]
+            with pytest.raises(error):
+                await task
+            await until(lambda: not served.num_unfinished)
+            if by != "closing":
+                assert (await last_of(served.generate("a", GREEDY, request_id="mine"))).finished
+
+    run(llm, main, max_queue=1)
 
 
 # -- going away -------------------------------------------------------------------------------------------------------

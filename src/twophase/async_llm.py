@@ -96,11 +96,12 @@ class RequestStream:
 class AsyncLLM:
     """An engine whose loop runs in a thread of its own; requests come from any event loop.
 
-    Nothing here blocks an event loop: text becomes tokens, and schemas grammars, in the engine's thread.
+    Nothing here blocks an event loop, or a step: text becomes tokens, and schemas grammars, in threads of their own.
 
     Args:
         model, config, options: As `LLM`.
-        max_queue: Requests that may wait for their first step; the next one is refused. None: any number.
+        max_queue: Requests that may wait for their first step, those that are prepared included; the next one is
+            refused. None: any number.
 
     Attributes:
         llm: Whose engine it is. Read its parts, and leave its methods alone.
@@ -207,8 +208,8 @@ class AsyncLLM:
         deadline_s: float | int | None = None,
         **options: Any,
     ) -> RequestStream:
-        """As `generate`, but returns as soon as the engine has accepted the request: a refusal is raised here, and what
-        the stream raises came later.
+        """As `generate`, but returns as soon as the engine has accepted the request: a refusal is raised here (or that
+        its deadline passed while it was prepared), and what the stream raises came later.
         """
         arrival_s = time.monotonic()
         deadline_s = checked("deadline_s", deadline_s, DEADLINE)

@@ -55,12 +55,36 @@ def test_an_error_comes_back_as_it_was_raised(worker):
 @needs_limits
 @pytest.mark.parametrize(
     ("function", "told"),
-    [(spin, "longer than 1 s of processor time"), (fill, "more than 64 MiB"), (die, "ended with 3")],
+    [(spin, "longer than 1 s of processor time"), (fill, "more than 64 MiB"), (die, "ends its process, with 3")],
 )
 def test_a_limit_ends_the_function_and_not_the_next_one(worker, function, told):
     with pytest.raises(WorkLimitError, match=told):
         worker.call(function)
     assert worker.call(len, "alive") == 5
+
+
+_noted: list[str] = []
+
+
+def note(what):
+    _noted.append(what)
+
+
+def noted():
+    return os.getpid(), _noted
+
+
+@needs_limits
+def test_each_process_does_something_first():
+    worker = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20, first=(note, "first"))
+    before = worker.call(noted)
+    with pytest.raises(WorkLimitError):
+        worker.call(die)
+    after = worker.call(noted)
+    worker.close()
+    assert before[0] != after[0]
+    assert before[1] == after[1] == ["first"]
+    assert _noted == []
 
 
 _shared = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20)

@@ -4,11 +4,13 @@ Random weights wander through everything that is allowed, so they try a grammar 
 oracles are `jsonschema` and `re`.
 """
 
+import functools
 import itertools
 import json
 import re
 import subprocess
 import sys
+from datetime import date
 
 import jsonschema
 import numpy as np
@@ -29,6 +31,7 @@ from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.guidance import Guidance, GuidanceError
 from twophase.engine.sampler import SampleRow, sample
+from twophase.engine.schema_rules import FORMATS
 from twophase.model.load import load_model
 
 NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
@@ -72,12 +75,17 @@ def model(folder):
     return load_guided_model("byte-level", folder)
 
 
+@functools.cache
+def guidance_of(tokenizer_json: str, end_id: int) -> Guidance:
+    """One for all tests: each has a worker process."""
+    return Guidance(lambda: tokenizer_json, frozenset([end_id]))
+
+
 def guided_engine(model, codec=None, **options):
     codec = codec or byte_level()
-    eos = frozenset([codec.end_id])
-    guidance = Guidance(codec.tokenizer.to_str, eos)
+    guidance = guidance_of(codec.tokenizer.to_str(), codec.end_id)
     return make_engine(
-        model, codec=codec, eos=eos, guidance=guidance,
+        model, codec=codec, eos=frozenset([codec.end_id]), guidance=guidance,
         **{"num_blocks": 4000, "max_model_len": 1024, "max_num_seqs": 16, "budget": 64} | options,
     )  # fmt: skip
 
@@ -332,6 +340,58 @@ class TestFaults:
         assert outputs["good"].outputs[0].finish_reason == "stop"
 
 
+def chain_of(length: int):
+    refs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": refs | {f"d{length}": {"type": "boolean"}}}
+
+
+def dense(num: int):
+    """Each definition may be any other one, or a list of some."""
+    refs = [{"$ref": f"#/$defs/d{i}"} for i in range(num)]
+    lists = [{"type": "array", "items": ref} for ref in refs]
+    return {
+        "$defs": {f"d{i}": {"anyOf": [*refs[:i], *refs[i + 1 :], lists[i - 1]]} for i in range(num)},
+        "$ref": "#/$defs/d0",
+    }
+
+
+def is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+class TestFormats:
+    def test_every_day_that_there_is(self):
+        """Of each kind of year, all days that a month might have; Python knows which of them there are."""
+        pattern = re.compile(FORMATS["date"]["pattern"])
+        for year in ("0000", "0001", "0004", "0100", "0400", "1900", "2000", "2023", "2024", "2100", "9999"):
+            texts = [f"{year}-{month:02}-{day:02}" for month in range(14) for day in range(33)]
+            assert [text for text in texts if pattern.fullmatch(text)] == [text for text in texts if is_date(text)]
+
+    @pytest.mark.parametrize(
+        ("name", "good", "bad"),
+        [
+            ("date", ["2024-02-29"], ["2023-02-29", "2024-2-9"]),
+            ("time", ["02:04:59Z", "23:59:59.25+01:30"], ["02:04:60Z", "24:00:00Z", "02:04:59"]),
+            ("date-time", ["2024-02-29T02:04:59Z"], ["2023-02-29T02:04:59Z", "2024-02-29T02:04:60Z"]),
+            ("hostname", ["a.b-c.de"], ["-a.de", f"{'a' * 64}.de", ".".join(["abc"] * 64)]),
+        ],
+    )
+    def test_what_no_reader_accepts_is_not_written(self, name, good, bad):
+        schema = {"properties": {"format": {"type": "string", "format": name}}, "required": ["format"]}
+        codec = byte_level()
+        grammar = guidance_of(codec.tokenizer.to_str(), codec.end_id).compile(guided(json=schema))
+        accepted = [text for text in good + bad if grammar.accepts(json.dumps({"format": text}))]
+        assert accepted == good
+
+    def test_data_is_no_schema(self, model):
+        params = [guided(json={"const": {"format": "date"}})]
+        (output,) = run(guided_engine(model), [prompt_of(0, 4)], params)
+        assert json.loads(output.outputs[0].text) == {"format": "date"}
+
+
 class TestDoor:
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -348,6 +408,10 @@ class TestDoor:
             ({"json": {"minimum": float("nan")}}, "structured_outputs.json cannot be enforced: expected value"),
             ({"json": {"type": "integer", "minimum": 10**400}}, "structured_outputs.json cannot be enforced: "),
             ({"json": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}, r"exclusiveMinimum=0 with maximum=0.5, less than 1 away.*minimum=0.005"),
+            ({"json": {"$ref": "#there", "$defs": {"a": {"$anchor": "there"}}}}, r"\$ref='#there'; refer to a place in the schema"),
+            ({"json": {"$defs": {"a": {"$id": "b"}}}}, r"\$id='b' inside of a schema"),
+            ({"json": {"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "null"}}}}, r"/\^a/ and /b\$/ are not disjoint"),
+            ({"json": {"type": "string", "format": "regex"}}, "Unknown format: regex"),
             ({"regex": "(a"}, "structured_outputs.regex cannot be enforced: .*unclosed group"),
             ({"regex": "a(?=b)"}, "look-around, including look-ahead and look-behind, is not supported"),
             ({"regex": r"(a)\1"}, "backreferences are not supported"),
@@ -361,6 +425,29 @@ class TestDoor:
             engine.add_request("a", prompt_of(0, 4), guided(**given))
         assert not engine.has_unfinished_requests()
         check_idle(engine)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="not run here: no limits on time and memory")
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"json": {"type": "integer", "multipleOf": 99_999_989}}, r"compiling it is too much work: it takes longer than 1 s of processor"),
+            ({"json": chain_of(2500)}, "too much work: it ends its process, with -11"),
+            ({"json": {"properties": {f"p{i}": {"type": "null"} for i in range(2500)}}}, "Too many items"),
+            ({"json": dense(40)}, "longer than 50 ms|Too many items"),
+            ({"json": {"allOf": [{"type": "string", "pattern": f"^([ab]{{{i}}})*$"} for i in (97, 101, 103)]}}, "too many expressions"),
+        ],
+        ids=["multiple", "chain", "properties", "dense", "patterns"],
+    )  # fmt: skip
+    def test_what_takes_too_much_is_refused_by_name(self, model, given, message):
+        engine = guided_engine(model)
+        with pytest.raises(InvalidRequestError, match=f"structured_outputs.* cannot be enforced: .*({message})"):
+            engine.add_request("a", prompt_of(0, 4), guided(**given))
+        assert not engine.has_unfinished_requests()
+
+    def test_much_that_is_simple_is_served(self, model):
+        several = [{"json": chain_of(150)}, {"choice": [f"v{i}" for i in range(10_000)]}]
+        params = [guided(0, max_tokens=400, **each) for each in several]
+        assert check_outputs(run(guided_engine(model), [prompt_of(0, 4)] * 2, params), params) == 2
 
     def test_min_properties_among_the_required(self, model):
         named = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["a", "b"]}
@@ -474,7 +561,7 @@ def check_guide(module) -> None:
     end_id, prompt = codec.end_id, [1, 2, 3]
     (stop_id,) = codec.encode("b")
     params = guided(regex="a(b|c){2}b?", stop_token_ids=[stop_id])
-    grammar = module.Guidance(codec.tokenizer.to_str, frozenset([end_id])).compile(params)
+    grammar = module.Guidance(codec.tokenizer.to_str, frozenset([end_id]), is_limited=False).compile(params)
 
     def ids_of(allowed):
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")
@@ -508,7 +595,7 @@ def check_json(module) -> None:
     """No second way to write a property's name, and nothing loosened by the schema itself."""
     codec = byte_level()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
-    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]))
+    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]), is_limited=False)
     grammar = guidance.compile(guided(json=schema | {"x-guidance": {"whitespace_flexible": True}}))
     good = ('{"a": 1}', '{"a": 1, "b": null}', '{"b": null}', "{}")
     bad = (
@@ -528,7 +615,7 @@ def check_json(module) -> None:
 def check_exclusive_bounds(module) -> None:
     """Every number that is accepted lies within its bounds; where the library would let a bound through, it is refused."""
     codec = byte_level()
-    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]))
+    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]), is_limited=False)
     near = [-1.5, -1, -0.5, 0, 0.25, 0.5, 1, 1.5]
     num_refused = 0
     for low, high in itertools.combinations(near, 2):
@@ -552,9 +639,15 @@ def check_exclusive_bounds(module) -> None:
         "$ref": "#/$defs/a",
         "type": "number",
     }
-    for schema in (apart, {"properties": {"x": {"anyOf": [apart]}}, "$defs": apart["$defs"]}):
+    listed = {"x y": [apart, {"exclusiveMinimum": 1}], "allOf": [{"$ref": "#/x%20y/1"}, {"maximum": 1.5}]}
+    for schema in (apart, {"properties": {"x": {"anyOf": [apart]}}, "$defs": apart["$defs"]}, listed):
         with pytest.raises(InvalidRequestError, match=r"exclusiveMinimum=1 with maximum=1.5, less than 1 away"):
             guidance.compile(guided(json=schema))
+    elsewhere = {"properties": {"a": {"exclusiveMinimum": 1, "type": "number"}, "b": {"maximum": 1.5}}}
+    assert guidance.compile(guided(json=elsewhere)).accepts('{"a": 1.2, "b": 1}')
+    for factors in ((65537, 65536), (3, 0.000000001)):
+        with pytest.raises(InvalidRequestError, match=r"multipleOf=.* of one number"):
+            guidance.compile(guided(json={"type": "integer", "allOf": [{"multipleOf": each} for each in factors]}))
 
 
 def test_exclusive_bounds():
@@ -600,9 +693,11 @@ MUTANTS = [
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
     ("lenient by x-guidance", "guidance", '    "lenient": False,', "", "json"),
-    ("exclusive bounds let through", "guidance", "< 1]", "< 0]", "bounds"),
-    ("bounds of other parts", "guidance", "            found[name] += values\n", "            pass\n", "bounds"),
-    ("minProperties by repetition", "guidance", "at_least > max(1, num_required)", "at_least > max(2, num_required)", "json"),
+    ("exclusive bounds let through", "schema_rules", "if bound in near", "if None in near", "bounds"),
+    ("bounds from below only", "schema_rules", "(math.floor, math.ceil)", "(math.floor,)", "bounds"),
+    ("bounds of other parts", "schema_rules", "stack += joined.get(id(each), ())", "pass", "bounds"),
+    ("multiples modulo 2**32", "schema_rules", ">= MAX_MULTIPLE", "< 0", "bounds"),
+    ("minProperties by repetition", "schema_rules", "at_least > max(1, num_required)", "at_least > max(2, num_required)", "json"),
 ]  # fmt: skip
 
 
@@ -610,7 +705,8 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, module, old, new, check = mutant
-    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new), GUIDE_CHECKS[check])
+    through = "twophase.engine.guidance" if module == "schema_rules" else None
+    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new, through), GUIDE_CHECKS[check])
 
 
 PREEMPTION_MUTANTS = [

@@ -74,6 +74,7 @@ BAD = {
     "a schema that is missing": (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "is missing"),
     "a schema that is none": (CHAT, {"messages": HI, "response_format": FORMAT}, None, "nonsense"),
     "a schema too deep": (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"schema": DEEP}}}, None, "nested at most 100 deep"),
+    "a schema of too many properties": (TEXT, {"prompt": "hi", "structured_outputs": {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(2500)}}}}, None, "structured_outputs.json cannot be enforced"),
     "two forms": (CHAT, {"messages": HI, "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, None, "response_format and structured_outputs"),
     "an expression that is none": (CHAT, {"messages": HI, "structured_outputs": {"regex": "("}}, None, "regex"),
     "choices that are none": (CHAT, {"messages": HI, "structured_outputs": {"choice": "yes"}}, None, "choice must be a list"),

@@ -10,7 +10,7 @@ from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
 MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
-# The grammar library's time grows with the square of what it is given: so much takes a second or two.
+# Before anything is compiled; how much work that may be, `twophase.engine.guidance` measures.
 MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
@@ -24,7 +24,8 @@ class StructuredOutputs:
 
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,
-            written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space.
+            written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space. Dates and
+            times are those that Python reads: no leap seconds, no year 0.
         regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.

@@ -43,10 +43,11 @@ class WorkerProcess:
     Args:
         cpu_s: Seconds of processor time that one call may take.
         max_bytes: How much the process may grow during one call. (Linux counts address space, macOS may not count.)
+        first: A function and its arguments: what each process does before its first call, without limits.
     """
 
-    def __init__(self, *, cpu_s: float, max_bytes: int) -> None:
-        self.cpu_s, self.max_bytes = cpu_s, max_bytes
+    def __init__(self, *, cpu_s: float, max_bytes: int, first: tuple[Any, ...] = ()) -> None:
+        self.cpu_s, self.max_bytes, self._first = cpu_s, max_bytes, first
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pid = os.getpid()
@@ -64,11 +65,15 @@ class WorkerProcess:
         if self._owner_pid != os.getpid():  # the pipes are the parent's, and a thread of it may have held the lock
             self._process, self._owner_pid, self._lock = None, os.getpid(), threading.Lock()
         with self._lock:
-            process = self._running()
             try:
-                outcome, value = self._ask(process, pickle.dumps((function, args, self.cpu_s, self.max_bytes)))
+                if self._process is None or self._process.poll() is not None:
+                    self._process = self._start()
+                    self._ask_first(self._process)
+                until_s = time.monotonic() + _PATIENCE * self.cpu_s
+                limits = (self.cpu_s, self.max_bytes)
+                outcome, value = self._ask(self._process, pickle.dumps((function, args, limits)), until_s)
             except BaseException:  # also a Ctrl-C: an answer that nobody read would be the next call's
-                self._end(process)
+                self._end()
                 raise
         if outcome == "raised":
             raise value
@@ -77,27 +82,32 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process; another call starts a new one."""
         with self._lock:
-            if self._process is not None and self._owner_pid == os.getpid():
-                self._end(self._process)
+            if self._owner_pid == os.getpid():
+                self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", "from twophase.core.worker_process import _serve; _serve()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-            self._stop = weakref.finalize(self, _kill, self._process, os.getpid())
-        return self._process
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from twophase.core.worker_process import _serve; _serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self._stop = weakref.finalize(self, _kill, process, os.getpid())
+        return process
 
-    def _ask(self, process: subprocess.Popen[bytes], question: bytes) -> tuple[str, Any]:
+    def _ask_first(self, process: subprocess.Popen[bytes]) -> None:
+        if self._first:
+            function, *args = self._first
+            outcome, value = self._ask(process, pickle.dumps((function, args, None)), until_s=None)
+            if outcome == "raised":
+                raise value
+
+    def _ask(self, process: subprocess.Popen[bytes], question: bytes, until_s: float | None) -> tuple[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has died, and the answer will tell of what
             process.stdin.write(_LENGTH.pack(len(question)) + question)
             process.stdin.flush()
-        until_s = time.monotonic() + _PATIENCE * self.cpu_s
         if not _is_readable(process.stdout, until_s):
             raise WorkLimitError(f"it takes longer than {_PATIENCE * self.cpu_s:g} s")
         answer = _read(process.stdout)
@@ -106,12 +116,14 @@ class WorkerProcess:
         if _HAS_LIMITS and process.wait() == -signal.SIGPROF:
             raise WorkLimitError(f"it takes longer than {self.cpu_s:g} s of processor time")
         raise WorkLimitError(
-            f"it takes more than {self.max_bytes // 2**20} MiB of memory (its process ended with {process.wait()})"
+            f"it ends its process, with {process.wait()}, as when it takes more than {self.max_bytes // 2**20} MiB of "
+            f"memory or calls itself too often"
         )
 
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        _kill(process, os.getpid())
-        self._process = None
+    def _end(self) -> None:
+        if self._process is not None:
+            self._stop()
+            self._process = None
 
 
 def _kill(process: subprocess.Popen[bytes], owner_pid: int) -> None:
@@ -120,8 +132,8 @@ def _kill(process: subprocess.Popen[bytes], owner_pid: int) -> None:
         process.communicate()  # closes the pipes
 
 
-def _is_readable(stream: IO[bytes], until_s: float) -> bool:
-    if sys.platform == "win32":  # where a pipe cannot be waited for
+def _is_readable(stream: IO[bytes], until_s: float | None) -> bool:
+    if until_s is None or sys.platform == "win32":  # where a pipe cannot be waited for
         return True
     return bool(select.select([stream], [], [], max(0.0, until_s - time.monotonic()))[0])
 
@@ -147,12 +159,14 @@ def _serve() -> None:
 
 
 def _answer(question: bytes) -> bytes:
+    limits = None
     try:
-        function, args, cpu_s, max_bytes = pickle.loads(question)  # imports its module, before limits count
-        with _limits(cpu_s, max_bytes):
+        function, args, limits = pickle.loads(question)  # imports its module, before limits count
+        with _limits(*limits) if limits else contextlib.nullcontext():
             return pickle.dumps(("returned", function(*args)))
     except MemoryError:
-        return pickle.dumps(("raised", WorkLimitError(f"it takes more than {max_bytes // 2**20} MiB of memory")))
+        more_than = f"more than {limits[1] // 2**20} MiB of memory" if limits else "all of the memory"
+        return pickle.dumps(("raised", WorkLimitError(f"it takes {more_than}")))
     except Exception as error:
         return pickle.dumps(("raised", error))
 

@@ -18,7 +18,7 @@ from twophase.engine._interrupts import Uninterrupted
 from twophase.engine._isolation import isolate
 from twophase.engine.beam_search import BeamSearch
 from twophase.engine.drafters import DraftRequest
-from twophase.engine.guidance import Guidance, Guide
+from twophase.engine.guidance import Grammar, Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.prompts import (
@@ -41,6 +41,14 @@ Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]
 
 
+class PreparedRequest(NamedTuple):
+    """A request whose text is tokens and whose schema is a grammar: all that is left is to add it."""
+
+    request: Request
+    grammar: Grammar | None
+    stream: bool
+
+
 class Reservation(NamedTuple):
     """Blocks for a prompt that is computed elsewhere; the first `num_cached_tokens` are in them already."""
 
@@ -51,7 +59,7 @@ class Reservation(NamedTuple):
 
 @final
 class Engine:
-    """Serves requests by continuous batching. Not thread-safe.
+    """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
 
     Faults: an exception while a sequence is planned, computed, guided, sampled or detokenised ends that sequence with
     finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between
@@ -107,15 +115,34 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        is_prefilled_elsewhere: bool = False,
+        **options: Any,
+    ) -> None:
+        """Queue a request: `prepare` it, and `add` it.
+
+        Args:
+            request_id, prompt, params, options: As of `prepare`.
+            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
+
+        Raises:
+            InvalidRequestError: It could never be served as asked; nothing has changed.
+        """
+        self.add(self.prepare(request_id, prompt, params, **options), is_prefilled_elsewhere=is_prefilled_elsewhere)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
         arrival_s: int | float | None = None,
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
-        is_prefilled_elsewhere: bool = False,
-    ) -> None:
-        """Queue a request.
+    ) -> PreparedRequest:
+        """Make tokens of its text and a grammar of its schema. Any thread may do this, also during a step.
 
         Args:
             request_id: Unique among the unfinished requests.
@@ -126,10 +153,9 @@ class Engine:
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone. (Of a beam search only the end is
                 known.)
-            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
 
         Raises:
-            InvalidRequestError: It could never be served as asked; nothing has changed.
+            InvalidRequestError: It could never be served as asked, by any engine of this model.
         """
         params = SamplingParams() if params is None else params
         token_ids, text = token_ids_of(prompt, self._codec, self._vocab_size, self._scheduler.config.max_model_len)
@@ -147,6 +173,12 @@ class Engine:
             ttft_slo_s=ttft_slo_s,
             tenant=tenant_of(prompt) if isinstance(tenant, str) and not tenant else tenant,
         )
+        return PreparedRequest(request, grammar, stream)
+
+    def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
+        """Queue what is prepared; raises InvalidRequestError as `add_request`."""
+        request, grammar, stream = prepared
+        request_id, params = request.request_id, request.sampling_params
         with Uninterrupted():
             # Before the state, which has a part for each of the n completions: only now is n known to be possible.
             seq_id = self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)

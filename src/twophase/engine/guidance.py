@@ -20,8 +20,12 @@ into an index made beforehand, xgrammar (arXiv:2411.15100) part of it, llguidanc
 """
 
 import json
-import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -30,9 +34,19 @@ from jaxtyping import UInt32
 from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.worker_process import WorkerProcess, WorkLimitError
+from twophase.engine.schema_rules import enforceable
 
 WORD_BITS = 32  # tokens per word of a mask
 MAX_MESSAGE = 300  # characters of what the library has to say
+
+# What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
+MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
+MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
+STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
+TRIAL_WALKS, TRIAL_STEPS = 4, 16
+OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
+TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
 
 # Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
 JSON_OPTIONS: Any = {
@@ -57,17 +71,27 @@ class GuidanceError(TwophaseError):
 
 @final
 class Guidance:
-    """A model's vocabulary as the grammar library wants it, made when the first guided request comes.
+    """Compiles grammars for a model's vocabulary. Threads may share it.
+
+    A schema or pattern is a program of the library's, and some never end or take all memory. So each is tried first in
+    a worker process of limited time and memory, which starts, as the vocabulary is loaded, with the first of them. What
+    passes is compiled here: it cannot be brought over.
 
     Args:
         tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
         eos_token_ids: The model's end-of-text ids.
+        is_limited: False tries in this process, without limits.
     """
 
-    def __init__(self, tokenizer_json: Callable[[], str], eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer_json: Callable[[], str], eos_token_ids: frozenset[int], *, is_limited: bool = True
+    ) -> None:
         self._tokenizer_json = tokenizer_json
         self._eos_token_ids = eos_token_ids
+        self._is_limited = is_limited
+        self._loading = threading.Lock()
         self._vocabulary: Any = None
+        self._try: Callable[[StructuredOutputs], str] | None = None
 
     def compile(self, params: SamplingParams) -> "Grammar":
         """The grammar of a request that has structured outputs.
@@ -75,8 +99,8 @@ class Guidance:
         Every request compiles its own: requests that shared one would also share what it has computed, and its faults.
 
         Raises:
-            InvalidRequestError: The schema or regular expression is wrong, cannot be enforced, or accepts nothing; or
-                the model has no end-of-text token to end with.
+            InvalidRequestError: The schema or regular expression is wrong, cannot be enforced, accepts nothing, or is
+                beyond the limits of time and memory; or the model has no end-of-text token to end with.
         """
         outputs = params.structured_outputs
         assert outputs is not None
@@ -84,25 +108,25 @@ class Guidance:
             raise InvalidRequestError(
                 "structured_outputs end with the model's end-of-text token, and its folder names none (eos_token_id)."
             )
-        if self._vocabulary is None:
-            self._vocabulary = self._load_vocabulary()
-        matcher = _matcher(self._vocabulary, outputs)
+        with self._loading:
+            if self._try is None:
+                self._try = self._load()
+        try:
+            grammar = self._try(outputs)
+        except WorkLimitError as error:
+            raise _refusal(outputs, f"compiling it is too much work: {error}") from error
+        matcher = _matcher(self._vocabulary, grammar)
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
-    def _load_vocabulary(self) -> Any:
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise InvalidRequestError(
-                f"structured_outputs need the package llguidance, which cannot be imported here ({error}); "
-                f"pip install the version pinned in requirements.txt."
-            ) from error
-        try:
-            return LLTokenizer(self._tokenizer_json(), eos_token=sorted(self._eos_token_ids))
-        except ValueError as error:
-            raise InvalidRequestError(
-                f"structured_outputs: llguidance cannot use this model's tokenizer ({_one_line(str(error))})."
-            ) from error
+    def _load(self) -> Callable[[StructuredOutputs], str]:
+        """Load the vocabulary; returns what tries an output out."""
+        tokenizer_json = self._tokenizer_json()
+        self._vocabulary = _load_vocabulary(tokenizer_json, self._eos_token_ids)
+        if not self._is_limited:
+            return partial(try_out, self._vocabulary)
+        first = (_load_for_trials, tokenizer_json, self._eos_token_ids)
+        worker = WorkerProcess(cpu_s=MAX_COMPILE_S, max_bytes=MAX_COMPILE_BYTES, first=first)
+        return partial(worker.call, _try_in_worker)
 
 
 @final
@@ -200,107 +224,106 @@ class Guide:
                 allowed[word] &= ~np.uint32(1 << bit)
 
 
-def _matcher(vocabulary: Any, outputs: StructuredOutputs) -> Any:
-    """The library's automaton, at its start; refuses what it cannot enforce or what accepts nothing."""
-    from llguidance import LLMatcher
+def _matcher(vocabulary: Any, grammar: str) -> Any:
+    """The library's automaton, at its start; raises ValueError for what it cannot enforce or what accepts nothing.
 
-    try:
-        matcher = LLMatcher(vocabulary, _grammar_text(outputs), log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # only now does it find out that nothing at all can match
-        problem = matcher.get_error()
-    except (ValueError, OverflowError) as error:  # ours; text that is no Unicode, numbers that are none or huge
-        problem = str(error)
-    if problem:
-        raise InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")
+    Other threads of Python go on meanwhile.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(step_max_items=STEP_ITEMS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # only now does it find out that nothing at all can match
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
     return matcher
+
+
+# -- the trial, in a worker process
+
+_vocabulary: Any = None
+
+
+def _load_for_trials(tokenizer_json: str, eos_token_ids: frozenset[int]) -> None:
+    global _vocabulary
+    _vocabulary = _load_vocabulary(tokenizer_json, eos_token_ids)
+
+
+def _try_in_worker(outputs: StructuredOutputs) -> str:
+    threading.stack_size(TRIAL_STACK_BYTES)
+    with ThreadPoolExecutor(1) as small:
+        return small.submit(try_out, _vocabulary, outputs).result()
+
+
+def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
+    """Compile it and go some way into outputs: what would go wrong or take long in the engine's thread does so here.
+
+    Returns the grammar.
+
+    Raises:
+        InvalidRequestError: See `Guidance.compile`.
+    """
+    rng = random.Random(0)
+    openings = [vocabulary.greedy_tokenize(opening)[:1] for opening in OPENINGS]
+    try:
+        grammar = _grammar_text(outputs)
+        matcher = _matcher(vocabulary, grammar)
+        for first in (*openings, *[[]] * TRIAL_WALKS):
+            if matcher.validate_tokens(first) == len(first):
+                _walk(matcher.deep_copy(), first, rng, vocabulary.eos_tokens)
+    except (ValueError, OverflowError) as error:  # ours too; text that is no Unicode, numbers that are none or huge
+        raise _refusal(outputs, str(error)) from error
+    return grammar
+
+
+def _walk(matcher: Any, first: Sequence[int], rng: random.Random, eos_tokens: Sequence[int]) -> None:
+    """Take tokens at random; raises ValueError if the library gives up on the way, or takes long."""
+    for step in range(TRIAL_STEPS):
+        start_s = time.thread_time()
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        choices = first if first and step == 0 else np.unpackbits(allowed, bitorder="little").nonzero()[0]
+        if not len(choices):
+            raise ValueError("there is an output that no token of the vocabulary can continue")
+        token_id = int(rng.choice(choices))
+        if token_id in eos_tokens and not matcher.is_error():
+            return
+        matcher.consume_token(token_id)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        if time.thread_time() - start_s > MAX_STEP_S:
+            raise ValueError(f"a token of an output takes longer than {MAX_STEP_S * 1000:g} ms; ask for less at a time")
+
+
+def _refusal(outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")
+
+
+def _load_vocabulary(tokenizer_json: str, eos_token_ids: frozenset[int]) -> Any:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise InvalidRequestError(
+            f"structured_outputs need the package llguidance, which cannot be imported here ({error}); "
+            f"pip install the version pinned in requirements.txt."
+        ) from error
+    try:
+        return LLTokenizer(tokenizer_json, eos_token=sorted(eos_token_ids))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"structured_outputs: llguidance cannot use this model's tokenizer ({_one_line(str(error))})."
+        ) from error
 
 
 def _grammar_text(outputs: StructuredOutputs) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
-        schema = json.loads(outputs.json)
-        _check_min_properties(schema)
-        check_exclusive_bounds(schema)
-        return LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(enforceable(outputs.json), overrides=JSON_OPTIONS)
     if outputs.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
     assert outputs.choice is not None
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(json.dumps, outputs.choice))}")
-
-
-def _check_min_properties(schema: Any) -> None:
-    """Refuses minProperties where the library could meet it by writing one property twice, which readers count once."""
-    for part in _every_part(schema):
-        if not isinstance(part, dict):
-            continue
-        at_least, required = part.get("minProperties"), part.get("required")
-        num_required = len(required) if isinstance(required, list) else 0
-        if isinstance(at_least, int) and at_least > max(1, num_required):
-            raise ValueError(f"minProperties={at_least} with {num_required} names in 'required'; name as many there")
-
-
-def check_exclusive_bounds(schema: Any) -> None:
-    """Refuses an exclusive bound that the library lets through: a whole number, with the other bound less than 1 away.
-
-    It writes {"exclusiveMinimum": 1, "maximum": 1.5} as if 1 were allowed. The other bound may stand in another part
-    that applies to the same number.
-    """
-    for part in _every_part(schema):
-        bounds = _bounds(part, schema, set())
-        for exclusive, others in (
-            ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
-            ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
-        ):
-            for bound in bounds[exclusive]:
-                near = [(name, other) for name in others for other in bounds[name] if abs(other - bound) < 1]
-                if near and bound == int(bound):
-                    raise ValueError(
-                        f"{exclusive}={bound} with {near[0][0]}={near[0][1]}, less than 1 away, which would let "
-                        f"{bound} through; use an inclusive bound such as {_inside(exclusive, bound, near[0][1])}"
-                    )
-
-
-def _inside(exclusive: str, bound: int | float, other: int | float) -> str:
-    return f"{'minimum' if exclusive == 'exclusiveMinimum' else 'maximum'}={bound + (other - bound) / 100:g}"
-
-
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-
-
-def _bounds(part: Any, schema: Any, seen: set[int]) -> dict[str, list[int | float]]:
-    """Every bound that this part, and the parts that apply to the same value, put on a number."""
-    found: dict[str, list[int | float]] = {name: [] for name in BOUNDS}
-    if not isinstance(part, dict) or id(part) in seen:
-        return found
-    seen.add(id(part))
-    same_value = [each for key in ("allOf", "anyOf", "oneOf") if isinstance(part.get(key), list) for each in part[key]]
-    for other in (*same_value, _resolved(part.get("$ref"), schema)):
-        for name, values in _bounds(other, schema, seen).items():
-            found[name] += values
-    for name in BOUNDS:
-        value = part.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            found[name].append(value)
-    return found
-
-
-def _resolved(reference: Any, schema: Any) -> Any:
-    """What '#/$defs/name' refers to; None for what is no such reference."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    for key in filter(None, reference[1:].split("/")):
-        key = key.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(key) if isinstance(schema, dict) else None
-    return schema
-
-
-def _every_part(value: Any) -> Iterator[Any]:
-    yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for each in inner:
-        yield from _every_part(each)
+    # One terminal, which its capital letters make it: of rules, no more than 2,000 may begin at one place.
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, outputs.choice))}")
 
 
 def _one_line(message: str) -> str:

@@ -8,7 +8,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.core.errors import (
@@ -21,7 +23,7 @@ from twophase.core.errors import (
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.rules import TEXT, checked
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.engine import Engine
+from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 
@@ -36,7 +38,7 @@ class Job:
 
     Attributes:
         request_id: Unique among the unfinished ones.
-        options: Of `Engine.add_request`, by name.
+        options: Of `Engine.prepare`, by name.
         deadline_s: On the engine's clock; None: it has all the time in the world.
         listener: Whoever is told of it; only the callback knows what that is.
     """
@@ -71,8 +73,10 @@ class Observer(Protocol):
 class EngineThread:
     """Runs `Engine.step` as long as something is unfinished, and sleeps otherwise. Its methods may be called anywhere.
 
-    Everything that touches the engine happens in this thread, between two steps. That includes adding a request, whose
-    text has to become tokens and whose schema a grammar: both take time, and here it is nobody's event loop that waits.
+    Everything that changes the engine happens in this thread, between two steps. Requests are prepared before, each in
+    the order of arrival: text becomes tokens in one thread and schemas become grammars in another, so neither waits for
+    the other, and neither steps nor an event loop wait for them. A request that is prepared is one that waits: it
+    counts against `max_queue`, can be aborted, its deadline runs, and `drain` waits for it.
 
     If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`. A fork of the
     process has no such thread: there, too, `error` is set.
@@ -105,10 +109,12 @@ class EngineThread:
         self._jobs: dict[str, Job] = {}  # unfinished
         # Those among them that no step has computed anything of, and since when they wait, the oldest first.
         self._unscheduled: dict[str, float] = {}
-        self._num_unseen = 0  # requests that have come and are not in `stats` yet
+        self._unseen: set[Job] = set()  # those that are not in `stats` yet
         self._is_draining = False
         self._is_stopped = False
+        self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
         # Only the thread itself uses these.
+        self._added: list[Job] = []  # in this turn
         self._news: list[News] = []
         self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number decides between equal ones
         self._numbers = itertools.count()
@@ -145,7 +151,7 @@ class EngineThread:
     def num_waiting(self) -> int:
         """Sequences that wait for a place or blocks, and the requests that have come since `stats` were taken."""
         with self._changed:
-            return self.stats.num_waiting + self._num_unseen
+            return self.stats.num_waiting + len(self._unseen)
 
     def submit(self, job: Job) -> None:
         """Hand over a request.
@@ -161,8 +167,11 @@ class EngineThread:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
             self._jobs[job.request_id] = job
             self._unscheduled[job.request_id] = time.monotonic()
-            self._num_unseen += 1
-            self._post(lambda: self._add(job))
+            self._unseen.add(job)
+            if job.deadline_s is not None:
+                self._post(lambda: self._note_deadline(job))
+            has_grammar = getattr(job.params, "structured_outputs", None) is not None
+            (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
 
     def check_acceptance(self) -> None:
         """Raises what `submit` would raise now, whatever the request."""
@@ -193,6 +202,8 @@ class EngineThread:
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+        for threads in (self._with_text, self._with_grammar):
+            threads.shutdown(wait=False, cancel_futures=True)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -209,6 +220,21 @@ class EngineThread:
             f"the engine's thread died of {type(self.error).__name__}: {self.error}. Nothing can be served any more; "
             f"start it anew."
         )
+
+    # -- in a thread that prepares
+
+    def _prepare(self, job: Job) -> None:
+        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+            return
+        try:
+            prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
+        except BaseException as error:  # the panic of a library is no Exception
+            refusal = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            command = partial(self._refuse, job, refusal)
+        else:
+            command = partial(self._add, job, prepared)
+        with self._changed:
+            self._post(command)
 
     # -- in the thread
 
@@ -228,7 +254,6 @@ class EngineThread:
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
-            num_arrived = self._num_unseen
         for command in commands:
             command()
         self._expire()
@@ -237,29 +262,38 @@ class EngineThread:
         stats = self._engine.stats()
         with self._changed:  # before anybody hears of it, so that nobody finds it out of date
             self.stats = stats
-            self._num_unseen -= num_arrived
+            self._unseen.difference_update(self._added)
+        self._added = []
         self._tell_news()
         return True
 
     def _patience_s(self) -> float | None:
         """How long there is nothing to do unless somebody comes; None: for ever."""
-        if not self._engine.has_unfinished_requests():
-            return None
-        patience_s = self._engine.idle_s
-        if patience_s and self._deadlines:
-            patience_s = min(patience_s, max(0.0, self._deadlines[0][0] - time.monotonic()))
+        patience_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
+        if patience_s != 0 and self._deadlines:
+            left_s = max(0.0, self._deadlines[0][0] - time.monotonic())
+            patience_s = left_s if patience_s is None else min(patience_s, left_s)
         return patience_s
 
-    def _add(self, job: Job) -> None:
+    def _note_deadline(self, job: Job) -> None:
+        assert job.deadline_s is not None
+        heapq.heappush(self._deadlines, (job.deadline_s, next(self._numbers), job))
+
+    def _add(self, job: Job, prepared: PreparedRequest) -> None:
+        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+            return
         try:
-            self._engine.add_request(job.request_id, job.prompt, job.params, **job.options)
+            self._engine.add(prepared)
         except Exception as error:  # of this request; the engine is as before
+            self._refuse(job, error)
+            return
+        self._added.append(job)
+        self._news.append((job, None))
+
+    def _refuse(self, job: Job, error: Exception) -> None:
+        if self._jobs.get(job.request_id) is job:
             self._forget(job)
             self._news.append((job, error))
-            return
-        if job.deadline_s is not None:
-            heapq.heappush(self._deadlines, (job.deadline_s, next(self._numbers), job))
-        self._news.append((job, None))
 
     def _abort(self, job: Job) -> bool:
         """False if it is not unfinished any more."""
@@ -322,6 +356,7 @@ class EngineThread:
         with self._changed:
             del self._jobs[job.request_id]
             self._unscheduled.pop(job.request_id, None)
+            self._unseen.discard(job)
             self._changed.notify_all()
 
     def _tell_news(self) -> None:
@@ -344,7 +379,7 @@ class EngineThread:
         """Forget all jobs; returns those that were unfinished."""
         jobs, self._jobs, self._inbox = self._jobs, {}, []
         self._unscheduled.clear()
-        self._num_unseen = 0
+        self._unseen.clear()
         return jobs
 
     def _abort_all(self, jobs: Mapping[str, Job]) -> str | None:

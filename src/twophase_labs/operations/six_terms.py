@@ -1,8 +1,8 @@
 """Where the time before a first token goes: a stamp at each border, all on one clock, so that the terms add up.
 
 network     from the client's send to the server, and from the server's write to the client's first text
-preprocess  from the server's app to the engine's queue, the wait for the engine's thread left out
-queue       that wait, and from the queue to the first step
+preprocess  from the server's app to the engine's queue, the waits for its threads left out
+queue       those waits, and from the queue to the first step
 prefill     from the first step to the end of the forward that gives the first token's logits
 sample      from there to the token
 serialise   from the token to the bytes of its event
@@ -33,8 +33,7 @@ class Stamps:
 
     came_s: float
     submitted_s: float = 0.0
-    added_from_s: float = 0.0
-    added_s: float = 0.0
+    preparing_s: float = 0.0  # for how long: its text became tokens, and it was added to the engine
     written_s: float = 0.0
     output: RequestOutput | None = None
 
@@ -91,8 +90,8 @@ class StampedServer:
         forward_s = self.forwards_s[bisect_right(self.forwards_s, times.first_token_s) - 1]
         terms = {
             "network": (at.came_s - answer.last_sent_s) + (answer.first_s - at.written_s),
-            "preprocess": (at.submitted_s - at.came_s) + (at.added_s - at.added_from_s),
-            "queue": (at.added_from_s - at.submitted_s) + (times.first_scheduled_s - at.added_s),
+            "preprocess": (at.submitted_s - at.came_s) + at.preparing_s,
+            "queue": (times.first_scheduled_s - at.submitted_s) - at.preparing_s,
             "prefill": forward_s - times.first_scheduled_s,
             "sample": times.first_token_s - forward_s,
             "serialise": at.written_s - times.first_token_s,
@@ -137,7 +136,7 @@ def stamped(llm: LLM, settings: ServerSettings | None = None) -> Iterator[Stampe
     with BackgroundServer(llm, settings) as server:
         noted = StampedServer(server)
         thread: Any = server.llm
-        submit, add, run = thread.submit, engine.add_request, runner.run
+        submit, prepare, add, run = thread.submit, engine.prepare, engine.add, runner.run
 
         async def stamped_submit(*args: Any, **options: Any) -> Any:
             stamps = _CURRENT.get()
@@ -145,11 +144,16 @@ def stamped(llm: LLM, settings: ServerSettings | None = None) -> Iterator[Stampe
             noted.by_request[options["request_id"]] = stamps
             return await submit(*args, **options)
 
-        def stamped_add(request_id: str, *args: Any, **options: Any) -> None:
-            stamps = noted.by_request[request_id]
-            stamps.added_from_s = time.monotonic()
-            add(request_id, *args, **options)
-            stamps.added_s = time.monotonic()
+        def stamped_prepare(request_id: str, *args: Any, **options: Any) -> Any:
+            start_s = time.monotonic()
+            prepared = prepare(request_id, *args, **options)
+            noted.by_request[request_id].preparing_s += time.monotonic() - start_s
+            return prepared
+
+        def stamped_add(prepared: Any) -> None:
+            start_s = time.monotonic()
+            add(prepared)
+            noted.by_request[prepared.request.request_id].preparing_s += time.monotonic() - start_s
 
         def stamped_run(*args: Any) -> Any:
             logits = run(*args)
@@ -158,9 +162,10 @@ def stamped(llm: LLM, settings: ServerSettings | None = None) -> Iterator[Stampe
 
         server.app.add_middleware(_AtTheDoor, by_client=noted.by_client)  # before its first request
         thread.observe(noted)
-        thread.submit, engine.add_request, runner.run = stamped_submit, stamped_add, stamped_run
+        thread.submit, runner.run = stamped_submit, stamped_run
+        engine.prepare, engine.add = stamped_prepare, stamped_add
         try:
             yield noted
         finally:
             server.stop()
-            del thread.submit, engine.add_request, runner.run
+            del thread.submit, engine.prepare, engine.add, runner.run
