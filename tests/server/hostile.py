@@ -9,6 +9,7 @@ The model has SmolLM2's tokenizer and template and a tiny body: texts, masks and
 """
 
 import asyncio
+import functools
 import itertools
 import json
 import random
@@ -68,7 +69,7 @@ def _text(text: str, **fields: Any) -> dict[str, Any]:
     return {"prompt": text, "max_tokens": 4, **fields}
 
 
-# name -> path and the body; made anew each time, since most are large
+# name -> path, and how its body is made
 REQUESTS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "multipleOf 99999989": (CHAT, lambda: _schema({"type": "integer", "multipleOf": 99999989})),
     "multipleOf 999983": (CHAT, lambda: _schema({"type": "integer", "multipleOf": 999983})),
@@ -152,14 +153,20 @@ async def _health(http: httpx.AsyncClient, seen: Seen, until_s: float) -> None:
         await asyncio.sleep(0.05)
 
 
+@functools.cache
+def _bodies() -> dict[str, bytes]:
+    return {name: json.dumps(make()).encode() for name, (_, make) in REQUESTS.items()}
+
+
 async def _attack(url: str, http: httpx.AsyncClient, seen: Seen, until_s: float, draw: random.Random) -> None:
-    bodies = {name: json.dumps(make()).encode() for name, (_, make) in REQUESTS.items()}
     while time.monotonic() < until_s:
         name = draw.choice([*REQUESTS, "half a body"])
         if name == "half a body":
             seen.answers[name, await _half_a_body(url)] += 1
             continue
-        answer = await http.post(REQUESTS[name][0], content=bodies[name], headers={"content-type": "application/json"})
+        answer = await http.post(
+            REQUESTS[name][0], content=_bodies()[name], headers={"content-type": "application/json"}
+        )
         seen.answers[name, str(answer.status_code)] += 1
         assert answer.status_code in FAIR, (name, answer.text[:300])
 
@@ -211,6 +218,7 @@ def _write_model(folder: Path) -> None:
 async def soak(seconds: float, seed: int = 0) -> tuple[list[Seen], list[int]]:
     """A part without hostile clients (a sixth of the time), then two with; and the idle memory after each."""
     draw = random.Random(seed)
+    _bodies()  # before anything is timed
     with tempfile.TemporaryDirectory(prefix="twophase-hostile-") as name:
         folder = Path(name)
         _write_model(folder)
