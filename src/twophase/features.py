@@ -56,7 +56,7 @@ class Feature:
     Attributes:
         title: In the table.
         option: As a user writes it, for messages.
-        is_on: Whether an engine of this configuration has it, for a model with or without a sliding window of its own.
+        is_on: Whether an engine of this configuration has it.
         examples: Options of `LLM` that switch it on, one mapping per way to have it.
         request: Fields of `SamplingParams`, and the prompt's "cache_salt", with which a request uses it.
         group: Of features of one group an engine has one at most.
@@ -64,23 +64,10 @@ class Feature:
 
     title: str
     option: str
-    is_on: Callable[[EngineConfig, bool], bool] = lambda config, model_has_window: False
+    is_on: Callable[[EngineConfig], bool] = lambda config: False
     examples: tuple[Options, ...] = ({},)
     request: Options | None = None
     group: str = ""
-
-
-def _has_window(config: EngineConfig, model_has_window: bool) -> bool:
-    """Whether blocks are freed behind a window: one asked for, or the model's own where the cache is ours."""
-    if config.sliding_window is not None or config.num_attention_sinks:
-        return True
-    return model_has_window and not _is_ready_made(config) and has_own_cache(config)
-
-
-def has_own_cache(config: EngineConfig) -> bool:
-    from twophase.cache.manager import CacheManager
-
-    return config.cache_factory is None or config.cache_factory is CacheManager
 
 
 def _is_ready_made(config: EngineConfig) -> bool:
@@ -97,7 +84,7 @@ def _policy(name: str, **parameters: int | float) -> Feature:
     return Feature(
         f"policy: {name}",
         f"policy={policy.__name__}(...)",
-        lambda config, _: (
+        lambda config: (
             type(config.policy) is policy
             or (name == "priority" and config.policy is None and config.scheduler_factory is None)
         ),
@@ -110,7 +97,7 @@ def _admission(name: str) -> Feature:
     return Feature(
         f"admission: {name}",
         f"admission={name!r}",
-        lambda config, _: config.admission == name,
+        lambda config: config.admission == name,
         examples=({"admission": name},),
         group="admission",
     )
@@ -119,34 +106,28 @@ def _admission(name: str) -> Feature:
 def _kv_format(name: str) -> Feature:
     option = f"kv_cache_dtype={name!r}"
     examples = ({"kv_cache_dtype": name},)
-    return Feature(f"{name} K/V", option, lambda config, _: config.kv_cache_dtype == name, examples, group="K/V")
+    return Feature(f"{name} K/V", option, lambda config: config.kv_cache_dtype == name, examples, group="K/V")
 
 
 def _weight_format(name: str) -> Feature:
     option = f"quantization={name!r}"
     examples = ({"quantization": name},)
-    return Feature(f"{name} weights", option, lambda config, _: config.quantization == name, examples, group="weights")
-
-
-def _full_hit(name: str) -> Feature:
-    return Feature(
-        f"prefix caching, {name}",
-        f"full_hit={name!r}",
-        lambda config, _: config.full_hit == name,
-        examples=({"enable_prefix_caching": True, "full_hit": name},),
-        group="full_hit",
-    )
+    return Feature(f"{name} weights", option, lambda config: config.quantization == name, examples, group="weights")
 
 
 # What only tests can make (a draft model's folder, a drafter, a ready-made backend) is put in by them: see `examples`.
 FEATURES: Mapping[str, Feature] = {
-    "prefix_block": _full_hit("recompute_block"),
-    "prefix_token": _full_hit("recompute_token"),
+    "prefix_caching": Feature(
+        "prefix caching",
+        "enable_prefix_caching",
+        lambda config: config.enable_prefix_caching,
+        examples=({"enable_prefix_caching": True},),
+    ),
     "salts": Feature("cache salts", "cache_salt", request={"cache_salt": "a"}),
     "whole_prompts": Feature(
         "chunked prefill off",
         "enable_chunked_prefill=False",
-        lambda config, _: not config.enable_chunked_prefill,
+        lambda config: not config.enable_chunked_prefill,
         examples=({"enable_chunked_prefill": False},),
     ),
     "priority": _policy("priority"),
@@ -161,7 +142,7 @@ FEATURES: Mapping[str, Feature] = {
     "swap": Feature(
         "preemption by swapping",
         "preemption_mode='swap'",
-        lambda config, _: config.preemption_mode == "swap",
+        lambda config: config.preemption_mode == "swap",
         examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
     ),
     "optimistic": _admission("optimistic"),
@@ -170,7 +151,7 @@ FEATURES: Mapping[str, Feature] = {
     "watermark": Feature(
         "admission watermark",
         "admission_watermark",
-        lambda config, _: config.admission_watermark > 0,
+        lambda config: config.admission_watermark > 0,
         examples=({"admission_watermark": 0.2},),
     ),
     "several": Feature("n > 1", "n", request={"n": 3}),
@@ -185,21 +166,21 @@ FEATURES: Mapping[str, Feature] = {
     "ngram": Feature(
         "n-gram drafter",
         "speculative_config(method='ngram')",
-        lambda config, _: _guesses(config, "ngram"),
+        lambda config: _guesses(config, "ngram"),
         examples=({"speculative_config": SpeculativeConfig(disable_when_losing=False)},),
         group="drafter",
     ),
     "draft_model": Feature(
         "draft model",
         "the draft model of speculative_config",
-        lambda config, _: _guesses(config, "draft_model"),
+        lambda config: _guesses(config, "draft_model"),
         group="drafter",
     ),
-    "own_drafter": Feature("own drafter", "drafter", lambda config, _: config.drafter is not None),
+    "own_drafter": Feature("own drafter", "drafter", lambda config: config.drafter is not None),
     "window": Feature(
         "sliding window, sinks",
         "sliding_window (with num_attention_sinks)",
-        _has_window,
+        lambda config: config.sliding_window is not None or config.num_attention_sinks > 0,
         examples=({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
     ),
     "mixed": Feature("layers of different kinds", "a model with layers that see all keys and others that see a window"),
@@ -210,33 +191,33 @@ FEATURES: Mapping[str, Feature] = {
     "expert_parallel": Feature(
         "expert parallel",
         "enable_expert_parallel",
-        lambda config, _: config.enable_expert_parallel and config.tensor_parallel_size > 1,
+        lambda config: config.enable_expert_parallel and config.tensor_parallel_size > 1,
         examples=({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
     ),
     "tensor_parallel": Feature(
         "tensor parallel",
         "tensor_parallel_size",
-        lambda config, _: config.tensor_parallel_size > 1,
+        lambda config: config.tensor_parallel_size > 1,
         examples=({"tensor_parallel_size": 2},),
     ),
     "disaggregated": Feature("disaggregated", "disaggregation"),
     "triton": Feature(
         "Triton backend",
         "attention_backend='triton'",
-        lambda config, _: config.attention_backend == "triton",
+        lambda config: config.attention_backend == "triton",
         examples=({"attention_backend": "triton"},),
         group="backend",
     ),
     "ready_made": Feature(
         "ready-made attention backend",
         "attention_backend, a ready-made one,",
-        lambda config, _: _is_ready_made(config),
+        _is_ready_made,
         group="backend",
     ),
     "no_tokenizer": Feature(
         "no tokenizer",
         "skip_tokenizer_init=True",
-        lambda config, _: config.skip_tokenizer_init,
+        lambda config: config.skip_tokenizer_init,
         examples=({"skip_tokenizer_init": True},),
     ),
 }
@@ -248,23 +229,12 @@ _ALL_HEADS = Refused(
     "or a function that makes one for the AttentionSpec that it is given"
 )
 _REFUSALS: Mapping[tuple[str, str], Refused] = {
-    ("prefix_token", "window"): Refused(
-        "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
-        "full_hit='recompute_block', the default"
-    ),
     ("window", "ready_made"): Refused(
         "a ready-made attention backend sees what it was made for, so a window comes too late for it; pass a name, or "
         "a function that makes one for the AttentionSpec that it is given"
     ),
     ("window", "disaggregated"): Refused(
         "all pages of a prompt are sent into blocks of their own, and a window frees some of them on the way"
-    ),
-    ("prefix_token", "disaggregated"): Refused(
-        "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
-    ),
-    ("prefix_token", "mixed"): Refused(
-        "a hit has just the blocks for a query behind it, and the sliding layers have freed the others. Use "
-        "full_hit='recompute_block', the default"
     ),
     ("window", "mixed"): Refused(
         "the window of its sliding layers is part of the model, and the other layers have none"
@@ -313,17 +283,16 @@ TABLE: Mapping[tuple[str, str], Cell] = {
 }
 
 
-def check_pairs(config: EngineConfig, model_has_window: bool = False, also: Collection[str] = ()) -> None:
+def check_pairs(config: EngineConfig, also: Collection[str] = ()) -> None:
     """Refuse two features that do not go together.
 
     Args:
-        model_has_window: Whether the model has a sliding window of its own.
-        also: Names of features that are on and no option of the engine: 'disaggregated'.
+        also: Names of features that are on and no option of the engine: 'disaggregated', 'mixed'.
 
     Raises:
         ConfigError: Names both and the reason.
     """
-    on = [name for name, feature in FEATURES.items() if name in also or feature.is_on(config, model_has_window)]
+    on = [name for name, feature in FEATURES.items() if name in also or feature.is_on(config)]
     for one, other in combinations(on, 2):
         cell = TABLE[one, other]
         if isinstance(cell, Refused):

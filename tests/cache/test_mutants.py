@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_full_hit, test_groups, test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
@@ -55,14 +55,7 @@ BOOKKEEPING_MUTANTS = [
     ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
-    ("full hit allowed", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids)"),
-    ("full hit of every token", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached, published = num_tokens, published.parent"),
-    ("full hit never taken", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids) - 1"),
-    ("tail rewritten where others read it", MANAGER, "writes_tail = table.num_tokens % self.block_size != 0 or table.rewrites_tail", "writes_tail = table.num_tokens % self.block_size != 0"),
-    ("copy of a tail not announced", MANAGER, "will_write = num_tokens > table.num_tokens or table.rewrites_tail", "will_write = num_tokens > table.num_tokens"),
-    ("tail copied again and again", MANAGER, "        table.rewrites_tail = False\n", ""),
-    ("copy of a tail not findable", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached = num_tokens - 1"),
-    ("tail not made the table's own", MANAGER, "if num_tokens == table.num_tokens and not table.rewrites_tail:", "if num_tokens == table.num_tokens:"),
+    ("full hit allowed", MANAGER, "max_blocks = (len(token_ids) - 1) //", "max_blocks = len(token_ids) //"),
     ("hit not rounded down", MANAGER, "num_cached = len(block_ids) * self.block_size", "num_cached = len(block_ids) and len(token_ids) - 1"),
     ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
@@ -86,9 +79,9 @@ BOOKKEEPING_MUTANTS = [
     ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at and", "if num_computed <= table.publish_at and"),
     ("neighbour block published", MANAGER, "first = start // self.block_size * self.num_groups", "first = max(0, start // self.block_size - 1) * self.num_groups"),
     # Copy on write
-    ("copy on write skipped", MANAGER, "return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
+    ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return False and"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[block_ids[-1]] == 1\n", ""),
-    ("full block copied too", MANAGER, "return writes_tail and", "return bool(table.block_ids) and"),
+    ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
     ("copy not announced", MANAGER, "copies = tuple(map(BlockCopy, shared_ids, own_ids))", "copies = ()"),
     ("copied backwards", MANAGER, "map(BlockCopy, shared_ids, own_ids)", "map(BlockCopy, own_ids, shared_ids)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
@@ -187,7 +180,7 @@ GROUP_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    modules = (test_invariants, test_manager, test_full_hit, test_window, test_groups)
+    modules = (test_invariants, test_manager, test_window, test_groups)
     tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
@@ -278,6 +271,6 @@ def test_a_mutant_that_can_not_be_planted_is_not_killed():
 
 
 def test_the_class_under_test_is_the_mutant():
-    mutant = Mutant("full hit allowed", MANAGER, "num_findable // self.block_size", "1")
+    mutant = Mutant("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "1")
     assert plain_manager_class(mutant.load()).__module__.endswith("__mutant_full_hit_allowed")
     assert plain_manager_class().__module__ != CacheManager.__module__

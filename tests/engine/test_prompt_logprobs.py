@@ -77,10 +77,8 @@ def test_beside_requests_that_ask_for_nothing_and_for_other_numbers(case):
             check_output(output, case[1][tuple(prompt["prompt_token_ids"])], number)
 
 
-@pytest.mark.parametrize("full_hit", ["recompute_block", "recompute_token"])
-def test_no_prefix_is_looked_up_and_all_are_published(case, full_hit):
+def test_no_prefix_is_looked_up_and_all_are_published(case):
     engine = make_engine(case[0], budget=16)
-    engine._scheduler.cache.full_hit = full_hit
     for _ in range(2):
         outputs = run(engine, PROMPTS, PARAMS)
         check_outputs(case, outputs)

@@ -42,7 +42,7 @@ def play_reserved_windows(seeds):
     with no_preemption():
         for seed in seeds:
             rng = random.Random(seed)
-            options = random_window(rng, 2) | {"block_size": 2, "prefix_caching": True, "full_hit": "recompute_block"}
+            options = random_window(rng, 2) | {"block_size": 2, "prefix_caching": True}
             play(seed, 12, 0.0, admission="reserve", **options)
 
 
@@ -68,7 +68,7 @@ def random_groups_of(seed: int) -> dict:
     """Layers that see all keys and layers that see a window, in pools for one to a few of the longest sequences."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4])
-    return random_groups(rng, block_size) | {"block_size": block_size, "full_hit": "recompute_block"}
+    return random_groups(rng, block_size) | {"block_size": block_size}
 
 
 @pytest.mark.parametrize("num_histories", [40, pytest.param(400, marks=pytest.mark.full)])

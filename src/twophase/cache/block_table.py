@@ -30,7 +30,7 @@ class BlockTable:
         salt: Tables share cached blocks only with tables of the same salt.
         block_ids: ceil(num_tokens / block_size) of them for each group, some of them FREED.
         num_tokens: Tokens that have a slot.
-        num_cached_tokens: Tokens whose K/V `open` found: a multiple of `block_size`, or all tokens but the last.
+        num_cached_tokens: Tokens whose K/V `open` found, a multiple of `block_size`.
         published: The last block that was made findable, by its contents; for `CacheManager.publish`.
         publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
         num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
@@ -38,8 +38,6 @@ class BlockTable:
         first_kept: Of the blocks without sinks, those before this one are FREED, in the groups that see a window; 0
             without a window.
         free_at: Computed tokens at which it leaves the window and is freed in its turn; NEVER without a window.
-        rewrites_tail: The last token will be written although its full block was found, and no `grow` has made that
-            block this table's own yet.
     """
 
     block_size: int
@@ -53,7 +51,6 @@ class BlockTable:
     published: CachedPrefix | None = field(default=None, init=False)
     first_kept: int = field(default=0, init=False)
     free_at: int = field(default=NEVER, init=False)
-    rewrites_tail: bool = field(default=False, init=False)
 
     def slot_of(self, position: int, group: int = 0) -> int:
         """The slot of the token at `position`, in the blocks of a group of layers.
