@@ -26,8 +26,8 @@ from twophase.engine.speculation_gate import SpeculationGate
 from twophase.engine.window import resolve_window, windowed_cache
 from twophase.features import check_pairs
 from twophase.model.config import ModelConfig, load_config
+from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
-from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights

@@ -136,7 +136,7 @@ class History:
         wrong = [7 + i for i in range(num_drafts - num_accepted)]
         written = [*sequence.token_ids, *right, *wrong]
         wanted, num_free = len(written), self.cache.num_free_blocks
-        if table.num_tokens > start or not self.cache.can_grow(table, wanted):
+        if table.num_tokens > start or self.cache.num_blocks_needed(table, wanted) > num_free:
             return False
         num_before = len(table.block_ids)
         self.shadow.copy(self.cache.grow(table, wanted))

@@ -106,7 +106,7 @@ def test_forks_read_their_own_tokens_from_real_tensors():
     def write(table, token_ids, start, end):
         cache.copy_blocks(manager.grow(table, end))
         for position in range(start, end):
-            block, offset = divmod(table.slot_of(position), 4)
+            block, offset = table.block_ids[position // 4], position % 4
             k[block, :, offset] = fingerprints(token_ids)[position] % 65_521  # exact in fp32
 
     prompt = [5, 6, 7, 8, 9, 10]
@@ -119,8 +119,8 @@ def test_forks_read_their_own_tokens_from_real_tensors():
             write(table, token_ids, 6 + step, 7 + step)
             token_ids.append(step)
     for table, token_ids in zip(tables, sequences, strict=True):
-        for position, slot in enumerate(table.slots()):
-            block, offset = divmod(slot, 4)
+        for position in range(table.num_tokens):
+            block, offset = table.block_ids[position // 4], position % 4
             assert (k[block, :, offset] == fingerprints(token_ids)[position] % 65_521).all()
     assert len({block for table in tables for block in table.block_ids}) == 1 + 3 * 2
 

@@ -143,16 +143,8 @@ BOOKKEEPING_MUTANTS = [
     ("all groups' blocks come back", MANAGER, "FREED if index in unseen and not sees_all else", "FREED if index in unseen else"),
     ("slots of one group", MANAGER, "self._num_slots_in_use += num_new * self.num_groups", "self._num_slots_in_use += num_new"),
     ("every kind is full", MANAGER, 'kinds = ["sliding" if self.window is not None and not sees_all', 'kinds = ["sliding" if False'),
-    ("the slot of another group", TABLE, "self.block_size * self.num_groups + group]", "self.block_size * self.num_groups]"),
     ("another group's blocks", TABLE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._count_query(table)\n        return table\n"),
-]  # fmt: skip
-
-TABLE_MUTANTS = [
-    ("slot one too far", "+ position % self.block_size", "+ (position + 1) % self.block_size"),
-    ("slot without its block", "return block_id * self.block_size", "return position // self.block_size * self.block_size"),
-    ("slot beyond the tokens", "if not 0 <= position < self.num_tokens:", "if not 0 <= position <= self.num_tokens:"),
-    ("negative position wraps", "if not 0 <= position < self.num_tokens:", "if position >= self.num_tokens:"),
 ]  # fmt: skip
 
 TENSOR_MUTANTS = [
@@ -200,10 +192,6 @@ def check_bookkeeping(variant: ModuleType) -> None:
         run_named(check, new_cache, num_tokens, num_cached_tokens, name=check.__name__)
 
 
-def check_table(variant: ModuleType) -> None:
-    run_named(test_manager.check_slots, variant.BlockTable, name="check_slots")
-
-
 def check_tensors(variant: ModuleType) -> None:
     for kv_format in ("none", "int8"):
         for copies in test_kv_cache.COPY_CASES:
@@ -227,14 +215,6 @@ def test_bookkeeping_mutants_are_killed(mutant):
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    "mutant", [Mutant(n, TABLE, *row) for n, *row in TABLE_MUTANTS], ids=lambda mutant: mutant.name
-)
-def test_table_mutants_are_killed(mutant):
-    KillTable.record(mutant, check_table)
-
-
-@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", [Mutant(n, TENSORS, *r) for n, *r in TENSOR_MUTANTS], ids=lambda mutant: mutant.name)
 def test_tensor_mutants_are_killed(mutant):
     KillTable.record(mutant, check_tensors)
@@ -254,7 +234,6 @@ def test_group_mutants_are_killed(mutant):
         (MANAGER, check_bookkeeping),
         (WINDOW, check_bookkeeping),
         (TABLE, check_bookkeeping),
-        (TABLE, check_table),
         (TENSORS, check_tensors),
         (GROUPS, test_groups.check_groups),
     ],

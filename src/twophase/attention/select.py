@@ -1,15 +1,12 @@
 """Choosing the attention backend for a machine."""
 
 import logging
-from typing import Literal
 
 import torch
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.torch_backend import FUSED_SEQS, TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
-
-BackendName = Literal["auto", "torch", "triton"]
 
 MIN_CAPABILITY = (8, 0)  # of an NVIDIA GPU: what Triton supports
 

@@ -4,7 +4,6 @@ import sys
 from dataclasses import dataclass, field
 
 from twophase.cache.prefix_cache import CachedPrefix
-from twophase.cache.window import FREED
 
 NEVER = sys.maxsize
 
@@ -23,7 +22,8 @@ class BlockTable:
     If layers are in groups (`LayerGroups`), each group has a block in each place: those of one place stand side by
     side, in the order of the groups.
 
-    Worked example, block size 4, blocks [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
+    Position p is slot block_ids[p // block_size] * block_size + p % block_size. Worked example, block size 4, blocks
+    [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
 
     Attributes:
         block_size: Slots per block.
@@ -52,27 +52,6 @@ class BlockTable:
     first_kept: int = field(default=0, init=False)
     free_at: int = field(default=NEVER, init=False)
 
-    def slot_of(self, position: int, group: int = 0) -> int:
-        """The slot of the token at `position`, in the blocks of a group of layers.
-
-        Raises:
-            IndexError: `position` has no slot, or none any more.
-        """
-        if not 0 <= position < self.num_tokens:
-            raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens.")
-        block_id = self.block_ids[position // self.block_size * self.num_groups + group]
-        if block_id == FREED:
-            raise IndexError(f"position {position} has no slot any more: its block left the window and was freed.")
-        return block_id * self.block_size + position % self.block_size
-
     def of_group(self, group: int) -> list[int]:
         """The blocks of one group of layers, in order."""
         return self.block_ids[group :: self.num_groups]
-
-    def slots(self, start: int = 0, end: int | None = None) -> list[int]:
-        """Slots of positions [start, end), by default of all tokens.
-
-        Raises:
-            IndexError: One of them has no slot.
-        """
-        return [self.slot_of(position) for position in range(start, self.num_tokens if end is None else end)]

@@ -232,10 +232,6 @@ class CacheManager:
         will_write = num_tokens > table.num_tokens
         return num_more + (will_write and self._must_copy_tail(table)) * self.num_groups
 
-    def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Whether `grow(table, num_tokens)` would find the blocks it needs."""
-        return self.num_blocks_needed(table, num_tokens) <= self._pool.num_free
-
     def num_blocks_to_come(self, table: BlockTable, num_tokens: int) -> int:
         """Free blocks that growing to `num_tokens` takes at most, by and by: in chunks, each published before the next,
         that are as small as it takes, down to a token. Without a window, as many as at once.

@@ -279,7 +279,7 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
     from twophase.config import EngineConfig
     from twophase.model.config import load_config
-    from twophase.model.load import resolve_device
+    from twophase.model.device_and_dtype import resolve_device
     from twophase.model.prepare import DEFAULT_MODEL, resolve_model
     from twophase.sizing import limits_of
     from twophase_tools.bench.machine import record_machine
