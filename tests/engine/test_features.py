@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of, folder_for, opened
+from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for, opened
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
@@ -109,7 +109,7 @@ def open_both(pair, options, folder, monkeypatch) -> None:
 
 @pytest.mark.parametrize("pair", [pair for pair in REFUSED["request"] if "no_tokenizer" in pair], ids=name_of)
 def test_text_is_refused_when_the_request_comes(pair, folder):
-    (feature,) = (FEATURES[name] for name in pair if FEATURES[name].request)
+    (feature,) = (FEATURES[name] for name in pair if name in REQUESTS)
     llm = LLM(folder, **COMMON, skip_tokenizer_init=True)
     requests = draw_requests(random.Random(0), pair)
     prompt, params = next(each for each in requests if getattr(each[1], feature.option))
@@ -124,9 +124,9 @@ def test_a_beam_search_is_refused_when_the_request_comes(folder):
         ("beam_search", "stop"),
         ("beam_search", "disaggregated"),
     }
-    asked = FEATURES["beam_search"].request
+    asked = REQUESTS["beam_search"]
     with pytest.raises(InvalidRequestError, match="use_beam_search and stop="):
-        SamplingParams(**asked, **FEATURES["stop"].request)
+        SamplingParams(**asked, **REQUESTS["stop"])
     with opened(("disaggregated",), {}, folder) as generate:
         with pytest.raises(InvalidRequestError, match="use_beam_search does not go with disaggregation"):
             generate([[5, 6, 7]], SamplingParams(**asked))
@@ -147,7 +147,7 @@ def test_values_of_one_option_are_never_both_on(pair, folder):
 def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
     feature, default = FEATURES[name], configured(None, {})
     assert feature.is_on(default) == (name in ("prefix_caching", "priority", "optimistic"))
-    if feature.request is None and name not in ("disaggregated", "mixed"):  # which no option switches on
+    if name not in (*REQUESTS, "disaggregated", "mixed"):  # which no option switches on
         for example in examples_of(name, folder):
             config = configured(None, example)
             assert feature.is_on(config), example
