@@ -19,12 +19,6 @@ def new_cache(request):
     return CacheManager if request.param == "typed" else plain_manager_class()
 
 
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (-1, 16), (4, 0), (4, -16)])
-def test_sizes_below_one_are_refused(num_blocks, block_size):
-    with pytest.raises(ConfigError, match="at least 1"):
-        CacheManager(num_blocks, block_size)
-
-
 def test_the_pool_refuses_to_be_empty():
     with pytest.raises(ConfigError, match="num_blocks=0"):
         BlockPool(0)

@@ -9,7 +9,7 @@ from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.prefix_cache import BlockKey, PrefixCache
 from twophase.cache.window import FREED, SlidingWindow
-from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
 
 
@@ -67,7 +67,7 @@ class CacheManager:
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
 
     Raises:
-        ConfigError: `num_blocks` or `block_size` is below 1.
+        ConfigError: `num_blocks` is below 1.
     """
 
     window: SlidingWindow | None = None
@@ -82,8 +82,6 @@ class CacheManager:
         window: SlidingWindow | None = None,
         sees_all: Sequence[bool] = (False,),
     ) -> None:
-        if block_size < 1:
-            raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching

@@ -6,24 +6,18 @@ from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
 from twophase.model.linear import can_pack
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
     """The torch dtype for a user's `dtype`: 'auto' is what the weights were saved in, but fp32 on a CPU.
 
     With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
-
-    Raises:
-        ConfigError: Any other name than 'auto', 'float32', 'float16' and 'bfloat16'.
     """
-    if option not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPES)}; got {option!r}.")
     if option == "auto" and device.type == "cpu":
         option = "bfloat16" if is_quantized and can_pack(torch.bfloat16) else "float32"
     elif option == "auto":
         option = config.dtype or "float32"
-    return DTYPES[option]
+    dtype: torch.dtype = getattr(torch, option)
+    return dtype
 
 
 def resolve_device(option: str | torch.device) -> torch.device:
