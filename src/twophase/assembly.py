@@ -25,10 +25,10 @@ from twophase.engine.runner import ModelRunner, Runner
 from twophase.engine.speculation import Speculator
 from twophase.engine.speculation_gate import SpeculationGate
 from twophase.engine.window import resolve_window, windowed_cache
-from twophase.features import check_pairs, has_own_cache
+from twophase.features import check_pairs
 from twophase.model.config import ModelConfig, load_config
+from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
-from twophase.model.load import resolve_device, resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
@@ -113,12 +113,8 @@ def _check(model: str, config: EngineConfig) -> _Target:
     is_quantized = is_stored_quantized or config.quantization is not None
     dtype = resolve_dtype(config.dtype, model_config, device, is_quantized)
     is_mixed = model_config.is_mixed
-    check_pairs(
-        config,
-        model_has_window=model_config.sliding_window is not None and not is_mixed,
-        also=("mixed",) if is_mixed else (),
-    )
-    if is_mixed and not has_own_cache(config):
+    check_pairs(config, also=("mixed",) if is_mixed else ())
+    if is_mixed and config.cache_factory not in (None, CacheManager):
         raise ConfigError(
             "cache_factory makes a cache for layers of one kind, and this model has some that see all keys and some "
             "that see a window: leave it out."
@@ -264,10 +260,8 @@ def _build(
 def _cache_factory(config: EngineConfig, target: _Target) -> Callable[[int], Any]:
     """Makes the cache manager from its number of blocks."""
     make = config.cache_factory
-    if make is None or make is CacheManager:
+    if make in (None, CacheManager):
         make = windowed_cache(target.window, target.groups)
-    if config.full_hit != "recompute_block":
-        make = partial(make, full_hit=config.full_hit)
     return lambda num_blocks: make(num_blocks, config.block_size, config.enable_prefix_caching)
 
 

@@ -23,7 +23,6 @@ DEFAULT_STEP_TIMEOUT_S = 8.0  # so that a lost peer is an error within 10 second
 BACKENDS = ("auto", "torch", "triton")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
-FULL_HITS = ("recompute_block", "recompute_token")
 ADMISSIONS = ("optimistic", "reserve", "estimate")
 PREEMPTION_MODES = ("recompute", "swap")
 
@@ -81,7 +80,6 @@ RULES: Mapping[str, Rule] = {
     "max_num_batched_tokens": _unless_none(whole_number(1)),
     "max_model_len": _unless_none(whole_number()),  # the model knows the bounds: `sizing.limits_of`
     "enable_prefix_caching": FLAG,
-    "full_hit": _one_of(*FULL_HITS),
     "enable_chunked_prefill": FLAG,
     "kv_cache_dtype": _one_of(*KV_CACHE_DTYPES),
     "sliding_window": _unless_none(whole_number(1, note="keys, the token's own among them")),
@@ -135,8 +133,6 @@ class EngineConfig:
             takes (`max_num_seqs`, and `max_model_len` without chunked prefill).
         max_model_len: Prompt and output tokens of one sequence. None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
-        full_hit: What is recomputed of a prompt that was found to its last block: 'recompute_block', that block, or
-            'recompute_token', the last token alone (see `CacheManager`).
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: What K and V are stored as: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or
             'fp8_e4m3'.
@@ -167,10 +163,9 @@ class EngineConfig:
         enable_expert_parallel: Share out whole experts among these processes, in place of a part of each. Each gets as
             many as the others; attention is shared as ever.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
-        cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching), and `full_hit` by
-            name where it is not the default; None: `CacheManager`. A cache of your own frees no blocks outside a
-            window unless it does so by itself; an `attention_backend` that is ready-made brings its own window, for
-            which nothing is freed.
+        cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching); None:
+            `CacheManager`. A cache of your own frees no blocks outside a window unless it does so by itself; an
+            `attention_backend` that is ready-made brings its own window, for which nothing is freed.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
 
     Raises:
@@ -188,7 +183,6 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
-    full_hit: str = "recompute_block"
     enable_chunked_prefill: bool = True
     kv_cache_dtype: str = "auto"
     sliding_window: int | None = None

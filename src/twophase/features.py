@@ -1,21 +1,18 @@
 """Which features go together: a table FEATURE x FEATURE, read when an engine is made, printed in the documentation, and
 executed by tests/engine/test_features.py, pair by pair.
 
-A new feature is one row of `FEATURES`; it works with every other one unless `_REFUSALS` says why not.
+A new feature is one row of `FEATURES`, and an example in tests/engine/feature_runs.py; it works with every other one
+unless `_REFUSALS` says why not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, final
+from typing import final
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
 from twophase.scheduling.named_policies import POLICIES
-
-Options = Mapping[str, Any]
 
 
 @final
@@ -56,31 +53,14 @@ class Feature:
     Attributes:
         title: In the table.
         option: As a user writes it, for messages.
-        is_on: Whether an engine of this configuration has it, for a model with or without a sliding window of its own.
-        examples: Options of `LLM` that switch it on, one mapping per way to have it.
-        request: Fields of `SamplingParams`, and the prompt's "cache_salt", with which a request uses it.
+        is_on: Whether an engine of this configuration has it.
         group: Of features of one group an engine has one at most.
     """
 
     title: str
     option: str
-    is_on: Callable[[EngineConfig, bool], bool] = lambda config, model_has_window: False
-    examples: tuple[Options, ...] = ({},)
-    request: Options | None = None
+    is_on: Callable[[EngineConfig], bool] = lambda config: False
     group: str = ""
-
-
-def _has_window(config: EngineConfig, model_has_window: bool) -> bool:
-    """Whether blocks are freed behind a window: one asked for, or the model's own where the cache is ours."""
-    if config.sliding_window is not None or config.num_attention_sinks:
-        return True
-    return model_has_window and not _is_ready_made(config) and has_own_cache(config)
-
-
-def has_own_cache(config: EngineConfig) -> bool:
-    from twophase.cache.manager import CacheManager
-
-    return config.cache_factory is None or config.cache_factory is CacheManager
 
 
 def _is_ready_made(config: EngineConfig) -> bool:
@@ -92,153 +72,91 @@ def _guesses(config: EngineConfig, method: str) -> bool:
     return asked_for is not None and asked_for.method == method and (method != "ngram" or config.drafter is None)
 
 
-def _policy(name: str, **parameters: int | float) -> Feature:
+def _policy(name: str) -> Feature:
     policy = POLICIES[name]
     return Feature(
         f"policy: {name}",
         f"policy={policy.__name__}(...)",
-        lambda config, _: (
+        lambda config: (
             type(config.policy) is policy
             or (name == "priority" and config.policy is None and config.scheduler_factory is None)
         ),
-        examples=({"policy": policy(**parameters)},),
         group="policy",
     )
 
 
-def _admission(name: str) -> Feature:
-    return Feature(
-        f"admission: {name}",
-        f"admission={name!r}",
-        lambda config, _: config.admission == name,
-        examples=({"admission": name},),
-        group="admission",
-    )
+def _value_of(title: str, option: str, value: str) -> Feature:
+    """One value of an option that has several."""
+    return Feature(title, f"{option}={value!r}", lambda config: getattr(config, option) == value, group=option)
 
 
-def _kv_format(name: str) -> Feature:
-    option = f"kv_cache_dtype={name!r}"
-    examples = ({"kv_cache_dtype": name},)
-    return Feature(f"{name} K/V", option, lambda config, _: config.kv_cache_dtype == name, examples, group="K/V")
-
-
-def _weight_format(name: str) -> Feature:
-    option = f"quantization={name!r}"
-    examples = ({"quantization": name},)
-    return Feature(f"{name} weights", option, lambda config, _: config.quantization == name, examples, group="weights")
-
-
-def _full_hit(name: str) -> Feature:
-    return Feature(
-        f"prefix caching, {name}",
-        f"full_hit={name!r}",
-        lambda config, _: config.full_hit == name,
-        examples=({"enable_prefix_caching": True, "full_hit": name},),
-        group="full_hit",
-    )
-
-
-# What only tests can make (a draft model's folder, a drafter, a ready-made backend) is put in by them: see `examples`.
 FEATURES: Mapping[str, Feature] = {
-    "prefix_block": _full_hit("recompute_block"),
-    "prefix_token": _full_hit("recompute_token"),
-    "salts": Feature("cache salts", "cache_salt", request={"cache_salt": "a"}),
+    "prefix_caching": Feature("prefix caching", "enable_prefix_caching", lambda config: config.enable_prefix_caching),
+    "salts": Feature("cache salts", "cache_salt"),
     "whole_prompts": Feature(
-        "chunked prefill off",
-        "enable_chunked_prefill=False",
-        lambda config, _: not config.enable_chunked_prefill,
-        examples=({"enable_chunked_prefill": False},),
+        "chunked prefill off", "enable_chunked_prefill=False", lambda config: not config.enable_chunked_prefill
     ),
     "priority": _policy("priority"),
-    "chunked": _policy("chunked", max_tokens=9),
+    "chunked": _policy("chunked"),
     "continuous": _policy("continuous"),
-    "prefill_first": _policy("prefill-first", max_stalled_steps=1),
-    "static": _policy("static", batch_size=3),
-    "dynamic": _policy("dynamic", batch_size=3, timeout_s=0),
-    "deadline": _policy("deadline", max_tokens=9),
-    "rotating": _policy("rotating", chunk_tokens=3),
-    "fair": _policy("fair", max_tokens=9),
+    "prefill_first": _policy("prefill-first"),
+    "static": _policy("static"),
+    "dynamic": _policy("dynamic"),
+    "deadline": _policy("deadline"),
+    "rotating": _policy("rotating"),
+    "fair": _policy("fair"),
     "swap": Feature(
-        "preemption by swapping",
-        "preemption_mode='swap'",
-        lambda config, _: config.preemption_mode == "swap",
-        examples=({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
+        "preemption by swapping", "preemption_mode='swap'", lambda config: config.preemption_mode == "swap"
     ),
-    "optimistic": _admission("optimistic"),
-    "reserve": _admission("reserve"),
-    "estimate": _admission("estimate"),
-    "watermark": Feature(
-        "admission watermark",
-        "admission_watermark",
-        lambda config, _: config.admission_watermark > 0,
-        examples=({"admission_watermark": 0.2},),
-    ),
-    "several": Feature("n > 1", "n", request={"n": 3}),
-    "beam_search": Feature("beam search", "use_beam_search", request={"use_beam_search": True, "n": 2}),
-    "stop": Feature("stop strings", "stop", request={"stop": ("e", "12")}),
-    "prompt_logprobs": Feature("prompt log-probabilities", "prompt_logprobs", request={"prompt_logprobs": 2}),
-    "guided": Feature(
-        "guided decoding",
-        "structured_outputs",
-        request={"structured_outputs": StructuredOutputs(regex="[ab]{2,6}")},
-    ),
+    "optimistic": _value_of("admission: optimistic", "admission", "optimistic"),
+    "reserve": _value_of("admission: reserve", "admission", "reserve"),
+    "estimate": _value_of("admission: estimate", "admission", "estimate"),
+    "watermark": Feature("admission watermark", "admission_watermark", lambda config: config.admission_watermark > 0),
+    "several": Feature("n > 1", "n"),
+    "beam_search": Feature("beam search", "use_beam_search"),
+    "stop": Feature("stop strings", "stop"),
+    "prompt_logprobs": Feature("prompt log-probabilities", "prompt_logprobs"),
+    "guided": Feature("guided decoding", "structured_outputs"),
     "ngram": Feature(
         "n-gram drafter",
         "speculative_config(method='ngram')",
-        lambda config, _: _guesses(config, "ngram"),
-        examples=({"speculative_config": SpeculativeConfig(disable_when_losing=False)},),
+        lambda config: _guesses(config, "ngram"),
         group="drafter",
     ),
     "draft_model": Feature(
         "draft model",
         "the draft model of speculative_config",
-        lambda config, _: _guesses(config, "draft_model"),
+        lambda config: _guesses(config, "draft_model"),
         group="drafter",
     ),
-    "own_drafter": Feature("own drafter", "drafter", lambda config, _: config.drafter is not None),
+    "own_drafter": Feature("own drafter", "drafter", lambda config: config.drafter is not None),
     "window": Feature(
         "sliding window, sinks",
         "sliding_window (with num_attention_sinks)",
-        _has_window,
-        examples=({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
+        lambda config: config.sliding_window is not None or config.num_attention_sinks > 0,
     ),
     "mixed": Feature("layers of different kinds", "a model with layers that see all keys and others that see a window"),
-    "int8_weights": _weight_format("int8"),
-    "int8_dynamic_weights": _weight_format("int8_dynamic"),
-    "int8": _kv_format("int8"),
-    "fp8": _kv_format("fp8_e4m3"),
+    "int8_weights": _value_of("int8 weights", "quantization", "int8"),
+    "int8_dynamic_weights": _value_of("int8_dynamic weights", "quantization", "int8_dynamic"),
+    "int8": _value_of("int8 K/V", "kv_cache_dtype", "int8"),
+    "fp8": _value_of("fp8_e4m3 K/V", "kv_cache_dtype", "fp8_e4m3"),
     "expert_parallel": Feature(
         "expert parallel",
         "enable_expert_parallel",
-        lambda config, _: config.enable_expert_parallel and config.tensor_parallel_size > 1,
-        examples=({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
+        lambda config: config.enable_expert_parallel and config.tensor_parallel_size > 1,
     ),
     "tensor_parallel": Feature(
-        "tensor parallel",
-        "tensor_parallel_size",
-        lambda config, _: config.tensor_parallel_size > 1,
-        examples=({"tensor_parallel_size": 2},),
+        "tensor parallel", "tensor_parallel_size", lambda config: config.tensor_parallel_size > 1
     ),
     "disaggregated": Feature("disaggregated", "disaggregation"),
-    "triton": Feature(
-        "Triton backend",
-        "attention_backend='triton'",
-        lambda config, _: config.attention_backend == "triton",
-        examples=({"attention_backend": "triton"},),
-        group="backend",
-    ),
+    "triton": _value_of("Triton backend", "attention_backend", "triton"),
     "ready_made": Feature(
         "ready-made attention backend",
         "attention_backend, a ready-made one,",
-        lambda config, _: _is_ready_made(config),
-        group="backend",
+        _is_ready_made,
+        group="attention_backend",
     ),
-    "no_tokenizer": Feature(
-        "no tokenizer",
-        "skip_tokenizer_init=True",
-        lambda config, _: config.skip_tokenizer_init,
-        examples=({"skip_tokenizer_init": True},),
-    ),
+    "no_tokenizer": Feature("no tokenizer", "skip_tokenizer_init=True", lambda config: config.skip_tokenizer_init),
 }
 
 _TEXT_NEEDED = Refused("it is about text, and without a tokenizer there is none", when="request")
@@ -248,23 +166,12 @@ _ALL_HEADS = Refused(
     "or a function that makes one for the AttentionSpec that it is given"
 )
 _REFUSALS: Mapping[tuple[str, str], Refused] = {
-    ("prefix_token", "window"): Refused(
-        "a hit has just the blocks for a query behind it, and the window has freed the others. Use "
-        "full_hit='recompute_block', the default"
-    ),
     ("window", "ready_made"): Refused(
         "a ready-made attention backend sees what it was made for, so a window comes too late for it; pass a name, or "
         "a function that makes one for the AttentionSpec that it is given"
     ),
     ("window", "disaggregated"): Refused(
         "all pages of a prompt are sent into blocks of their own, and a window frees some of them on the way"
-    ),
-    ("prefix_token", "disaggregated"): Refused(
-        "all pages of a prompt are sent into blocks of their own, and a recomputed token is written into shared ones"
-    ),
-    ("prefix_token", "mixed"): Refused(
-        "a hit has just the blocks for a query behind it, and the sliding layers have freed the others. Use "
-        "full_hit='recompute_block', the default"
     ),
     ("window", "mixed"): Refused(
         "the window of its sliding layers is part of the model, and the other layers have none"
@@ -313,17 +220,16 @@ TABLE: Mapping[tuple[str, str], Cell] = {
 }
 
 
-def check_pairs(config: EngineConfig, model_has_window: bool = False, also: Collection[str] = ()) -> None:
+def check_pairs(config: EngineConfig, also: Collection[str] = ()) -> None:
     """Refuse two features that do not go together.
 
     Args:
-        model_has_window: Whether the model has a sliding window of its own.
-        also: Names of features that are on and no option of the engine: 'disaggregated'.
+        also: Names of features that are on and no option of the engine: 'disaggregated', 'mixed'.
 
     Raises:
         ConfigError: Names both and the reason.
     """
-    on = [name for name, feature in FEATURES.items() if name in also or feature.is_on(config, model_has_window)]
+    on = [name for name, feature in FEATURES.items() if name in also or feature.is_on(config)]
     for one, other in combinations(on, 2):
         cell = TABLE[one, other]
         if isinstance(cell, Refused):

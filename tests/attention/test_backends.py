@@ -15,7 +15,7 @@ from twophase.attention import select
 from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.batch import AttentionBatch
-from twophase.core.errors import BackendUnavailableError, ConfigError
+from twophase.core.errors import BackendUnavailableError
 from twophase_kernels import KernelsUnavailableError, _triton
 
 CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -299,8 +299,6 @@ def test_selection():
     assert make_backend("torch", make_spec(), **cpu).name == "torch"
     if not torch.cuda.is_available():
         assert make_backend("auto", make_spec(), **cpu).name == "torch"
-    with pytest.raises(ConfigError, match="'flash'"):
-        make_backend("flash", make_spec(), **cpu)
     if not torch.cuda.is_available():
         with pytest.raises(BackendUnavailableError, match="float32"):
             make_backend("triton", make_spec(), **(cpu | {"dtype": torch.bfloat16}))

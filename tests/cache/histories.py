@@ -45,7 +45,6 @@ class History:
     num_blocks: int
     block_size: int
     window: SlidingWindow | None = None
-    full_hit: str | None = None  # None: as the cache has it
     sees_all: tuple[bool, ...] = (False,)  # each group of layers
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
@@ -53,7 +52,6 @@ class History:
 
     def __post_init__(self) -> None:
         options = {} if self.window is None else {"window": self.window}
-        options |= {} if self.full_hit is None else {"full_hit": self.full_hit}
         options |= {} if len(self.sees_all) == 1 else {"sees_all": self.sees_all}
         self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
         self.shadow = ShadowKV(self.block_size, self.window, self.sees_all)
@@ -67,20 +65,18 @@ class History:
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
         num_hit = len(table.block_ids) // self.num_groups * self.block_size
-        is_full = self.full_hit == "recompute_token" and num_hit == len(sequence.token_ids)
-        assert table.num_tokens == table.num_cached_tokens + is_full == num_hit, "a hit is whole blocks"
+        assert table.num_tokens == table.num_cached_tokens == num_hit, "a hit is whole blocks"
         assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
         if table.num_tokens < sequence.num_saved:
             self._swap_in(sequence)
-            table, is_full = sequence.table, False
+            table = sequence.table
         sequence.saved, sequence.num_saved = [], 0
-        sequence.num_computed = sequence.num_confirmed = table.num_tokens - is_full
+        sequence.num_computed = sequence.num_confirmed = table.num_tokens
         self.live.append(sequence)
         self.events["hit" if table.num_cached_tokens else "miss"] += 1
         self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
-        self.events["full hit"] += is_full
         self._read(sequence)
 
     def _swap_in(self, sequence: Live) -> None:
@@ -107,7 +103,6 @@ class History:
         """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
         end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
         start, table, before = sequence.num_computed, sequence.table, snapshot(self.cache)
-        num_before = table.num_tokens
         wanted = max(end + num_ahead, table.num_tokens)
         num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
         try:
@@ -118,7 +113,7 @@ class History:
             self.events["out of blocks"] += 1
             return False
         assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
-        self.events["copy on write" if num_before % self.block_size else "copy of a full tail"] += len(copies)
+        self.events["copy on write"] += len(copies)
         self.shadow.copy(copies)
         self.shadow.write(table.block_ids, sequence.token_ids, start, end, sequence.salt)
         self.shadow.read(table.block_ids, sequence.token_ids, end, sequence.salt, first_query=start)
@@ -141,7 +136,7 @@ class History:
         wrong = [7 + i for i in range(num_drafts - num_accepted)]
         written = [*sequence.token_ids, *right, *wrong]
         wanted, num_free = len(written), self.cache.num_free_blocks
-        if table.num_tokens > start or not self.cache.can_grow(table, wanted):
+        if table.num_tokens > start or self.cache.num_blocks_needed(table, wanted) > num_free:
             return False
         num_before = len(table.block_ids)
         self.shadow.copy(self.cache.grow(table, wanted))
@@ -169,13 +164,9 @@ class History:
                 self.events["cut"] += 1
                 return
             except CacheStateError:
-                assert (
-                    num_tokens > table.num_tokens
-                    or table.rewrites_tail
-                    or any(
-                        sum(block in other.table.block_ids for other in self.live) > 1
-                        for block in table.block_ids[num_tokens // self.block_size * self.num_groups :]
-                    )
+                assert num_tokens > table.num_tokens or any(
+                    sum(block in other.table.block_ids for other in self.live) > 1
+                    for block in table.block_ids[num_tokens // self.block_size * self.num_groups :]
                 ), "a cut refused without need"
         elif num_tokens < table.publish_at - self.block_size < NEVER // 2:
             with pytest.raises(CacheStateError):
@@ -259,7 +250,6 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
         num_blocks=rng.randint(3, 14) * len(sees_all),
         block_size=rng.choice((1, 2, 3, 4)),
         window=window,
-        full_hit="recompute_token" if window is None and seed % 2 else "recompute_block",
         sees_all=sees_all,
     )
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]

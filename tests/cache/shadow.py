@@ -170,7 +170,6 @@ def snapshot(cache: CacheManager) -> Hashable:
             table.num_uncounted_tokens,
             table.first_kept,
             table.free_at,
-            table.rewrites_tail,
         )
         for table in cache._tables
     }

@@ -14,8 +14,6 @@ EVERY_EVENT = (
     "miss",
     "out of blocks",
     "copy on write",
-    "full hit",
-    "copy of a full tail",
     "fork",
     "reset",
     "block freed",

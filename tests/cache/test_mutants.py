@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_full_hit, test_groups, test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
@@ -55,14 +55,7 @@ BOOKKEEPING_MUTANTS = [
     ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
-    ("full hit allowed", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids)"),
-    ("full hit of every token", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached, published = num_tokens, published.parent"),
-    ("full hit never taken", MANAGER, 'num_findable = len(token_ids) - (self.full_hit == "recompute_block")', "num_findable = len(token_ids) - 1"),
-    ("tail rewritten where others read it", MANAGER, "writes_tail = table.num_tokens % self.block_size != 0 or table.rewrites_tail", "writes_tail = table.num_tokens % self.block_size != 0"),
-    ("copy of a tail not announced", MANAGER, "will_write = num_tokens > table.num_tokens or table.rewrites_tail", "will_write = num_tokens > table.num_tokens"),
-    ("tail copied again and again", MANAGER, "        table.rewrites_tail = False\n", ""),
-    ("copy of a tail not findable", MANAGER, "num_cached, published = num_tokens - 1, published.parent", "num_cached = num_tokens - 1"),
-    ("tail not made the table's own", MANAGER, "if num_tokens == table.num_tokens and not table.rewrites_tail:", "if num_tokens == table.num_tokens:"),
+    ("full hit allowed", MANAGER, "max_blocks = (len(token_ids) - 1) //", "max_blocks = len(token_ids) //"),
     ("hit not rounded down", MANAGER, "num_cached = len(block_ids) * self.block_size", "num_cached = len(block_ids) and len(token_ids) - 1"),
     ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
@@ -86,9 +79,9 @@ BOOKKEEPING_MUTANTS = [
     ("publish waits a token too long", MANAGER, "if num_computed < table.publish_at and", "if num_computed <= table.publish_at and"),
     ("neighbour block published", MANAGER, "first = start // self.block_size * self.num_groups", "first = max(0, start // self.block_size - 1) * self.num_groups"),
     # Copy on write
-    ("copy on write skipped", MANAGER, "return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1", "return False"),
+    ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return False and"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[block_ids[-1]] == 1\n", ""),
-    ("full block copied too", MANAGER, "return writes_tail and", "return bool(table.block_ids) and"),
+    ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
     ("copy not announced", MANAGER, "copies = tuple(map(BlockCopy, shared_ids, own_ids))", "copies = ()"),
     ("copied backwards", MANAGER, "map(BlockCopy, shared_ids, own_ids)", "map(BlockCopy, own_ids, shared_ids)"),
     ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
@@ -150,16 +143,8 @@ BOOKKEEPING_MUTANTS = [
     ("all groups' blocks come back", MANAGER, "FREED if index in unseen and not sees_all else", "FREED if index in unseen else"),
     ("slots of one group", MANAGER, "self._num_slots_in_use += num_new * self.num_groups", "self._num_slots_in_use += num_new"),
     ("every kind is full", MANAGER, 'kinds = ["sliding" if self.window is not None and not sees_all', 'kinds = ["sliding" if False'),
-    ("the slot of another group", TABLE, "self.block_size * self.num_groups + group]", "self.block_size * self.num_groups]"),
     ("another group's blocks", TABLE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._count_query(table)\n        return table\n"),
-]  # fmt: skip
-
-TABLE_MUTANTS = [
-    ("slot one too far", "+ position % self.block_size", "+ (position + 1) % self.block_size"),
-    ("slot without its block", "return block_id * self.block_size", "return position // self.block_size * self.block_size"),
-    ("slot beyond the tokens", "if not 0 <= position < self.num_tokens:", "if not 0 <= position <= self.num_tokens:"),
-    ("negative position wraps", "if not 0 <= position < self.num_tokens:", "if position >= self.num_tokens:"),
 ]  # fmt: skip
 
 TENSOR_MUTANTS = [
@@ -187,7 +172,7 @@ GROUP_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    modules = (test_invariants, test_manager, test_full_hit, test_window, test_groups)
+    modules = (test_invariants, test_manager, test_window, test_groups)
     tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]
@@ -205,10 +190,6 @@ def check_bookkeeping(variant: ModuleType) -> None:
     for num_tokens, num_cached_tokens in ((4, 0), (5, 4), (8, 4), (9, 8)):
         check = test_invariants.test_invariant_04_something_is_always_computed
         run_named(check, new_cache, num_tokens, num_cached_tokens, name=check.__name__)
-
-
-def check_table(variant: ModuleType) -> None:
-    run_named(test_manager.check_slots, variant.BlockTable, name="check_slots")
 
 
 def check_tensors(variant: ModuleType) -> None:
@@ -234,14 +215,6 @@ def test_bookkeeping_mutants_are_killed(mutant):
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    "mutant", [Mutant(n, TABLE, *row) for n, *row in TABLE_MUTANTS], ids=lambda mutant: mutant.name
-)
-def test_table_mutants_are_killed(mutant):
-    KillTable.record(mutant, check_table)
-
-
-@pytest.mark.mutants
 @pytest.mark.parametrize("mutant", [Mutant(n, TENSORS, *r) for n, *r in TENSOR_MUTANTS], ids=lambda mutant: mutant.name)
 def test_tensor_mutants_are_killed(mutant):
     KillTable.record(mutant, check_tensors)
@@ -261,7 +234,6 @@ def test_group_mutants_are_killed(mutant):
         (MANAGER, check_bookkeeping),
         (WINDOW, check_bookkeeping),
         (TABLE, check_bookkeeping),
-        (TABLE, check_table),
         (TENSORS, check_tensors),
         (GROUPS, test_groups.check_groups),
     ],
@@ -278,6 +250,6 @@ def test_a_mutant_that_can_not_be_planted_is_not_killed():
 
 
 def test_the_class_under_test_is_the_mutant():
-    mutant = Mutant("full hit allowed", MANAGER, "num_findable // self.block_size", "1")
+    mutant = Mutant("full hit allowed", MANAGER, "(len(token_ids) - 1) // self.block_size", "1")
     assert plain_manager_class(mutant.load()).__module__.endswith("__mutant_full_hit_allowed")
     assert plain_manager_class().__module__ != CacheManager.__module__

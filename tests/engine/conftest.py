@@ -1,13 +1,10 @@
 """Models for the engine's tests: tiny random ones, and the real default model."""
 
 import pytest
-import torch
 
-from tests.engine.engines import BLOCK_SIZE
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
-from tests.model.tiny import make_folder
-from twophase.model.load import load_model
+from tests.model.tiny import load_model, make_folder
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +19,4 @@ def tiny_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_folder):
-    return load_model(
-        tiny_folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=BLOCK_SIZE
-    )
+    return load_model(tiny_folder)

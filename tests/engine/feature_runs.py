@@ -10,13 +10,13 @@ import numpy as np
 from tests.engine.engines import check_idle
 from tests.parallel.thread_peers import ThreadPeers, lines_between
 from tests.parallel.two_engines import TwoEngines
-from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
+from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs, assembly
 from twophase.attention.torch_backend import TorchBackend
 from twophase.attention.triton_backend import TritonBackend
-from twophase.features import FEATURES
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase.parallel import tensor_parallel
+from twophase.scheduling.named_policies import POLICIES
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {
@@ -40,6 +40,45 @@ SHAPING = (
 
 PARALLEL = {"tensor_parallel", "expert_parallel"}
 
+# Options that switch a feature on, one mapping per way to have it; `examples_of` has those that need the model's folder.
+EXAMPLES: dict[str, tuple[dict, ...]] = {
+    "prefix_caching": ({"enable_prefix_caching": True},),
+    "whole_prompts": ({"enable_chunked_prefill": False},),
+    "priority": ({"policy": POLICIES["priority"]()},),
+    "chunked": ({"policy": POLICIES["chunked"](max_tokens=9)},),
+    "continuous": ({"policy": POLICIES["continuous"]()},),
+    "prefill_first": ({"policy": POLICIES["prefill-first"](max_stalled_steps=1)},),
+    "static": ({"policy": POLICIES["static"](batch_size=3)},),
+    "dynamic": ({"policy": POLICIES["dynamic"](batch_size=3, timeout_s=0)},),
+    "deadline": ({"policy": POLICIES["deadline"](max_tokens=9)},),
+    "rotating": ({"policy": POLICIES["rotating"](chunk_tokens=3)},),
+    "fair": ({"policy": POLICIES["fair"](max_tokens=9)},),
+    "swap": ({"preemption_mode": "swap"}, {"preemption_mode": "swap", "num_swap_blocks": 3}),
+    "optimistic": ({"admission": "optimistic"},),
+    "reserve": ({"admission": "reserve"},),
+    "estimate": ({"admission": "estimate"},),
+    "watermark": ({"admission_watermark": 0.2},),
+    "ngram": ({"speculative_config": SpeculativeConfig(disable_when_losing=False)},),
+    "window": ({"sliding_window": 12}, {"sliding_window": 12, "num_attention_sinks": 3}),
+    "int8_weights": ({"quantization": "int8"},),
+    "int8_dynamic_weights": ({"quantization": "int8_dynamic"},),
+    "int8": ({"kv_cache_dtype": "int8"},),
+    "fp8": ({"kv_cache_dtype": "fp8_e4m3"},),
+    "expert_parallel": ({"enable_expert_parallel": True, "tensor_parallel_size": 2},),
+    "tensor_parallel": ({"tensor_parallel_size": 2},),
+    "triton": ({"attention_backend": "triton"},),
+    "no_tokenizer": ({"skip_tokenizer_init": True},),
+}
+# Fields of `SamplingParams`, and the prompt's "cache_salt", with which a request uses a feature.
+REQUESTS: dict[str, dict] = {
+    "salts": {"cache_salt": "a"},
+    "several": {"n": 3},
+    "beam_search": {"use_beam_search": True, "n": 2},
+    "stop": {"stop": ("e", "12")},
+    "prompt_logprobs": {"prompt_logprobs": 2},
+    "guided": {"structured_outputs": StructuredOutputs(regex="[ab]{2,6}")},
+}
+
 
 class RandomDrafter:
     """Guesses anything, sometimes what came before."""
@@ -61,7 +100,7 @@ class RandomDrafter:
 
 
 def examples_of(name: str, folder) -> tuple[dict, ...]:
-    """Options that switch a feature on; those that need the model's folder or an object are made here."""
+    """Options that switch a feature on; none, if a request or the model does."""
     if name == "draft_model":
         config = SpeculativeConfig(
             method="draft_model", model=str(folder), num_speculative_tokens=3, disable_when_losing=False
@@ -71,7 +110,7 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
         return ({"drafter": RandomDrafter(3)},)
     if name == "ready_made":
         return ({"attention_backend": TorchBackend(attention_spec(load_config(folder)), BLOCK_SIZE)},)
-    return tuple(dict(example) for example in FEATURES[name].examples)
+    return EXAMPLES.get(name, ({},))
 
 
 def folder_for(names, folder):
@@ -108,7 +147,7 @@ def draw_requests(rng: Random, names, count: int = 6) -> list[tuple[dict, Sampli
         fields["ignore_eos"] = True
         if rng.random() < 0.8:
             for name in names:
-                fields |= FEATURES[name].request or {}
+                fields |= REQUESTS.get(name, {})
         if "cache_salt" in fields:
             prompt["cache_salt"] = fields.pop("cache_salt") + str(rng.randint(0, 1))
         if "structured_outputs" in fields:

@@ -11,7 +11,7 @@ import torch
 import twophase.engine.beam_search as beam_search_module
 import twophase.engine.engine as engine_module
 from tests.engine.engines import BLOCK_SIZE, check_idle, finish, make_engine, prompt_of, run
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from tests.scheduling.harness import VOCAB_SIZE
 from tests.scheduling.test_beams import beam_request, best_texts, logprob_of, room_of, stops_of
@@ -20,7 +20,6 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken
 from twophase.engine.beam_search import BeamSearch
 from twophase.engine.sampler import SamplingError
-from twophase.model.load import load_model
 
 # Logits agree with transformers' within 1e-4 (tests/model), so a log-probability does within twice that.
 LOGPROB_TOLERANCE = 2e-4

@@ -30,7 +30,6 @@ BAD = {
     "max_num_batched_tokens": [0, "8"],
     "max_model_len": [2.5, "8"],
     "enable_prefix_caching": [1, None, "yes"],
-    "full_hit": ["recompute", None],
     "enable_chunked_prefill": [0, "no"],
     "kv_cache_dtype": ["int4", None],
     "sliding_window": [0, -1, 8.0],

@@ -14,7 +14,7 @@ import torch
 
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of, with_backend
 from tests.engine.speculating import Oracle
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.attention import triton_backend
 from twophase.attention.torch_backend import TorchBackend
@@ -24,7 +24,6 @@ from twophase.engine import cuda_graphs
 from twophase.engine.packing import pack
 from twophase.engine.speculation import Speculator
 from twophase.model import llama
-from twophase.model.load import load_model
 from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 9, 17, 40))]

@@ -5,10 +5,9 @@ import torch
 
 from tests.engine.engines import GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import InvalidRequestError
 from twophase.core.sampling_params import SamplingParams
-from twophase.model.load import load_model
 
 
 class Clock:

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.engine.feature_runs import COMMON, check_features, draw_requests, examples_of, folder_for, opened
+from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for, opened
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
@@ -54,10 +54,10 @@ def name_of(pair):
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
 SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
-SAMPLE += [("beam_search", name) for name in ("swap", "window", "mixed", "guided", "draft_model", "prefix_token")]
+SAMPLE += [("beam_search", name) for name in ("swap", "window", "mixed", "guided", "draft_model", "prefix_caching")]
 SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]
 SAMPLE += [
-    ("prompt_logprobs", name) for name in ("prefix_token", "swap", "several", "tensor_parallel", "disaggregated")
+    ("prompt_logprobs", name) for name in ("prefix_caching", "swap", "several", "tensor_parallel", "disaggregated")
 ]
 
 
@@ -109,7 +109,7 @@ def open_both(pair, options, folder, monkeypatch) -> None:
 
 @pytest.mark.parametrize("pair", [pair for pair in REFUSED["request"] if "no_tokenizer" in pair], ids=name_of)
 def test_text_is_refused_when_the_request_comes(pair, folder):
-    (feature,) = (FEATURES[name] for name in pair if FEATURES[name].request)
+    (feature,) = (FEATURES[name] for name in pair if name in REQUESTS)
     llm = LLM(folder, **COMMON, skip_tokenizer_init=True)
     requests = draw_requests(random.Random(0), pair)
     prompt, params = next(each for each in requests if getattr(each[1], feature.option))
@@ -124,9 +124,9 @@ def test_a_beam_search_is_refused_when_the_request_comes(folder):
         ("beam_search", "stop"),
         ("beam_search", "disaggregated"),
     }
-    asked = FEATURES["beam_search"].request
+    asked = REQUESTS["beam_search"]
     with pytest.raises(InvalidRequestError, match="use_beam_search and stop="):
-        SamplingParams(**asked, **FEATURES["stop"].request)
+        SamplingParams(**asked, **REQUESTS["stop"])
     with opened(("disaggregated",), {}, folder) as generate:
         with pytest.raises(InvalidRequestError, match="use_beam_search does not go with disaggregation"):
             generate([[5, 6, 7]], SamplingParams(**asked))
@@ -140,35 +140,21 @@ def test_values_of_one_option_are_never_both_on(pair, folder):
     assert set(one) & set(other)
     for options in (one | other, other | one):
         config = configured(None, options)
-        assert sum(FEATURES[name].is_on(config, False) for name in pair) == 1
+        assert sum(FEATURES[name].is_on(config) for name in pair) == 1
 
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
     feature, default = FEATURES[name], configured(None, {})
-    assert feature.is_on(default, False) == (name in ("prefix_block", "priority", "optimistic"))
-    if feature.request is None and name not in ("disaggregated", "mixed"):  # which no option switches on
+    assert feature.is_on(default) == (name in ("prefix_caching", "priority", "optimistic"))
+    if name not in (*REQUESTS, "disaggregated", "mixed"):  # which no option switches on
         for example in examples_of(name, folder):
             config = configured(None, example)
-            assert feature.is_on(config, False), example
+            assert feature.is_on(config), example
             if not any(
-                isinstance(TABLE[name, other], Refused) for other in ("prefix_block", "priority") if other != name
+                isinstance(TABLE[name, other], Refused) for other in ("prefix_caching", "priority") if other != name
             ):
                 check_pairs(config)
-
-
-def test_a_models_own_window_counts_where_blocks_are_freed(tmp_path):
-    folder, _ = make_folder("mistral", tmp_path, eos_token_id=None)
-    options = COMMON | {"skip_tokenizer_init": True, "full_hit": "recompute_token"}
-    with pytest.raises(ConfigError, match=r"full_hit='recompute_token' and sliding_window .* do not go together"):
-        LLM(folder, **options)
-
-    def own_cache(*args, **options):
-        from twophase.cache.manager import CacheManager
-
-        return CacheManager(*args, **options)
-
-    assert LLM(folder, **options, cache_factory=own_cache).scheduler.cache.full_hit == "recompute_token"
 
 
 def test_the_table_has_no_blank_and_is_symmetric():
@@ -189,18 +175,14 @@ def test_the_refused_pairs_have_a_row_each_with_a_reason():
 
 
 def check_table(module, folder):
-    """By hand: what each of these comes to, for a model without and with a window of its own."""
+    """By hand: what each of these comes to."""
     ready = examples_of("ready_made", folder)[0]
     drafter = examples_of("draft_model", folder)[0] | examples_of("own_drafter", folder)[0]
-    token, window, ranks = {"full_hit": "recompute_token"}, {"sliding_window": 8}, {"tensor_parallel_size": 2}
+    window, ranks = {"sliding_window": 8}, {"tensor_parallel_size": 2}
     whole = {"enable_expert_parallel": True}
     for options, arguments, other in [
-        (token | window, {}, "sliding_window"),
-        (token, {"model_has_window": True}, "sliding_window"),
-        (token, {"also": ("disaggregated",)}, "disaggregation"),
         (window, {"also": ("disaggregated",)}, "disaggregation"),
         (window, {"also": ("mixed",)}, "layers that see all keys"),
-        (token, {"also": ("mixed",)}, "layers that see all keys"),
         ({"num_attention_sinks": 2}, {"also": ("disaggregated",)}, "disaggregation"),
         (ranks, {"also": ("disaggregated",)}, "disaggregation"),
         (whole | ranks, {"also": ("disaggregated",)}, "enable_expert_parallel"),
@@ -211,13 +193,11 @@ def check_table(module, folder):
     ]:
         with pytest.raises(ConfigError, match=f"do not go together.*{other}|{other}.*do not go together"):
             module.check_pairs(configured(None, options), **arguments)
-    assert module.TABLE["window", "prefix_token"] == module.TABLE["prefix_token", "window"]
-    assert isinstance(module.TABLE["window", "prefix_token"], module.Refused)
-    module.check_pairs(configured(None, token | ready), model_has_window=True)
-    module.check_pairs(configured(None, token | {"cache_factory": len}), model_has_window=True)
+    assert module.TABLE["window", "mixed"] == module.TABLE["mixed", "window"]
+    assert isinstance(module.TABLE["window", "mixed"], module.Refused)
     module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
     module.check_pairs(configured(None, whole | ready))  # one rank has all experts, and all heads
-    module.check_pairs(configured(None, {}), also=("disaggregated",), model_has_window=False)
+    module.check_pairs(configured(None, {}), also=("disaggregated",))
 
 
 def test_the_table_by_hand(folder):
@@ -228,17 +208,18 @@ def test_the_table_by_hand(folder):
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("own windows do not count", "return model_has_window and", "return False and"),
-        ("foreign caches free", "and has_own_cache(config)", ""),
-        ("ready-made ones free", "not _is_ready_made(config) and", ""),
-        ("sinks alone", "or config.num_attention_sinks", ""),
+        ("sinks alone", "or config.num_attention_sinks > 0", ""),
         ("only options count", "name in also or", ""),
         (
             "experts of one rank",
             "config.enable_expert_parallel and config.tensor_parallel_size > 1",
             "config.enable_expert_parallel",
         ),
-        ("one rank", "_: config.tensor_parallel_size > 1", "_: config.tensor_parallel_size > 2"),
+        (
+            "one rank",
+            "lambda config: config.tensor_parallel_size > 1",
+            "lambda config: config.tensor_parallel_size > 2",
+        ),
         ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
     ],
     ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",

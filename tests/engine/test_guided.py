@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.engines import BLOCK_SIZE, check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.random_schemas import random_schema
 from tests.engine.tokenizers_for_tests import KINDS, byte_level
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
@@ -32,7 +32,6 @@ from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.guidance import Guidance, GuidanceError
 from twophase.engine.sampler import SampleRow, sample
 from twophase.engine.schema_rules import FORMATS
-from twophase.model.load import load_model
 
 NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
 PERSON = {
@@ -60,9 +59,7 @@ def load_guided_model(kind: str, folder):
         "llama", folder, vocab_size=codec.vocab_size + NUM_PADDING, eos_token_id=codec.end_id, max_position_embeddings=2048
     )  # fmt: skip
     codec.tokenizer.save(str(folder / "tokenizer.json"))
-    return load_model(
-        folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=BLOCK_SIZE
-    )
+    return load_model(folder)
 
 
 @pytest.fixture(scope="module")

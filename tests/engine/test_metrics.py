@@ -29,21 +29,18 @@ def drain(engine) -> None:
 def test_the_age_of_the_queue(tiny_model):
     clock = Clock()
     engine = make_engine(tiny_model, max_num_seqs=1, clock=clock)
-    assert engine.stats().queue_age is None
     for number, clock.now_s in enumerate((1.0, 3.0, 7.0)):
         engine.add_request(str(number), prompt_of(number, 5), PARAMS)
     engine.add_request("before", prompt_of(3, 5), PARAMS, arrival_s=2.0)  # told of late
     clock.now_s = 11.0
-    age = engine.stats().queue_age
-    assert age.oldest_s == 10
-    assert (age.p50_s, age.p90_s) == (8.5, pytest.approx(9.7))
     clock.now_s = 12.0
     engine.step()  # lets in the first
     assert engine.trace[-1].queue_age_s == 10
     assert engine.abort("before") is not None
-    assert engine.stats().queue_age.oldest_s == 9
+    clock.now_s = 13.0
+    engine.step()
+    assert engine.trace[-1].queue_age_s == 10, "'1', which came at 3.0"
     drain(engine)
-    assert engine.stats().queue_age is None
     assert engine.trace[-1].queue_age_s is None
 
 
@@ -73,7 +70,7 @@ def test_hits_of_the_prefix_cache_step_by_step(tiny_model):
     whole = 4 * block_size
     assert counted == [(whole, 0), (whole, whole - block_size), (whole // 2, block_size)]
     stats = engine.stats()
-    assert stats.prefix_cache_hit_rate == stats.cache.hit_rate == (whole - block_size + block_size) / (2.5 * whole)
+    assert stats.cache.hit_rate == (whole - block_size + block_size) / (2.5 * whole)
 
 
 def test_the_share_of_the_pool_in_use(tiny_model):
@@ -103,9 +100,8 @@ def check_waiting(module: ModuleType) -> None:
         elif there:
             _, request = there.pop(rng.randrange(len(there)))
             setattr(request, rng.choice(["first_scheduled_s", "finished_s"]), now_s)
-        ages_s = sorted(max(0.0, now_s - arrival_s) for arrival_s, _ in there)
-        assert sorted(waiting.ages_s(now_s)) == ages_s
-        assert waiting.oldest_s(now_s) == (ages_s[-1] if ages_s else None)
+        ages_s = [max(0.0, now_s - arrival_s) for arrival_s, _ in there]
+        assert waiting.oldest_s(now_s) == max(ages_s, default=None)
     assert len(waiting._heap) < 300
 
 

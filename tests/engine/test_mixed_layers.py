@@ -210,7 +210,6 @@ def test_blocks_and_pool_have_the_size_of_a_group(gemma):
     [
         ({"sliding_window": 5}, r"sliding_window .* and a model with layers .* do not go together"),
         ({"num_attention_sinks": 2}, r"sliding_window .* and a model with layers .* do not go together"),
-        ({"full_hit": "recompute_token"}, r"full_hit='recompute_token' and a model with layers"),
         ({"cache_factory": lambda *args: CacheManager(*args)}, r"cache_factory makes a cache for layers of one kind"),
     ],
 )

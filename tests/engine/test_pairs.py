@@ -1,4 +1,4 @@
-"""Features in pairs on a real model: policy, drafts, window, full hit, swapping and chunks, drawn at random.
+"""Features in pairs on a real model: policy, drafts, window, swapping and chunks, drawn at random.
 
 Every request gets the tokens that it gets alone, no block is lost, and no drafter fails.
 """
@@ -55,8 +55,6 @@ def draw_options(rng: random.Random, folder) -> dict:
     }
     if is_windowed:
         options |= {"sliding_window": WINDOW.window, "num_attention_sinks": WINDOW.num_sinks}
-    elif rng.random() < 0.6:
-        options["full_hit"] = "recompute_token"
     if method is not None:
         model = str(folder) if method == "draft_model" else None
         options["speculative_config"] = SpeculativeConfig(

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.sizes import SCORED_ROWS
 from twophase.engine.engine import Engine
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
-from twophase.model.load import load_model
 from twophase.scheduling.ledger import BlockLedger
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
@@ -77,10 +76,8 @@ def test_beside_requests_that_ask_for_nothing_and_for_other_numbers(case):
             check_output(output, case[1][tuple(prompt["prompt_token_ids"])], number)
 
 
-@pytest.mark.parametrize("full_hit", ["recompute_block", "recompute_token"])
-def test_no_prefix_is_looked_up_and_all_are_published(case, full_hit):
+def test_no_prefix_is_looked_up_and_all_are_published(case):
     engine = make_engine(case[0], budget=16)
-    engine._scheduler.cache.full_hit = full_hit
     for _ in range(2):
         outputs = run(engine, PROMPTS, PARAMS)
         check_outputs(case, outputs)

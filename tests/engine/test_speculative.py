@@ -16,13 +16,12 @@ from tests.engine.speculating import (
     speculating,
 )
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.engine.drafters import NgramDrafter, NgramIndex, usable
 from twophase.llm import LLM
-from twophase.model.load import load_model
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((3, 17, 1, 30, 8, 16))]
@@ -50,7 +49,7 @@ def other_model(tmp_path_factory):
     """Another random model of the same vocabulary."""
     folder = tmp_path_factory.mktemp("other")
     make_folder("llama", folder, seed=7, vocab_size=byte_level().vocab_size)
-    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=4)
+    return load_model(folder)
 
 
 class TestSameTokens:

@@ -43,10 +43,7 @@ def _draft_model(folder: Path) -> SpeculativeConfig:
 ENGINES: Mapping[str, Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]] = {
     "default": lambda folder: ({}, {}),
     "tight": lambda folder: (TIGHT, {}),
-    "tight, swap, one token recomputed": lambda folder: (
-        {**TIGHT, "preemption_mode": "swap", "full_hit": "recompute_token"},
-        {},
-    ),
+    "tight, swap": lambda folder: ({**TIGHT, "preemption_mode": "swap"}, {}),
     "whole prompts": lambda folder: ({"enable_chunked_prefill": False, "admission_watermark": 0.1}, {}),
     "n-gram drafts": lambda folder: ({**TIGHT, "speculative_config": NGRAM}, {}),
     "draft model": lambda folder: ({"speculative_config": _draft_model(folder)}, {}),

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run
-from tests.model.tiny import make_folder
+from tests.engine.engines import make_engine, prompt_of, run
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.model import experts
 from twophase.model.config import ExpertsConfig, load_config
 from twophase.model.experts import ExpertLoad
 from twophase.model.linear import GroupedLinear, Linear, make_grouped_linear, make_linear
-from twophase.model.load import load_model
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, HIDDEN = 5, 12
@@ -95,7 +94,7 @@ def test_the_stacked_product_is_the_same(monkeypatch):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder, _ = make_folder("qwen3-moe-some-dense", tmp_path_factory.mktemp("sparse"), eos_token_id=None)
-    return load_model(folder, dtype=torch.float32, device=CPU, attention_backend="torch", block_size=BLOCK_SIZE)
+    return load_model(folder)
 
 
 def test_the_load_of_experts_is_counted_layer_by_layer_and_step_by_step(model):
@@ -117,7 +116,7 @@ def test_the_load_of_experts_is_counted_layer_by_layer_and_step_by_step(model):
 
 def test_a_step_that_fails_half_way_is_not_counted(tmp_path):
     folder, _ = make_folder("mixtral", tmp_path)
-    model = load_model(folder, dtype=torch.float32, device=CPU, attention_backend="torch", block_size=BLOCK_SIZE)
+    model = load_model(folder)
     with ExpertLoad(model) as load:
         for layer, tokens in ((0, 9), (0, 1), (1, 2), (0, 3), (1, 4), (0, 9)):
             model.watch_experts(layer, torch.full((4,), tokens))
@@ -135,12 +134,12 @@ def test_what_cannot_be_watched_is_said(model, tiny_folder_without_experts):
 @pytest.fixture
 def tiny_folder_without_experts(tmp_path):
     folder, _ = make_folder("llama", tmp_path)
-    return load_model(folder, dtype=torch.float32, device=CPU, attention_backend="torch", block_size=BLOCK_SIZE)
+    return load_model(folder)
 
 
 def test_bfloat16_runs(tmp_path):
     folder, _ = make_folder("mixtral", tmp_path)
-    model = load_model(folder, dtype=torch.bfloat16, device=CPU, attention_backend="torch", block_size=BLOCK_SIZE)
+    model = load_model(folder, dtype=torch.bfloat16)
     assert model.weights.layers[0].mlp.gate_up.layers[0].weight.dtype == torch.bfloat16
     assert load_config(folder).experts.num_experts == 4
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from tests.model.paged import Pages
-from tests.model.tiny import FAMILIES, SIZES, make_folder
+from tests.model.tiny import FAMILIES, SIZES, load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.attention.select import make_backend
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
-from twophase.model.load import load_model
 from twophase.model.weights import load_weights
 
 # fp32 against fp32, another order of summation: logits are of size 10, so 2e-4 is 2e-5 of them. Most rows are off by a
@@ -21,7 +20,7 @@ PROMPT_LENGTHS = (1, 4, 17, 30)  # one token; one block; over a block's and the 
 
 
 def open_folder(folder):
-    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=4)
+    return load_model(folder)
 
 
 def random_prompts(seed):
@@ -144,9 +143,7 @@ def test_bfloat16_equals_transformers_in_bfloat16(family, tmp_path):
     folder, oracle = make_folder(family, tmp_path)
     prompt = random_prompts(0)[-1]
     exact, rounded = oracle_logits(oracle, prompt), oracle_logits(oracle.bfloat16(), prompt).float()
-    model = load_model(
-        folder, dtype=torch.bfloat16, device=torch.device("cpu"), attention_backend="torch", block_size=4
-    )
+    model = load_model(folder, dtype=torch.bfloat16)
     ours = Pages(model, 1).run([(0, prompt)])[0]
     assert (ours - exact).std() < 1.5 * (rounded - exact).std()
 
@@ -164,9 +161,7 @@ def test_sharded_weights_load_like_a_single_file(tmp_path):
 def test_bfloat16_runs_and_stays_near_fp32(tmp_path):
     folder, oracle = make_folder("smollm2", tmp_path)
     prompt = random_prompts(0)[-1]
-    model = load_model(
-        folder, dtype=torch.bfloat16, device=torch.device("cpu"), attention_backend="torch", block_size=4
-    )
+    model = load_model(folder, dtype=torch.bfloat16)
     logits = Pages(model, 1).run([(0, prompt)])[0]
     expected = oracle_logits(oracle, prompt)
     assert logits.dtype == torch.float32

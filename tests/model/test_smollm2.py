@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.model.paged import Pages
+from tests.model.tiny import load_model
 from twophase.model.config import load_config
-from twophase.model.load import load_model
 from twophase.model.tokenizer import Tokenizer
 
 TEXTS = [
@@ -76,9 +76,7 @@ def test_special_tokens(smollm2_folder, tokenizer):
 
 def test_logits_and_greedy_tokens_equal_transformers(smollm2_folder, tokenizer):
     oracle = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32)
-    model = load_model(
-        smollm2_folder, dtype=torch.float32, device=torch.device("cpu"), attention_backend="torch", block_size=4
-    )
+    model = load_model(smollm2_folder)
     tokens = tokenizer.apply_chat_template(CONVERSATIONS[0])
     pages = Pages(model, 1)
     logits = pages.run([(0, tokens)])[0]

@@ -1,5 +1,6 @@
 """Tiny random models of every supported family, written as Hugging Face folders by transformers itself."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from twophase.attention.select import make_backend
+from twophase.model.config import load_config
+from twophase.model.llama import LlamaModel, model_backend
+from twophase.model.weights import load_weights
+
+CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 48,
@@ -114,3 +121,17 @@ def make_folder(family: str, folder: Path, seed: int = 0, **changes: Any) -> tup
     model = make_model(family, seed, **changes)
     model.save_pretrained(folder)
     return folder, model
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    attention_backend: str = "torch",
+    block_size: int = 4,
+) -> LlamaModel:
+    """A folder opened without an engine around it."""
+    config = load_config(folder)
+    make = partial(make_backend, attention_backend, device=device, dtype=dtype, block_size=block_size)
+    return LlamaModel(config, load_weights(folder, config, dtype, device), model_backend(config, make))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests.engine.engines import with_backend
 from tests.engine.faults import Broken, FaultyBackend
-from tests.model.tiny import make_folder
+from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
@@ -23,7 +23,6 @@ from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
 from twophase.engine._isolation import isolate
 from twophase.engine.runner import ModelRunner
-from twophase.model.load import load_model
 from twophase.parallel.launch import is_running, run_local
 from twophase.parallel.peers import Peers
 from twophase.parallel.sharding import Shard
@@ -208,7 +207,7 @@ def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path)
     """The other ranks would add up sums of other layers, so rank 0 may not try again in smaller company."""
     folder, _ = make_folder("llama", tmp_path)
     device = torch.device("cpu")
-    model = load_model(folder, dtype=torch.float32, device=device, attention_backend="torch", block_size=BLOCK_SIZE)
+    model = load_model(folder, device=device)
     broken = with_backend(model, FaultyBackend(model.backend, "attend", lambda batch: True))
     spec = KVCacheSpec(2, 2, 8, BLOCK_SIZE, torch.float32)
     handler = signal.getsignal(signal.SIGTERM)

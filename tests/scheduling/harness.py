@@ -114,14 +114,13 @@ class Harness:
         window: SlidingWindow | None = None,
         step_s: float = 1.0,
         max_drafts: int = 0,
-        full_hit: str = "recompute_block",
         sees_all: tuple[bool, ...] = (False,),
         **limits,
     ) -> None:
         if "num_swap_blocks" in limits:
             limits["preemption"] = "swap"
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, full_hit, sees_all)
+        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, sees_all)
         self.shadow = ShadowKV(block_size, window, sees_all)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.fault_class = self.module.SequenceFault

@@ -83,13 +83,6 @@ def test_a_request_id_is_free_again_when_its_request_is_done():
     assert harness.scheduler.add(make_request("a", 3)) == 1
 
 
-@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len"])
-def test_limits_below_one(name):
-    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "max_model_len": 16, name: 0}
-    with pytest.raises(ConfigError, match=f"{name} must be at least 1, got 0"):
-        SchedulerConfig(**limits)
-
-
 def test_budget_must_hold_a_decode_for_every_place():
     with pytest.raises(ConfigError, match="got 3 < 4"):
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=3, max_model_len=16)

@@ -191,7 +191,7 @@ def test_searches_find_the_best_whatever_happens(num_histories, disturbed):
 def test_in_groups_of_layers(num_histories):
     for seed in range(num_histories):
         rng = random.Random(seed)
-        options = random_groups(rng, 2) | {"block_size": 2, "full_hit": "recompute_block", "num_swap_blocks": 80}
+        options = random_groups(rng, 2) | {"block_size": 2, "num_swap_blocks": 80}
         histories([seed], 0.1, **options)
 
 
@@ -255,7 +255,7 @@ def some_histories() -> None:
     histories(range(30), 0.0)
     histories(range(20), 0.15)
     for seed in range(12):
-        options = random_groups(random.Random(seed), 2) | {"block_size": 2, "full_hit": "recompute_block"}
+        options = random_groups(random.Random(seed), 2) | {"block_size": 2}
         histories([seed], 0.1, **options, num_swap_blocks=80)
 
 

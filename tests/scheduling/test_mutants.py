@@ -166,7 +166,7 @@ MUTANTS = [
     scheduler_mutant(
         "less than was found is swapped in over it",
         "if sequence.num_swapped_tokens > num_cached:",
-        "if len(sequence.host_blocks) > num_cached // self.cache.block_size:",
+        "if sequence.host_blocks:",
         FOUND.test_what_the_prefix_cache_found_is_not_overwritten_with_less,
         module="ledger",
     ),

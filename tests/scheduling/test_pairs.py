@@ -114,7 +114,7 @@ class TestDraftsTakeOnlyWhatIsLeft:
 
 class TestSwappedAndFound:
     def test_what_the_prefix_cache_found_is_not_overwritten_with_less(self):
-        """b is swapped out five tokens into its eight; before it is back, c has computed the same eight to the last."""
+        """b is swapped out five tokens into its nine; before it is back, c has computed two blocks of the same nine."""
 
         def b_in_small_chunks(step):
             for sequence in step.running:
@@ -128,14 +128,13 @@ class TestSwappedAndFound:
 
         harness = Harness(
             policy=Learners(b_in_small_chunks, by_priority),
-            num_blocks=4,
+            num_blocks=5,
             max_num_seqs=2,
             budget=16,
             num_swap_blocks=4,
             reserve_growth=False,
-            full_hit="recompute_token",
         )
-        text = range(100, 108)
+        text = range(100, 109)
         harness.add(make_request("a", 3, 9, priority=-2))
         harness.step()
         harness.add(make_request("b", text, 3))
@@ -145,5 +144,5 @@ class TestSwappedAndFound:
         assert b.num_swapped_tokens == 5
         harness.add(make_request("c", text, 1, n=2, priority=-1))
         harness.run().check_outputs()
-        assert [(who, tokens) for _, who, tokens in harness.log[-4:]] == [("c", 4), ("b", 1), ("b", 1), ("b", 1)]
+        assert [(who, tokens) for _, who, tokens in harness.log[-4:]] == [("c", 5), ("b", 1), ("b", 1), ("b", 1)]
         assert harness.num_swapped_in == 0

@@ -11,7 +11,6 @@ from tests.scheduling.test_pressure import play, random_groups, random_window
 from twophase.cache.window import SlidingWindow
 from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.growth import OutputLengths
 from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.step import StepBuilder
@@ -42,7 +41,7 @@ def play_reserved_windows(seeds):
     with no_preemption():
         for seed in seeds:
             rng = random.Random(seed)
-            options = random_window(rng, 2) | {"block_size": 2, "prefix_caching": True, "full_hit": "recompute_block"}
+            options = random_window(rng, 2) | {"block_size": 2, "prefix_caching": True}
             play(seed, 12, 0.0, admission="reserve", **options)
 
 
@@ -68,7 +67,7 @@ def random_groups_of(seed: int) -> dict:
     """Layers that see all keys and layers that see a window, in pools for one to a few of the longest sequences."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4])
-    return random_groups(rng, block_size) | {"block_size": block_size, "full_hit": "recompute_block"}
+    return random_groups(rng, block_size) | {"block_size": block_size}
 
 
 @pytest.mark.parametrize("num_histories", [40, pytest.param(400, marks=pytest.mark.full)])
@@ -289,13 +288,10 @@ class TestEstimate:
 
 
 @pytest.mark.unchecked_types
-@pytest.mark.parametrize(
-    "make", [lambda name: SchedulerConfig(4, 8, 64, admission=name), lambda name: EngineConfig(admission=name)]
-)
 @pytest.mark.parametrize("name", ["", "Reserve", "pessimistic", None, 3])
-def test_an_unknown_name_is_refused_with_the_three(make, name):
+def test_an_unknown_name_is_refused_with_the_three(name):
     with pytest.raises(ConfigError) as caught:
-        make(name)
+        EngineConfig(admission=name)
     assert "admission" in str(caught.value)
     assert "optimistic, reserve, estimate" in str(caught.value)
     assert repr(name) in str(caught.value)

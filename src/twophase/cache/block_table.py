@@ -4,7 +4,6 @@ import sys
 from dataclasses import dataclass, field
 
 from twophase.cache.prefix_cache import CachedPrefix
-from twophase.cache.window import FREED
 
 NEVER = sys.maxsize
 
@@ -23,14 +22,15 @@ class BlockTable:
     If layers are in groups (`LayerGroups`), each group has a block in each place: those of one place stand side by
     side, in the order of the groups.
 
-    Worked example, block size 4, blocks [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
+    Position p is slot block_ids[p // block_size] * block_size + p % block_size. Worked example, block size 4, blocks
+    [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
 
     Attributes:
         block_size: Slots per block.
         salt: Tables share cached blocks only with tables of the same salt.
         block_ids: ceil(num_tokens / block_size) of them for each group, some of them FREED.
         num_tokens: Tokens that have a slot.
-        num_cached_tokens: Tokens whose K/V `open` found: a multiple of `block_size`, or all tokens but the last.
+        num_cached_tokens: Tokens whose K/V `open` found, a multiple of `block_size`.
         published: The last block that was made findable, by its contents; for `CacheManager.publish`.
         publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
         num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
@@ -38,8 +38,6 @@ class BlockTable:
         first_kept: Of the blocks without sinks, those before this one are FREED, in the groups that see a window; 0
             without a window.
         free_at: Computed tokens at which it leaves the window and is freed in its turn; NEVER without a window.
-        rewrites_tail: The last token will be written although its full block was found, and no `grow` has made that
-            block this table's own yet.
     """
 
     block_size: int
@@ -53,29 +51,7 @@ class BlockTable:
     published: CachedPrefix | None = field(default=None, init=False)
     first_kept: int = field(default=0, init=False)
     free_at: int = field(default=NEVER, init=False)
-    rewrites_tail: bool = field(default=False, init=False)
-
-    def slot_of(self, position: int, group: int = 0) -> int:
-        """The slot of the token at `position`, in the blocks of a group of layers.
-
-        Raises:
-            IndexError: `position` has no slot, or none any more.
-        """
-        if not 0 <= position < self.num_tokens:
-            raise IndexError(f"position {position} has no slot: this table has {self.num_tokens} tokens.")
-        block_id = self.block_ids[position // self.block_size * self.num_groups + group]
-        if block_id == FREED:
-            raise IndexError(f"position {position} has no slot any more: its block left the window and was freed.")
-        return block_id * self.block_size + position % self.block_size
 
     def of_group(self, group: int) -> list[int]:
         """The blocks of one group of layers, in order."""
         return self.block_ids[group :: self.num_groups]
-
-    def slots(self, start: int = 0, end: int | None = None) -> list[int]:
-        """Slots of positions [start, end), by default of all tokens.
-
-        Raises:
-            IndexError: One of them has no slot.
-        """
-        return [self.slot_of(position) for position in range(start, self.num_tokens if end is None else end)]

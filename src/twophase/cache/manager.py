@@ -9,10 +9,8 @@ from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.prefix_cache import BlockKey, PrefixCache
 from twophase.cache.window import FREED, SlidingWindow
-from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
-
-FULL_HITS = ("recompute_block", "recompute_token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,9 @@ class CacheManager:
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
         window: Which keys queries see; None: all. Attention must see no others: their blocks are given away.
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
-        full_hit: What is recomputed of tokens that are cached to the last, as the last one's logits are needed:
-            'recompute_block', their last block, so that nothing found is ever written again; or 'recompute_token',
-            the last token alone, for which a block that others hold too must be copied.
 
     Raises:
-        ConfigError: `num_blocks` or `block_size` is below 1, there is no such policy, or it does not go with a window.
+        ConfigError: `num_blocks` is below 1.
     """
 
     window: SlidingWindow | None = None
@@ -85,26 +80,14 @@ class CacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         window: SlidingWindow | None = None,
-        full_hit: str = "recompute_block",
         sees_all: Sequence[bool] = (False,),
     ) -> None:
-        if block_size < 1:
-            raise ConfigError(f"A block needs at least 1 slot, got block_size={block_size}.")
-        if full_hit not in FULL_HITS:
-            raise ConfigError(f"full_hit must be one of {', '.join(FULL_HITS)}; got {full_hit!r}.")
-        if window is not None and full_hit == "recompute_token":
-            # A hit frees what its next query does not see, and counts that query from the start of a block.
-            raise ConfigError(
-                f"full_hit='recompute_token' does not go with a sliding window (here {window.window} keys): a hit "
-                f"has just the blocks for a query behind it. Use 'recompute_block', the default."
-            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.window = window
         self.sees_all = tuple(sees_all)
         self.num_groups = len(self.sees_all)
-        self.full_hit = full_hit
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size, window, self.sees_all)
         self._tables: set[BlockTable] = set()
@@ -127,10 +110,9 @@ class CacheManager:
     ) -> BlockTable:
         """A new table holding the longest known prefix of `token_ids`; takes references and allocates nothing.
 
-        The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for its logits; and
-        rounded down to a block, unless `full_hit` is 'recompute_token' and the last token's block is known too. Then
-        the table has that block and no more than that token to compute. The hit blocks can't be evicted as long as the
-        table holds them.
+        The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for its logits, and
+        rounded down to a block, so that nothing found is ever written again. The hit blocks can't be evicted as long
+        as the table holds them.
 
         Args:
             salt: Only blocks published under the same salt are found.
@@ -141,31 +123,24 @@ class CacheManager:
         """
         block_ids: list[int] = []
         published = None
-        num_findable = len(token_ids) - (self.full_hit == "recompute_block")
         if self.enable_prefix_caching:
-            block_ids, published = self._prefixes.lookup(token_ids, salt, num_findable // self.block_size, keys)
+            max_blocks = (len(token_ids) - 1) // self.block_size
+            block_ids, published = self._prefixes.lookup(token_ids, salt, max_blocks, keys)
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
-        num_tokens = num_cached = len(block_ids) * self.block_size // self.num_groups
-        rewrites_tail = num_tokens > 0 and num_tokens == len(token_ids)
-        if rewrites_tail:
-            # The tail is published again when it was written: a copy of it must be findable in its own right, or what
-            # comes after it would outlive its parent.
-            assert published is not None
-            num_cached, published = num_tokens - 1, published.parent
-        publish_at = num_cached // self.block_size * self.block_size + self.block_size
+        num_cached = len(block_ids) * self.block_size // self.num_groups
         table = BlockTable(
             block_size=self.block_size,
             salt=salt,
             block_ids=block_ids,
-            num_tokens=num_tokens,
+            num_tokens=num_cached,
             num_cached_tokens=num_cached,
-            publish_at=publish_at if self.enable_prefix_caching else NEVER,
+            publish_at=num_cached + self.block_size if self.enable_prefix_caching else NEVER,
             num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
             num_groups=self.num_groups,
         )
-        table.published, table.rewrites_tail = published, rewrites_tail
+        table.published = published
         if self.window is not None:
             self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)
         self._tables.add(table)
@@ -197,7 +172,7 @@ class CacheManager:
 
     def _grow_by_blocks(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         num_blocks_needed = self.num_blocks_needed(table, num_tokens)
-        if num_tokens == table.num_tokens and not table.rewrites_tail:
+        if num_tokens == table.num_tokens:
             return ()
         copies_tail = self._must_copy_tail(table)
         new_ids = self._take(num_blocks_needed)  # raises before anything has changed
@@ -212,7 +187,6 @@ class CacheManager:
         table.block_ids += new_ids
         self._num_slots_in_use += (num_tokens - table.num_tokens) * self.num_groups
         table.num_tokens = num_tokens
-        table.rewrites_tail = False
         self._count_query(table)
         return copies
 
@@ -253,12 +227,8 @@ class CacheManager:
         if num_tokens < table.num_tokens:
             raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
         num_more = -(-num_tokens // self.block_size) * self.num_groups - len(table.block_ids)
-        will_write = num_tokens > table.num_tokens or table.rewrites_tail
+        will_write = num_tokens > table.num_tokens
         return num_more + (will_write and self._must_copy_tail(table)) * self.num_groups
-
-    def can_grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Whether `grow(table, num_tokens)` would find the blocks it needs."""
-        return self.num_blocks_needed(table, num_tokens) <= self._pool.num_free
 
     def num_blocks_to_come(self, table: BlockTable, num_tokens: int) -> int:
         """Free blocks that growing to `num_tokens` takes at most, by and by: in chunks, each published before the next,
@@ -516,8 +486,7 @@ class CacheManager:
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
         """Whether the next write goes into a block that another table reads too."""
-        writes_tail = table.num_tokens % self.block_size != 0 or table.rewrites_tail
-        return writes_tail and self._pool.ref_counts[table.block_ids[-1]] > 1
+        return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
 
     def _num_tail_slots(self, table: BlockTable) -> int:
         """Slots of the last block, of one group, that a token was given."""

@@ -34,8 +34,8 @@ from twophase.engine.drafters import DraftRequest
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SamplingError, sample
 from twophase.model.config import ModelConfig, load_config
+from twophase.model.device_and_dtype import resolve_dtype
 from twophase.model.llama import LlamaModel, attention_spec
-from twophase.model.load import resolve_dtype
 from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights

@@ -525,7 +525,7 @@ class Engine:
         return steps[-1] if steps else None
 
     def stats(self) -> EngineStats:
-        return self._stat_logger.stats(self._scheduler, self._clock())
+        return self._stat_logger.stats(self._scheduler)
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).

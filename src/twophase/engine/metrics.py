@@ -2,11 +2,8 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
-
-import numpy as np
 
 from twophase.cache.manager import CacheStats
 from twophase.core.outputs import FinishReason, StepTrace
@@ -46,31 +43,9 @@ class WaitingRequests:
             heapq.heappop(self._heap)
         return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
 
-    def ages_s(self, now_s: float | int) -> Iterator[float]:
-        """How long each has waited."""
-        return (max(0.0, float(now_s - arrival_s)) for arrival_s, _, request in self._heap if not _has_left(request))
-
 
 def _has_left(request: Waiting) -> bool:
     return request.first_scheduled_s is not None or request.finished_s is not None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueAge:
-    """How long requests that were never scheduled have waited: the oldest, and percentiles (linear) over all."""
-
-    oldest_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-
-    @classmethod
-    def of(cls, waiting: WaitingRequests, now_s: float | int) -> "QueueAge | None":
-        """None: nobody waits."""
-        ages_s = list(waiting.ages_s(now_s))
-        if not ages_s:
-            return None
-        return cls(max(ages_s), *(float(age_s) for age_s in np.percentile(ages_s, (50, 90, 99))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +61,6 @@ class EngineStats:
         num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
         num_draft_tokens, num_accepted_tokens: Tokens guessed and verified, and those that the model confirmed.
         kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
-        queue_age: Of the requests that wait now and were never scheduled; None: nobody does.
     """
 
     num_steps: int
@@ -103,18 +77,11 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_cache_usage_peak: float = 0.0
-    queue_age: QueueAge | None = None
 
     @property
     def kv_cache_usage(self) -> float:
         """Share of the blocks that a sequence holds now; vLLM's kv_cache_usage_perc."""
         return self.cache.num_in_use / self.cache.num_blocks
-
-    @property
-    def prefix_cache_hit_rate(self) -> float:
-        """Share of the tokens looked up that were in the prefix cache (vLLM's prefix_cache_hits over
-        prefix_cache_queries); 0 before the first."""
-        return self.cache.hit_rate
 
     @property
     def acceptance_rate(self) -> float:
@@ -203,7 +170,7 @@ class StatLogger:
         self._num_draft_tokens += num_draft_tokens
         self._num_accepted_tokens += num_accepted_tokens
 
-    def stats(self, scheduler: Scheduler, now_s: float) -> EngineStats:
+    def stats(self, scheduler: Scheduler) -> EngineStats:
         ended = self._num_ended
         return EngineStats(
             num_steps=self._num_steps,
@@ -220,5 +187,4 @@ class StatLogger:
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
             kv_cache_usage_peak=self._usage_peak,
-            queue_age=QueueAge.of(self.waiting, now_s),
         )

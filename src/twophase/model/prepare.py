@@ -40,11 +40,6 @@ def default_model_dir() -> Path:
     return cache_home() / DEFAULT_MODEL
 
 
-def is_prepared() -> bool:
-    """Whether the default model is there, by its files' names and sizes (their contents: see `verify`)."""
-    return is_complete(default_model_dir(), RECIPE)
-
-
 def prepare_default_model(progress: bool = True) -> Path:
     """Make the default model's folder unless it is there already, and return it.
 

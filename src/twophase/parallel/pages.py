@@ -23,11 +23,6 @@ def layer_bytes(spec: KVCacheSpec, num_blocks: int) -> int:
     return num_blocks * spec.bytes_per_block // spec.num_layers
 
 
-def transfer_bytes(spec: KVCacheSpec, num_tokens: int) -> int:
-    """Bytes that the pages of a prompt of `num_tokens` are, in all layers: whole blocks, the last one included."""
-    return -(-num_tokens // spec.block_size) * spec.bytes_per_block
-
-
 @torch.inference_mode()
 def pack_layer(kv_cache: KVCache, layer: int, block_ids: Sequence[int]) -> UInt8[Tensor, "n"]:
     """Copy a layer's pages into a new buffer on the cache's device."""

@@ -77,8 +77,6 @@ class TensorParallelGroup:
             ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
             PeerLostError: A rank did not come.
         """
-        if size < 1:
-            raise ConfigError(f"tensor_parallel_size must be at least 1, got {size}.")
         if size == 1:
             return cls(config, device, None, has_whole_experts)
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks

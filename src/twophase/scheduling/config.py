@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from twophase.config import ADMISSIONS
 from twophase.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence.
+    """Limits on one step and on one sequence. The rules of single options are `EngineConfig`'s.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
@@ -31,8 +30,7 @@ class SchedulerConfig:
         num_swap_blocks: Blocks of host memory for 'swap'.
 
     Raises:
-        ConfigError: a limit below 1, a token budget below `max_num_seqs`, a watermark outside of [0, 1), an unknown
-            way of admission, or swapping without host blocks.
+        ConfigError: The token budget is below `max_num_seqs`.
     """
 
     max_num_seqs: int
@@ -46,22 +44,8 @@ class SchedulerConfig:
     admission: str = "optimistic"
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs, so that every running sequence can decode in "
                 f"every step, got {self.max_num_batched_tokens} < {self.max_num_seqs}; raise one or lower the other."
-            )
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"watermark must be a share of the pool in [0, 1), got {self.watermark}.")
-        if self.admission not in ADMISSIONS:
-            raise ConfigError(f"admission must be one of {', '.join(ADMISSIONS)}, got {self.admission!r:.100}.")
-        if self.preemption not in ("recompute", "swap"):
-            raise ConfigError(f"preemption must be 'recompute' or 'swap', got {self.preemption!r}.")
-        if (self.preemption == "swap") != (self.num_swap_blocks > 0):
-            raise ConfigError(
-                f"swapping needs host blocks, and nothing else does: got preemption={self.preemption!r} with "
-                f"num_swap_blocks={self.num_swap_blocks}."
             )

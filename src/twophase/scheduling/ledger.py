@@ -159,7 +159,7 @@ class BlockLedger:
                 if refusal is not None:
                     self.cache.close(table)
                 elif self.cache.window is None:
-                    self._note_copies(sequence, self.cache.grow(table, len(sequence.token_ids)))
+                    self.cache.grow(table, len(sequence.token_ids))
                 elif sequence.num_swapped_tokens > table.num_tokens:
                     self.cache.restore(table, sequence.num_swapped_tokens)
             except BaseException:

@@ -141,9 +141,6 @@ class OwnPrefixes(CacheManager):
     def num_blocks_to_come(self, table: Any, num_tokens: int) -> int:
         return self.num_blocks_needed(table, num_tokens)
 
-    def can_grow(self, table: Any, num_tokens: int) -> bool:
-        return self.num_blocks_needed(table, num_tokens) <= self.num_free_blocks
-
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         self._pending.difference_update(table.names[table.num_hit : num_computed // self.block_size])
 

@@ -119,9 +119,6 @@ class OwnCache(CacheManager):
         num_more = max(0, -(-num_tokens // self.block_size) - len(table.block_ids))
         return num_more + self._must_copy(table, num_tokens)
 
-    def can_grow(self, table: Any, num_tokens: int) -> bool:
-        return self.num_blocks_needed(table, num_tokens) <= self.num_free_blocks
-
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         pass  # no request will look for it
 

@@ -98,8 +98,8 @@ def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads
     """What 'auto' stands for here, and the model's vocabulary size."""
     from twophase.attention.select import make_backend
     from twophase.model.config import load_config
+    from twophase.model.device_and_dtype import resolve_device, resolve_dtype
     from twophase.model.llama import model_backend
-    from twophase.model.load import resolve_device, resolve_dtype
     from twophase.model.prepare import resolve_model
 
     folder = resolve_model(model)

@@ -2,8 +2,8 @@
 
 Three parts, all in one process; whatever is timed over and over runs in turns, and medians are reported:
 
-    a shared system prompt   TTFT when nothing, the system prompt, or all of a prompt is in the cache, for both policies
-                             of what a full hit recomputes; blocks in use with several users at once
+    a shared system prompt   TTFT when nothing, the system prompt, or all of a prompt is in the cache; blocks in use
+                             with several users at once
     nothing shared           what looking up, hashing and publishing cost when no prompt is like another
     a stranger with a clock  see `prefix_attack`
 """
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
-from twophase.cache.manager import FULL_HITS
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
@@ -60,7 +59,6 @@ class HitTimes:
         num_cached_partial, num_cached_full: Prompt tokens that were found.
     """
 
-    full_hit: str
     cold_s: int | float
     partial_s: int | float
     full_s: int | float
@@ -77,7 +75,7 @@ class HitTimes:
                 (self.full_s, self.full_ratio, self.num_cached_full),
             )
         )
-        return f"  {self.full_hit:<16} {self.cold_s * 1e3:>8.1f} ms  {partial}  {full}"
+        return f"  {self.cold_s * 1e3:>8.1f} ms  {partial}  {full}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ class PrefixCachingReport:
     model: str
     shape: Shape
     repeats: int
-    hits: tuple[HitTimes, ...]
+    hits: HitTimes
     sharing: Sharing
     cost: Cost
     attacks: tuple[AttackResult, ...]
@@ -151,8 +149,8 @@ class PrefixCachingReport:
         shape, attack = self.shape, self.shape.attack
         yield f"a shared system prompt: {shape.system_len} tokens for all, {shape.question_len} of each user's own"
         columns = f"{'system prompt known':>34}  {'all known':>34}"
-        yield f"  {'TTFT':<16} {'cold':>11}  {columns}   (medians of {self.repeats}, ratios to cold)"
-        yield from (times.to_line() for times in self.hits)
+        yield f"  {'TTFT, cold':>11}  {columns}   (medians of {self.repeats}, ratios to cold)"
+        yield self.hits.to_line()
         yield self.sharing.to_line()
         yield ""
         yield f"nothing shared: {shape.num_prompts} prompts of {shape.prompt_len} tokens; ratios to no prefix caching"
@@ -190,12 +188,11 @@ def bench_prefix_caching(
         raise ConfigError(f"--repeats must be at least 1, got {repeats}.")
     shape = shape or Shape()
     rng = random.Random(0)
-    by_policy = {full_hit: open_llm(full_hit=full_hit) for full_hit in FULL_HITS}
-    llm, without = by_policy[FULL_HITS[0]], open_llm(enable_prefix_caching=False)
-    for each in (*by_policy.values(), without):
+    llm, without = open_llm(), open_llm(enable_prefix_caching=False)
+    for each in (llm, without):
         first_token(each, random_ids(each, rng, shape.question_len))  # the first run of a process is the slowest
     say("a shared system prompt: time to first token")
-    hits = measure_hits(by_policy, shape, repeats, rng, clock)
+    hits = measure_hits(llm, shape, repeats, rng, clock)
     say("a shared system prompt: several users")
     sharing = measure_sharing(llm, without, shape, rng, clock)
     say("nothing shared")
@@ -223,24 +220,18 @@ def open_model(model: str, shape: Shape, *, device: str, dtype: str, backend: st
 
 
 def measure_hits(
-    by_policy: dict[str, LLM], shape: Shape, repeats: int, rng: random.Random, clock: Clock = time.perf_counter
-) -> tuple[HitTimes, ...]:
+    llm: LLM, shape: Shape, repeats: int, rng: random.Random, clock: Clock = time.perf_counter
+) -> HitTimes:
     """TTFT of a prompt when nothing of it is known, then all; and of another that shares its system prompt."""
-    probes: dict[str, list[list[int | float]]] = {full_hit: [] for full_hit in by_policy}
-    num_cached: dict[str, tuple[int, int]] = {}
+    rows: list[list[int | float]] = []
     for _ in range(repeats):
-        for full_hit, llm in by_policy.items():
-            system = random_ids(llm, rng, shape.system_len)
-            prompt, other = ([*system, *random_ids(llm, rng, shape.question_len)] for _ in range(2))
-            cold, partial, full = (first_token(llm, each, clock=clock) for each in (prompt, other, prompt))
-            probes[full_hit].append([cold.ttft_s, partial.ttft_s, full.ttft_s])
-            num_cached[full_hit] = partial.num_cached_tokens, full.num_cached_tokens
-    times = []
-    for full_hit, rows in probes.items():
-        cold_s, partial_s, full_s = (statistics.median(column) for column in zip(*rows, strict=True))
-        ratios = partial_s / cold_s, full_s / cold_s
-        times.append(HitTimes(full_hit, cold_s, partial_s, full_s, *ratios, *num_cached[full_hit]))
-    return tuple(times)
+        system = random_ids(llm, rng, shape.system_len)
+        prompt, other = ([*system, *random_ids(llm, rng, shape.question_len)] for _ in range(2))
+        cold, partial, full = (first_token(llm, each, clock=clock) for each in (prompt, other, prompt))
+        rows.append([cold.ttft_s, partial.ttft_s, full.ttft_s])
+    cold_s, partial_s, full_s = (statistics.median(column) for column in zip(*rows, strict=True))
+    num_cached = partial.num_cached_tokens, full.num_cached_tokens
+    return HitTimes(cold_s, partial_s, full_s, partial_s / cold_s, full_s / cold_s, *num_cached)
 
 
 def measure_sharing(

@@ -9,7 +9,7 @@ from twophase.cache.memory import free_host_memory_bytes
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
-from twophase.model.load import resolve_device, resolve_dtype
+from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.weights import PLAIN_MEMORY_FRACTION, has_quantized_weights
 from twophase_tools.capacity.memory import host_weight_bytes, weight_bytes
 from twophase_tools.capacity.units import GIB

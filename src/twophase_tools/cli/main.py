@@ -19,6 +19,7 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
+from twophase.model.prepare import DEFAULT_MODEL
 from twophase_tools.cli import plan, profile, serve, simulate
 from twophase_tools.cli.arguments import text, whole
 from twophase_tools.cli.engine_options import add_engine_options, add_speculative_options
@@ -27,7 +28,6 @@ from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_IN
 USAGE_ERRORS = (BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError)
 
 COMMANDS = "twophase.commands"  # entry points: modules with `add_parser`, of packages above this one
-DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

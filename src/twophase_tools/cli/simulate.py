@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twophase_tools.cli.arguments import whole
-from twophase_tools.cli.engine_options import add_engine_options, engine_options
+from twophase_tools.cli.engine_options import add_engine_options, engine_config, engine_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,6 +221,7 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, Callable[[], Schedul
     """The cost model, what makes a fresh scheduler, and what the reader should know."""
     from twophase_tools.simulate.limits import make_scheduler
 
+    engine_config(args)  # its rules are the scheduler's
     changes = engine_options(args)
     policy = changes.pop("policy", None)
     if "num_kv_blocks" in changes:
@@ -279,7 +280,7 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
     from twophase.config import EngineConfig
     from twophase.model.config import load_config
-    from twophase.model.load import resolve_device
+    from twophase.model.device_and_dtype import resolve_device
     from twophase.model.prepare import DEFAULT_MODEL, resolve_model
     from twophase.sizing import limits_of
     from twophase_tools.bench.machine import record_machine

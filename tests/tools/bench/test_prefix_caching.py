@@ -48,11 +48,10 @@ def report(tiny_folder):
 
 
 def test_time_to_first_token_is_that_of_what_is_left_to_compute(report):
-    found = [
-        (t.full_hit, t.cold_s, t.partial_s, t.full_s, t.num_cached_partial, t.num_cached_full) for t in report.hits
-    ]
-    assert found == [("recompute_block", 48, 8, 4, 40, 44), ("recompute_token", 48, 8, 1, 40, 47)]
-    assert [(t.partial_ratio, t.full_ratio) for t in report.hits] == [(8 / 48, 4 / 48), (8 / 48, 1 / 48)]
+    hits = report.hits
+    assert (hits.cold_s, hits.partial_s, hits.full_s) == (48, 8, 4)
+    assert (hits.num_cached_partial, hits.num_cached_full) == (40, 44)
+    assert (hits.partial_ratio, hits.full_ratio) == (8 / 48, 4 / 48)
 
 
 def test_users_share_the_blocks_of_their_system_prompt(report):
@@ -183,9 +182,9 @@ def test_the_command(twophase, tiny_folder, as_json):  # noqa: F811
     assert exit_code == 0, err
     if as_json:
         found = json.loads(out)
-        assert [times["num_cached_full"] for times in found["hits"]] == [32, 47]
+        assert found["hits"]["num_cached_full"] == 32
         assert [result["num_cached_hit"] for result in found["attacks"]] == [32, 16]
         assert found["machine"]["num_cores"] > 0
     else:
-        for words in ("recompute_token", "3 users at once", "nothing shared", "a salt per tenant"):
+        for words in ("(32 found)", "3 users at once", "nothing shared", "a salt per tenant"):
             assert words in out

@@ -44,12 +44,6 @@ def test_wrong_arguments_print_usage_and_exit_2(twophase, words):
     assert err.startswith("usage: twophase")
 
 
-def test_the_default_model_is_the_one_that_is_prepared():
-    from twophase.model import prepare
-
-    assert prepare.DEFAULT_MODEL == DEFAULT_MODEL
-
-
 def test_help_and_parsing_import_nothing_heavy():
     code = (
         "import sys; from twophase_tools.cli.main import build_parser; build_parser().format_help();"

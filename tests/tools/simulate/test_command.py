@@ -140,7 +140,7 @@ def test_a_folder_has_its_own_context_limit(twophase, tiny_folder, tmp_path):
         (("--hardware", "h100", "--requests", 0), "at least 1"),
         (("--hardware", "h100", "--max-num-batched-tokens", 4), "max_num_batched_tokens"),
         (("--hardware", "h100", "--num-kv-blocks", 2), "KV blocks"),
-        (("--hardware", "h100", "--num-kv-blocks", 0), "at least 1 block"),
+        (("--hardware", "h100", "--num-kv-blocks", 0), "num_kv_blocks must be a whole number >= 1"),
         (("--hardware", "h100", "--workload", "nothing"), "no workload"),
         (("--hardware", "h100", "--day", 0.5), "--rate"),
         (("--hardware", "h100", "--day", 7, "--rate", 1), "swing"),

@@ -1,56 +1,23 @@
-"""A model folder, opened: configuration, weights and attention put together."""
-
-from functools import partial
-from pathlib import Path
+"""The torch device and dtype that a user's options name."""
 
 import torch
 
-from twophase.attention.select import make_backend
 from twophase.core.errors import ConfigError
-from twophase.model.config import ModelConfig, load_config
+from twophase.model.config import ModelConfig
 from twophase.model.linear import can_pack
-from twophase.model.llama import LlamaModel, model_backend
-from twophase.model.weights import load_weights
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def load_model(
-    folder: Path,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention_backend: str = "auto",
-    block_size: int = 16,
-    max_model_len: int | None = None,
-) -> LlamaModel:
-    """Open a Hugging Face folder for running with the attention backend of that name.
-
-    Raises:
-        ModelFolderError: The folder is missing, broken or not supported.
-        ConfigError, BackendUnavailableError: No such backend, or it cannot run here.
-    """
-    config = load_config(folder)
-    make = partial(make_backend, attention_backend, device=device, dtype=dtype, block_size=block_size)
-    backend = model_backend(config, make)
-    return LlamaModel(config, load_weights(folder, config, dtype, device), backend, max_model_len)
 
 
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
     """The torch dtype for a user's `dtype`: 'auto' is what the weights were saved in, but fp32 on a CPU.
 
     With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
-
-    Raises:
-        ConfigError: Any other name than 'auto', 'float32', 'float16' and 'bfloat16'.
     """
-    if option not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPES)}; got {option!r}.")
     if option == "auto" and device.type == "cpu":
         option = "bfloat16" if is_quantized and can_pack(torch.bfloat16) else "float32"
     elif option == "auto":
         option = config.dtype or "float32"
-    return DTYPES[option]
+    dtype: torch.dtype = getattr(torch, option)
+    return dtype
 
 
 def resolve_device(option: str | torch.device) -> torch.device:

@@ -1,10 +1,10 @@
-"""A prompt that is cached to its last block: both policies give the tokens of no cache, and salts keep tenants apart."""
+"""Prompts found in the prefix cache get the tokens of no cache, and salts keep tenants apart."""
 
 import pytest
 
 from tests.engine.engines import check_idle
 from twophase import LLM, SamplingParams
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [3 + 7 * i * i % 120 for i in range(32)]}
@@ -21,12 +21,10 @@ def tokens(llm, prompts, params=GREEDY):
     return [completion.token_ids for output in outputs for completion in output.outputs], outputs
 
 
-@pytest.mark.parametrize(("full_hit", "num_cached"), [("recompute_block", 28), ("recompute_token", 31)])
-def test_tokens_are_those_of_no_cache(tiny_folder, full_hit, num_cached):
+def test_tokens_of_a_fully_cached_prompt_are_those_of_no_cache(tiny_folder):
     expected, _ = tokens(open_llm(tiny_folder, enable_prefix_caching=False), [PROMPT])
-    llm = open_llm(tiny_folder, full_hit=full_hit)
+    llm = open_llm(tiny_folder)
     assert tokens(llm, [PROMPT])[0] == expected
-    # One alone writes in place; of three at once all but the first copy; completions fork from a tail that was found.
     for prompts, params in (
         ([PROMPT], GREEDY),
         ([PROMPT] * 3, GREEDY),
@@ -34,30 +32,14 @@ def test_tokens_are_those_of_no_cache(tiny_folder, full_hit, num_cached):
     ):
         found, outputs = tokens(llm, prompts, params)
         assert found == expected * len(found)
-        assert [output.metrics.num_cached_tokens for output in outputs] == [num_cached] * len(prompts)
-
-
-def test_the_real_model_says_the_same(smollm2_folder):
-    """The last token alone, behind its pages, instead of within its prompt: other sums, the same words."""
-    texts = (
-        "The history of science is long. Newton wrote the Principia in 1687, and",
-        "def fibonacci(n):\n    if n < 2:\n",
-    )
-    llm = LLM(smollm2_folder, device="cpu", attention_backend="torch", num_kv_blocks=64, full_hit="recompute_token")
-    prompts = [{"prompt_token_ids": (llm.tokenizer.encode(text) * 4)[:48]} for text in texts]
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    expected, outputs = tokens(llm, prompts, params)
-    assert [output.metrics.num_cached_tokens for output in outputs] == [0, 0]
-    found, outputs = tokens(llm, prompts, params)
-    assert [output.metrics.num_cached_tokens for output in outputs] == [47, 47]
-    assert found == expected
+        assert [output.metrics.num_cached_tokens for output in outputs] == [28] * len(prompts), "all but the last block"
 
 
 def test_under_pressure_and_with_swapping(tiny_folder):
     prompts = [{"prompt_token_ids": [*PROMPT["prompt_token_ids"][: 4 * k], *[9] * (k % 3)]} for k in range(1, 9)]
     expected, _ = tokens(open_llm(tiny_folder, enable_prefix_caching=False), prompts)
     for options in ({}, {"preemption_mode": "swap"}):
-        llm = open_llm(tiny_folder, full_hit="recompute_token", num_kv_blocks=14, **options)
+        llm = open_llm(tiny_folder, num_kv_blocks=14, **options)
         for _ in range(3):
             assert tokens(llm, prompts)[0] == expected
 
@@ -75,8 +57,3 @@ def test_a_salt_in_the_prompt_keeps_tenants_apart(tiny_folder):
         llm.generate(PROMPT | {"cache_salt": 5})
     with pytest.raises(InvalidRequestError, match="a prompt is text"):
         llm.generate({"prompt": "a", "prompt_token_ids": [5]})
-
-
-def test_an_unknown_policy_is_refused(tiny_folder):
-    with pytest.raises(ConfigError, match="full_hit must be one of"):
-        open_llm(tiny_folder, full_hit="none")
