@@ -17,7 +17,7 @@ def suit_dark_themes() -> None:
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if hasattr(shell, "kernel"):
+    if shell is not None and hasattr(shell, "kernel"):
         shell.events.register("post_run_cell", _add_style)
 
 
