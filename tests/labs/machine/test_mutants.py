@@ -138,12 +138,7 @@ MUTANTS = [
     Mutant("an answer refuses", REMOTE, " and not issubclass(cls, Rejected)", ""),
     Mutant("equal by its own word", REMOTE, "OPERATORS if not self.coerces else TRUSTED", "TRUSTED"),
     Mutant("any definition will do", LOCATE, "if len(different) > 1:", "if False:"),
-    Mutant(
-        "untouched is an attempt",
-        LOCATE,
-        "if cell.is_untouched or cell.source.strip() == template.shipped().strip():",
-        "if False:",
-    ),
+    Mutant("untouched is an attempt", LOCATE, "if cell.source.strip() == template.shipped().strip():", "if False:"),
     Mutant("blanks all number one", BLANKS, "number = 1 + sum(", "number = 1 + 0 * sum("),
     Mutant("the last bank hides the others", LABS, "before = found.get(i, Bank())", "before = Bank()"),
     Mutant("right answers of one bank only", LABS, "(*before.right, *bank.right)", "before.right or bank.right"),
