@@ -88,6 +88,6 @@ def test_the_course_table_takes_them_too(second, monkeypatch):
     monkeypatch.setitem(vars(DEMO), "labs", {"01": second})
     monkeypatch.setattr(blocks, "COURSE", {"01_demo": "means"})
     monkeypatch.setattr(blocks, "ESTIMATED_MINUTES", {"01_demo": 400})
-    assert blocks.course().splitlines()[2].endswith("| 7 | 1 | 25 min |")
+    assert blocks.course().splitlines()[2].endswith("| 7+1 | 25 min |")
     monkeypatch.setitem(vars(DEMO), "labs", {"01": LAB})
-    assert blocks.course().splitlines()[2].endswith("| 8 | – | 6¾ h |")
+    assert blocks.course().splitlines()[2].endswith("| 8 | 6¾ h |")
