@@ -239,13 +239,14 @@ def test_beams_decode_together_or_not_at_all():
     ]
 
 
-# In these, beams lose their blocks in the step in which some of them got new ones; or places run out.
-RARE = ([69, 193], 0.0), ([101], 0.15)
+# In the first two, beams lose their blocks in the step in which some of them got new ones; in the last, places run out.
+SWAPPED = {"window": None, "block_size": 4, "chunked": True, "num_swap_blocks": 60}
+RARE = ([23, 45], 0.0, SWAPPED), ([229], 0.15, SWAPPED), ([69], 0.0, {})
 
 
 def test_rare_histories():
-    for seeds, disturbed in RARE:
-        histories(seeds, disturbed)
+    for seeds, disturbed, options in RARE:
+        histories(seeds, disturbed, **options)
 
 
 def some_histories() -> None:
