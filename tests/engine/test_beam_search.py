@@ -310,7 +310,6 @@ class TestLLM:
         [
             (["a", [5] * 64], params_of(2), "64 tokens"),
             (["a"], params_of(2, stop_token_ids=[999_999]), "stop_token_ids must be in the vocabulary"),
-            (["a"], SamplingParams(), "a beam search takes BeamSearchParams"),
         ],
     )
     def test_what_is_refused_before_anything_runs(self, llm, prompts, params, message):
@@ -328,7 +327,7 @@ class TestLLM:
 
 # -- the rules, over a fake model: the candidates of each text are told by a hash
 
-VOCAB_SIZE = 60
+VOCAB_SIZE = 17
 
 
 def logprob_of(token_id: int, text) -> float:
@@ -358,10 +357,11 @@ def best_texts(prompt, params: BeamSearchParams, stops, longest: int) -> list[tu
 
 def check_rules(module) -> None:
     check_few_texts(module)
-    for seed in range(200):
+    check_impatience(module)
+    for seed in range(300):
         rng = random.Random(seed)
         prompt, longest = (seed,), rng.randint(1, 12)
-        stops = frozenset(rng.sample(range(VOCAB_SIZE), rng.choice([0, 1, 3, 7, 30])))
+        stops = frozenset(rng.sample(range(VOCAB_SIZE), rng.randint(0, 7)))
         params = params_of(
             rng.randint(1, 5),
             longest,
@@ -385,6 +385,16 @@ def check_few_texts(module) -> None:
         assert [beam.ids for beam in search.results] == [(7,) * i]
         search.advance([[(7, -1.0), (8, float("-inf"))]])
     assert ([beam.ids for beam in search.results], search.is_over) == ([(7, 7, 7)], True)
+
+
+def check_impatience(module) -> None:
+    """Where short texts are favoured, 'never' too compares with the best beam as it is now; here it then ends better."""
+    search = module.BeamSearch(params_of(2, length_penalty=-1, early_stopping="never"), {1}, 12)
+    search.advance([[(1, -1.0), (2, -1.1), (3, -5.0)]])
+    search.advance([[(4, -0.1), (1, -5.0), (5, -6.0)], [(4, -9.0)]])
+    assert [beam.score(-1) for beam in search.ended] == pytest.approx([-1.0, -12.2])
+    search.advance([[(1, -0.1), (4, -3.0)], [(4, -9.0)]])
+    assert [beam.ids for beam in search.results] == [(1,), (2, 4, 1)]
 
 
 def candidates_of(text, count: int) -> list[tuple[int, float]]:
