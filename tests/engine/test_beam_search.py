@@ -392,7 +392,8 @@ def check_impatience(module) -> None:
     search = module.BeamSearch(params_of(2, length_penalty=-1, early_stopping="never"), {1}, 12)
     search.advance([[(1, -1.0), (2, -1.1), (3, -5.0)]])
     search.advance([[(4, -0.1), (1, -5.0), (5, -6.0)], [(4, -9.0)]])
-    assert [beam.score(-1) for beam in search.ended] == pytest.approx([-1.0, -12.2])
+    assert not search.is_over
+    assert [beam.score(-1.0) for beam in search.ended] == pytest.approx([-1.0, -12.2])
     search.advance([[(1, -0.1), (4, -3.0)], [(4, -9.0)]])
     assert [beam.ids for beam in search.results] == [(1,), (2, 4, 1)]
 
