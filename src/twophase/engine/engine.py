@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -16,7 +15,6 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine._isolation import isolate
-from twophase.engine.beam_search import BeamSearch
 from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Grammar, Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
@@ -150,8 +148,7 @@ class Engine:
             priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
                 given here.
             arrival_s: When it came, on the engine's clock; now if None.
-            stream: Report its progress after every step, instead of its end alone. (Of a beam search only the end is
-                known.)
+            stream: Report its progress after every step, instead of its end alone.
 
         Raises:
             InvalidRequestError: It could never be served as asked, by any engine of this model.
@@ -180,13 +177,9 @@ class Engine:
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
         # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-        seq_id = self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)
-            if params.use_beam_search:
-                sequence = self._scheduler.sequences[seq_id]
-                max_tokens = sequence.max_num_tokens - sequence.num_prompt_tokens
-                state.search = BeamSearch(params, sequence.stop_token_ids, max_tokens)
         except BaseException:
             self._scheduler.abort(request_id)
             raise
@@ -394,26 +387,23 @@ class Engine:
         sequence = self._scheduler.sequences[seq_id]
         state, guide = self._requests[sequence.request.request_id], self._guide_of(seq_id)
         token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
-        if state.search is not None:  # a guide follows one text, and beams change: it stays where all of them begin
-            token_ids, drafts = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
         params, position = sequence.request.sampling_params, len(token_ids) + len(drafts) - num_prompt_tokens
         return SampleRow(
             params,
             state.seed,
             first_index=sequence.index,
             position=position,
-            num_samples=num_samples if state.search is None else 1,
+            num_samples=num_samples,
             token_ids=[*token_ids, *drafts] if drafts else token_ids,
             allowed=None if guide is None else guide.allowed_after(token_ids, num_prompt_tokens, drafts),
             banned=sequence.stop_token_ids if position < params.min_tokens else (),
-            num_candidates=0 if state.search is None else state.search.num_candidates,
             bias=state.bias,
         )
 
     def _guide_of(self, seq_id: int) -> Guide | None:
         sequence = self._scheduler.sequences[seq_id]
         state = self._requests[sequence.request.request_id]
-        return state.completions[sequence.index if state.search is None else 0].guide
+        return state.completions[sequence.index].guide
 
     def _result(self, chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -> Sampled | SamplingError:
         """What a chunk yields, from what was drawn of its rows, the next of `sampled`."""
@@ -422,35 +412,13 @@ class Engine:
         return accepted_run(list(islice(sampled, chunk.num_drafts + 1)), chunk.draft_ids)
 
     def _update(self, plan: StepPlan, results: dict[int, Sampled | Exception]) -> list[SequenceUpdate]:
-        """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest.
-
-        In `results`, what a beam search has chosen replaces its candidates.
-        """
+        """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest."""
         updates: list[SequenceUpdate] = []
         for seq_id, result in results.items():
             if isinstance(result, Exception):
                 updates += self._scheduler.fail(seq_id, result)
-        updates += self._choose(plan, results)
         sampled = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         return updates + self._scheduler.update(plan, sampled)
-
-    def _choose(self, plan: StepPlan, results: dict[int, Sampled | Exception]) -> list[SequenceUpdate]:
-        """Let beam searches choose among their candidates; returns what became of those where that failed."""
-        updates: list[SequenceUpdate] = []
-        searching: dict[str, dict[tuple[int, ...], int]] = defaultdict(dict)
-        for chunk in plan.chunks:
-            sequence = self._scheduler.sequences.get(chunk.seq_id)
-            if sequence is not None and sequence.beams and chunk.num_samples:
-                searching[sequence.request.request_id][tuple(sequence.output_token_ids)] = chunk.seq_id
-        for request_id, seq_ids in searching.items():
-            state = self._requests[request_id]
-            try:
-                chosen = state.choose({ids: results[seq_id] for ids, seq_id in seq_ids.items()}, self._clock())
-            except Exception as error:
-                updates += self._scheduler.abort(request_id, f"{type(error).__name__}: {error}")
-            else:
-                results.update((seq_id, chosen[ids]) for ids, seq_id in seq_ids.items())
-        return updates
 
     def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
         """Queue the outputs that `step` returns; tells which completions ended."""
@@ -469,8 +437,6 @@ class Engine:
         completion = state.completions[update.index]
         now_s = self._clock()
         num_before = len(completion.token_ids)
-        if state.search is not None:
-            update = _with_text(update, state.search, state.request)
         reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error
         try:
             matched = completion.append(update.tokens, reason)
@@ -481,8 +447,7 @@ class Engine:
             reason, error = "error", f"{type(fault).__name__}: {fault}"
             self._scheduler.fail(update.seq_id, error)
         num_new = len(completion.token_ids) - num_before  # a stop string may have cut a run of several
-        if state.search is None:
-            state.note_tokens(update.index, num_new, now_s)
+        state.note_tokens(update.index, num_new, now_s)
         self._stat_logger.num_output_tokens += num_new
         if reason is None:
             return False
@@ -541,20 +506,6 @@ class Engine:
             self._requests[victim.request.request_id].num_preemptions += 1
             preempted.append((victim.request.request_id, victim.index))
         return tuple(chunks), tuple(preempted)
-
-
-def _with_text(update: SequenceUpdate, search: BeamSearch, request: Request) -> SequenceUpdate:
-    """The end of a beam search's completion, with the text that the search has for it."""
-    found, is_over = search.results, update.finish_reason == "stop"
-    if update.index >= len(found):
-        error = f"the beam search found {len(found)} texts, and n={request.sampling_params.n} were asked for"
-        return update._replace(finish_reason="error", error=error) if is_over else update
-    beam = found[update.index]
-    if not is_over:
-        return update._replace(tokens=beam.tokens)
-    is_eos = beam.ids[-1] in request.eos_token_ids and not request.sampling_params.ignore_eos
-    stop_reason = beam.ids[-1] if beam.finish_reason == "stop" and not is_eos else None
-    return update._replace(tokens=beam.tokens, finish_reason=beam.finish_reason, stop_reason=stop_reason)
 
 
 def _for_each(

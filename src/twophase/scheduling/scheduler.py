@@ -113,8 +113,7 @@ class Scheduler:
             InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
                 nothing has changed.
         """
-        cache = self.cache
-        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
+        self.check(request)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
@@ -124,6 +123,11 @@ class Scheduler:
         self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
         return sequence.seq_id
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequestError if it could never be served as asked, with the numbers."""
+        cache = self.cache
+        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""

@@ -91,7 +91,7 @@ class Sequence:
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
         eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
-        sequence = cls(
+        return cls(
             seq_id=seq_id,
             request=request,
             index=0,
@@ -102,9 +102,6 @@ class Sequence:
             stop_token_ids=eos_token_ids.union(params.stop_token_ids),
             num_completions=params.n,
         )
-        if params.use_beam_search:
-            sequence.beams.append(sequence)
-        return sequence
 
     def fork(self, seq_id: int, index: int, num_completions: int = 1) -> "Sequence":
         """Another completion of the same request, as far as this one is; without blocks."""
