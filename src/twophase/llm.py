@@ -18,7 +18,7 @@ from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseE
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase.plan_file import read_plan
@@ -294,11 +294,11 @@ class LLM:
                 bar.update(len(ended))
         return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
 
+    @uninterrupted()
     def _forget(self, request_ids: Sequence[str]) -> None:
-        with Uninterrupted():
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self._latest.pop(request_id, None)
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+            self._latest.pop(request_id, None)
 
 
 def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:

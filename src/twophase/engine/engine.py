@@ -13,7 +13,7 @@ from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 from twophase.engine._isolation import isolate
 from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Grammar, Guidance, Guide
@@ -33,7 +33,7 @@ from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.engine.speculation import Speculator
-from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
+from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 
 Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]
@@ -59,10 +59,9 @@ class Reservation(NamedTuple):
 class Engine:
     """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
 
-    Faults: an exception while a sequence is planned, computed, guided, sampled or detokenised ends that sequence with
-    finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between
-    its parts: either the step has happened, and the next call returns its outputs, or it has not, and the next call
-    repeats it.
+    Faults: an exception while a sequence is computed, guided, sampled or detokenised ends that sequence with finish
+    reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt when the step
+    has happened, and the next call returns its outputs.
 
     Args:
         runner: The model with its K/V cache.
@@ -172,56 +171,50 @@ class Engine:
         )
         return PreparedRequest(request, grammar, stream)
 
+    @uninterrupted()
     def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
         """Queue what is prepared; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
-        with Uninterrupted():
-            # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-            self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
-            try:
-                state = RequestState.start(request, stream, self._codec, grammar)
-            except BaseException:
-                self._scheduler.abort(request_id)
-                raise
-            self._requests[request_id] = state
-            self._stat_logger.waiting.add(request.arrival_s, state)
-            # Only now: a request that was refused draws no seed, so it does not change those of the others.
-            state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        # Before the state, which has a part for each of the n completions: only now is n known to be possible.
+        self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        try:
+            state = RequestState.start(request, stream, self._codec, grammar)
+        except BaseException:
+            self._scheduler.abort(request_id)
+            raise
+        self._requests[request_id] = state
+        self._stat_logger.waiting.add(request.arrival_s, state)
+        # Only now: a request that was refused draws no seed, so it does not change those of the others.
+        state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
 
+    @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its blocks; returns what it had, or None if it is not unfinished.
 
         What an interrupted step has left undelivered of it is not delivered any more.
         """
-        with Uninterrupted():
-            state = self._requests.get(request_id)
-            for update in self._scheduler.abort(request_id):
-                self._apply(update)
-            self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
-            return None if state is None else state.output()
+        state = self._requests.get(request_id)
+        for update in self._scheduler.abort(request_id):
+            self._apply(update)
+        self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
+        return None if state is None else state.output()
 
+    @uninterrupted()
     def fail_request(self, request_id: str, error: str) -> None:
         """End a request with finish reason 'error', free its blocks, and let the next step return it."""
-        with Uninterrupted():
-            self._report(self._scheduler.abort(request_id, error))
+        self._report(self._scheduler.abort(request_id, error))
 
+    @uninterrupted()
     def reserve(self) -> list[Reservation]:
         """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
         reserved: list[Reservation] = []
-        with Uninterrupted():
-            while True:
-                try:
-                    sequence = self._scheduler.reserve()
-                except SequenceFault as fault:
-                    self._report(self._scheduler.fail(fault.seq_id, str(fault)))
-                    continue
-                if sequence is None:
-                    return reserved
-                assert sequence.table is not None
-                block_ids = tuple(sequence.table.block_ids)
-                reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
+        while (sequence := self._scheduler.reserve()) is not None:
+            block_ids = tuple(sequence.open_table.block_ids)
+            reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
+        return reserved
 
+    @uninterrupted()
     def adopt(
         self,
         request_id: str,
@@ -237,16 +230,15 @@ class Engine:
                 and what the other engine did not have to compute.
             prompt_logprobs: If the request asked for them.
         """
-        with Uninterrupted():
-            state = self._requests[request_id]
-            state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
-            state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
-            self._report(self._scheduler.adopt(request_id, tokens))
+        state = self._requests[request_id]
+        state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
+        state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
+        self._report(self._scheduler.adopt(request_id, tokens))
 
+    @uninterrupted()
     def compute_here(self, request_id: str) -> None:
         """Pages that another engine was to fill will not come: compute the prompt here."""
-        with Uninterrupted():
-            self._scheduler.compute_here(request_id)
+        self._scheduler.compute_here(request_id)
 
     def state_of(self, request_id: str) -> RequestState:
         """What is known of an unfinished request; read-only."""
@@ -268,19 +260,17 @@ class Engine:
 
         Returns the requests that ended in this step, and those that stream and got a token.
         """
-        start_s = self._clock()
-        with Uninterrupted():
-            plan, failed = self._schedule(start_s)
-            self._wake_s = plan.wake_s
-        scheduled_s = self._clock()
-        self._runner.swap_out(plan.swaps_out)
-        plan = self._draft(plan)
-        results, scored = self._run(plan)
-        times = StepTimes(start_s, scheduled_s, self._clock())
-        with Uninterrupted():
+        with uninterrupted():
+            start_s = self._clock()
+            plan = self._schedule(start_s)
+            scheduled_s = self._clock()
+            self._runner.swap_out(plan.swaps_out)
+            plan = self._draft(plan)
+            results, scored = self._run(plan)
+            times = StepTimes(start_s, scheduled_s, self._clock())
             chunks, preempted = self._describe(plan, scheduled_s)
             self._note_prompt_logprobs(plan, scored)
-            finished = failed + self._report(self._update(plan, results))
+            finished = self._report(self._update(plan, results))
             if not plan.is_empty:
                 end_s = self._clock()
                 drafts = self._note_drafts(plan, results, end_s - start_s)
@@ -288,17 +278,12 @@ class Engine:
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _schedule(self, now_s: float) -> tuple[StepPlan, tuple[tuple[str, int], ...]]:
-        """The next plan, and which completions ended because they could not be planned."""
-        failed: tuple[tuple[str, int], ...] = ()
-        while True:
-            try:
-                plan = self._scheduler.schedule(now_s)
-                if self.speculator is not None and self.speculator.is_on:
-                    plan = self._scheduler.reserve_drafts(self.speculator.max_drafts)
-                return plan, failed
-            except SequenceFault as fault:
-                failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
+    def _schedule(self, now_s: float) -> StepPlan:
+        plan = self._scheduler.schedule(now_s)
+        if self.speculator is not None and self.speculator.is_on:
+            plan = self._scheduler.reserve_drafts(self.speculator.max_drafts)
+        self._wake_s = plan.wake_s
+        return plan
 
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
@@ -306,8 +291,7 @@ class Engine:
         if self.speculator is None:
             return plan
         drafts = self.speculator.draft(plan, self._draft_request, self._vocab_size)
-        with Uninterrupted():
-            return self._scheduler.put_drafts(drafts)
+        return self._scheduler.put_drafts(drafts)
 
     def _draft_request(self, chunk: ScheduledChunk) -> DraftRequest:
         sequence = self._scheduler.sequences[chunk.seq_id]

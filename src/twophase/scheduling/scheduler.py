@@ -2,7 +2,7 @@
 
 A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
-run to its end, drop the plan (fail the culprit, if one is known) and call `schedule` again.** What `schedule` leaves
+run to its end, drop the plan and call `schedule` again.** What `schedule` leaves
 behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The next
 `schedule` undoes two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
 for them are preempted and recomputed. And room for drafts: it is taken back.
@@ -25,10 +25,10 @@ from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.ledger import BlockLedger, Refusal
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
-from twophase.scheduling.sequence import Sequence, SequenceFault, SequenceStatus, blamed_on
+from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
-__all__ = ["Scheduler", "SequenceFault", "SequenceUpdate"]
+__all__ = ["Scheduler", "SequenceUpdate"]
 
 
 class SequenceUpdate(NamedTuple):
@@ -143,9 +143,6 @@ class Scheduler:
         """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
 
         Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
-
-        Raises:
-            SequenceFault: As `schedule`.
         """
         queues = self._queues
         if not queues.expected or queues.waiting or self.ledger.admit(queues.expected[0]) is not None:
@@ -182,7 +179,6 @@ class Scheduler:
             now_s: The time, on the clock of the requests' `arrival_s`.
 
         Raises:
-            SequenceFault: Something unforeseen happened to one sequence; see the module's rule.
             PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
         """
         self._plan = None
@@ -208,10 +204,7 @@ class Scheduler:
         return self._plan
 
     def reserve_drafts(self, max_drafts: int) -> StepPlan:
-        """Give each decode of the latest plan room for up to `max_drafts` drafts; returns the plan that tells how many.
-
-        Raises SequenceFault as `schedule` does.
-        """
+        """Give each decode of the latest plan room for up to `max_drafts` drafts; returns the plan with their numbers."""
         assert self._plan is not None
         assert self._step is not None
         self._plan = self._step.reserve_drafts(self._plan, self.sequences, max_drafts)
@@ -234,8 +227,7 @@ class Scheduler:
         For the beams of a request, which are in the plan together, it has what they go on with: n tokens in all, of
         which each beam has any number. One that has none is dropped, one that has several different ones forks, and
         equal ones stay together. No token for any of them ends the request ('stop').
-        Chunks of sequences failed or aborted since the plan was made are skipped. An error in one sequence's
-        bookkeeping ends that sequence alone, with finish reason 'error'.
+        Chunks of sequences failed or aborted since the plan was made are skipped.
 
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
@@ -263,21 +255,13 @@ class Scheduler:
     def _settle(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
         """A chunk's K and V are in its blocks, and these are the tokens drawn after it."""
         sequence = self.sequences[chunk.seq_id]
-        try:
-            if chunk.num_drafts:
-                return [self._confirm_run(sequence, chunk, tuple(tokens))]
-            self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
-            completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
-        except Exception as error:
-            return self.fail(chunk.seq_id, error)
-        updates: list[SequenceUpdate] = []
-        if chunk.num_samples:
-            for completion, token in zip(completions, tokens, strict=True):
-                try:
-                    updates.append(self._append(completion, (token,)))
-                except Exception as error:
-                    updates += self.fail(completion.seq_id, error)
-        return updates
+        if chunk.num_drafts:
+            return [self._confirm_run(sequence, chunk, tuple(tokens))]
+        self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
+        if not chunk.num_samples:
+            return []
+        completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
+        return [self._append(completion, (token,)) for completion, token in zip(completions, tokens, strict=True)]
 
     def abort(self, request_id: str, error: str | None = None) -> list[SequenceUpdate]:
         """End every completion of a request, wherever it stands; nothing happens if it is not unfinished.
@@ -407,8 +391,7 @@ class Scheduler:
         first, *others = victim.together
         num_kept, num_completions = first.num_common_tokens, sum(beam.num_completions for beam in victim.together)
         for other in others:
-            with blamed_on(other):
-                self._retire(other)
+            self._retire(other)
         self.ledger.preempt(first, num_kept=num_kept, may_swap=may_swap)
         del first.token_ids[num_kept:]
         first.num_completions = num_completions

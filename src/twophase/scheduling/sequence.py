@@ -1,15 +1,12 @@
 """One completion on its way: what the scheduler knows about it, and the states it may pass through."""
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
 from twophase.cache.prefix_cache import BlockKey
-from twophase.core.errors import TwophaseError
 from twophase.core.request import Request
 
 
@@ -160,20 +157,3 @@ class Sequence:
         if status not in _NEXT_STATUS[self.status]:
             raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
-
-
-class SequenceFault(TwophaseError):
-    """Planning `seq_id` raised (see `__cause__`). Nothing is half-done: `fail(seq_id, ...)` and `schedule` again."""
-
-    def __init__(self, seq_id: int, cause: Exception) -> None:
-        super().__init__(f"scheduling sequence {seq_id} failed: {type(cause).__name__}: {cause}")
-        self.seq_id = seq_id
-
-
-@contextmanager
-def blamed_on(sequence: Sequence) -> Iterator[None]:
-    """Whatever goes wrong inside is this sequence's fault."""
-    try:
-        yield
-    except Exception as error:
-        raise SequenceFault(sequence.seq_id, error) from error
