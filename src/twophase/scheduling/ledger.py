@@ -250,9 +250,9 @@ class BlockLedger:
             assert not copies, "the decode planned before has a last block of its own"
         return num_drafts
 
-    def fork(self, sequence: Sequence, forks: Seq[Sequence], num_completions: int = 1) -> None:
+    def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
         """The completions that a sequence stood for part, sharing its blocks and places: all of them or, on an error,
-        none. The sequence itself stands for `num_completions` from now on."""
+        none."""
         try:
             for fork in forks:
                 fork.table = self.cache.fork(sequence.open_table)
@@ -261,9 +261,7 @@ class BlockLedger:
                 if fork.table is not None:
                     self.cache.close(fork.table)
             raise
-        num_places = num_completions + sum(fork.num_completions for fork in forks)
-        self.num_places_taken += num_places - sequence.num_completions
-        sequence.num_completions = num_completions
+        sequence.num_completions = 1
         self._owners.update(forks)
         self._forget_counts()
 
@@ -288,36 +286,18 @@ class BlockLedger:
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
         if sequence.table is not None:
-            self._cancel_copies(sequence)
             self._close(sequence)
         self._drop_host_blocks(sequence)
 
-    def preempt(self, victim: Sequence, *, num_kept: int | None = None, may_swap: bool = True) -> None:
+    def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
         """A running sequence gives its blocks and place back. When swapping, what it computed is saved in host memory,
         if there is room for all of it.
-
-        Args:
-            num_kept: Tokens that it goes on with, all by default. They are saved without the last one, whose logits are
-                needed once more; with a window not at all, for the blocks that it sees may be gone.
         """
-        block_ids, num_computed = self._cancel_copies(victim), victim.num_computed_tokens
-        if num_kept is not None and num_kept <= num_computed:
-            num_computed, may_swap = num_kept - 1, may_swap and self.cache.window is None
+        block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
         self._close(victim)
         if may_swap and self.swap_pool is not None and not victim.host_blocks:
             num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
             self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
-
-    def _cancel_copies(self, sequence: Sequence) -> list[int]:
-        """It loses its blocks while a step is planned, so nothing is copied into them any more; returns where its
-        tokens are until the step is run: its blocks, or those that they were to be copied from."""
-        block_ids = sequence.open_table.block_ids
-        if sequence not in self.moves.filled:
-            return block_ids
-        source_of = {copy.target: copy.source for copy in self.moves.copies if copy.target in block_ids}
-        self.moves.copies = [copy for copy in self.moves.copies if copy.target not in source_of]
-        self.moves.filled = [other for other in self.moves.filled if other is not sequence]
-        return [source_of.get(block_id, block_id) for block_id in block_ids]
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)

@@ -8,10 +8,8 @@ behind is legal by itself: sequences admitted or preempted, and blocks with room
 for them are preempted and recomputed. And room for drafts: it is taken back.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from itertools import islice
 from typing import NamedTuple, final
 
 from twophase.cache.manager import CacheManager
@@ -224,9 +222,6 @@ class Scheduler:
 
         `sampled` has `num_samples` tokens for each chunk that samples; for one with drafts, those that were accepted
         and the token drawn after them. Of such a run a sequence takes what comes before its end, to the token.
-        For the beams of a request, which are in the plan together, it has what they go on with: n tokens in all, of
-        which each beam has any number. One that has none is dropped, one that has several different ones forks, and
-        equal ones stay together. No token for any of them ends the request ('stop').
         Chunks of sequences failed or aborted since the plan was made are skipped.
 
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
@@ -240,15 +235,8 @@ class Scheduler:
                 self._take_turn(self.sequences[chunk.seq_id])
         self.ledger.commit()
         updates: list[SequenceUpdate] = []
-        branched: set[int] = set()
         for chunk in plan.chunks:
-            sequence = self.sequences.get(chunk.seq_id)
-            if sequence is None or chunk.seq_id in branched:
-                continue
-            if sequence.beams and chunk.num_samples:
-                branched.update(beam.seq_id for beam in sequence.beams)
-                updates += self._branch(sequence.beams, sampled)
-            else:
+            if chunk.seq_id in self.sequences:
                 updates += self._settle(chunk, sampled.get(chunk.seq_id, ()))
         return updates
 
@@ -283,18 +271,15 @@ class Scheduler:
         """End one sequence now and free its blocks; allowed at any time, also between `schedule` and `update`.
 
         Returns an update for each completion it stood for: n of them if it had not forked yet, none if it is not
-        unfinished. A beam ends with all the others, and stands for all n.
+        unfinished.
         """
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             return []
-        together, request_id = sequence.together, sequence.request.request_id
+        request_id = sequence.request.request_id
         indices = range(sequence.index, sequence.index + sequence.num_completions)
-        if sequence.beams:
-            indices = range(sequence.request.sampling_params.n)
-        for each in together:
-            self._retire(each)
-            self._note_length(each, reason)
+        self._retire(sequence)
+        self._note_length(sequence, reason)
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     # -- bookkeeping after a step
@@ -305,15 +290,6 @@ class Scheduler:
         for chunk in plan.chunks:
             num_sampled = len(sampled.get(chunk.seq_id, ()))
             most = chunk.num_samples + chunk.num_drafts
-            sequence = self.sequences.get(chunk.seq_id)
-            if sequence is not None and sequence.beams and chunk.num_samples:
-                num_sampled = sum(len(sampled.get(beam.seq_id, ())) for beam in sequence.beams)
-                if num_sampled not in (0, sequence.request.sampling_params.n):
-                    raise ValueError(
-                        f"the beams of request {sequence.request.request_id!r} go on with "
-                        f"{sequence.request.sampling_params.n} tokens in all, or with none; got {num_sampled}."
-                    )
-                continue
             if not chunk.num_samples <= num_sampled <= most and chunk.seq_id in self.sequences:
                 wanted = f"1 to {most}" if chunk.num_drafts else chunk.num_samples
                 raise ValueError(
@@ -333,69 +309,22 @@ class Scheduler:
 
     def _fork(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """The prompt is done: the completions part, sharing its blocks. All of them or, on an error, none."""
-        return self._part(sequence, dict.fromkeys(range(sequence.num_completions), 1))
-
-    def _part(self, sequence: Sequence, shares: Mapping[int, int]) -> tuple[Sequence, ...]:
-        """A sequence and forks of it, by index how many completions each stands for; its own comes first."""
         forks: list[Sequence] = []
-        own, *others = shares.items()
-        for index, num_completions in others:
-            fork = sequence.fork(self._next_seq_id, index, num_completions)
+        for index in range(1, sequence.num_completions):
+            fork = sequence.fork(self._next_seq_id, index)
             fork.rank = usable_rank(self.policy, fork)
             self._next_seq_id += 1
             forks.append(fork)
-        self.ledger.fork(sequence, forks, own[1])
+        self.ledger.fork(sequence, forks)
         for fork in forks:
             self._register(fork)
             self._queues.run(fork)
         return (sequence, *forks)
 
-    # -- beams: what a search chooses is its own business; here they fork, go on, and are dropped
-
-    def _branch(self, beams: list[Sequence], sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
-        """All tokens of a request's beams are computed, and these continue them. `beams` changes, as it is theirs."""
-        request_id = beams[0].request.request_id
-        next_ids = {beam: [token.token_id for token in sampled.get(beam.seq_id, ())] for beam in beams}
-        try:
-            for beam in next_ids:
-                self.ledger.confirm(beam, len(beam.token_ids))
-            if not any(next_ids.values()):
-                return self.finish(beams[0].seq_id, "stop")
-            for beam, token_ids in next_ids.items():
-                if not token_ids:
-                    self._retire(beam)  # before others fork, as they take its index and its places
-            for beam, token_ids in next_ids.items():
-                if token_ids:
-                    self._go_on(beam, Counter(token_ids))
-        except Exception as error:
-            return self.abort(request_id, f"{type(error).__name__}: {error}")
-        return []
-
-    def _go_on(self, beam: Sequence, shares: Mapping[int, int]) -> None:
-        """With each of these tokens, by id for how many completions; it forks if there are several."""
-        taken = {other.index for other in beam.beams}
-        unused = (index for index in range(beam.request.sampling_params.n) if index not in taken)
-        indices = [beam.index, *islice(unused, len(shares) - 1)]
-        sequences = self._part(beam, dict(zip(indices, shares.values(), strict=True)))
-        beam.beams.extend(sequences[1:])
-        self._queues.tenants.charge_output(beam, sum(shares.values()))
-        for sequence, token_id in zip(sequences, shares, strict=True):
-            sequence.token_ids.append(token_id)
-
     def _preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
-        """A running sequence loses its blocks and waits again.
-
-        The beams of a request all do, and one of them waits for all, with the tokens that they have in common: so they
-        share these again when it comes back. What comes after is decoded once more (see `BeamSearch`).
-        """
-        first, *others = victim.together
-        num_kept, num_completions = first.num_common_tokens, sum(beam.num_completions for beam in victim.together)
-        for other in others:
-            self._retire(other)
-        self.ledger.preempt(first, num_kept=num_kept, may_swap=may_swap)
-        del first.token_ids[num_kept:]
-        first.num_completions = num_completions
-        self._queues.preempt(first)
+        """A running sequence loses its blocks and waits again."""
+        self.ledger.preempt(victim, may_swap=may_swap)
+        self._queues.preempt(victim)
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
         """Append the last token of a run; the sequence ends on a stop token, or with as many tokens as it may have."""
@@ -439,8 +368,6 @@ class Scheduler:
         self.ledger.free(sequence)
         self._queues.remove(sequence)
         sequence.become(SequenceStatus.FINISHED)
-        if sequence.beams:
-            sequence.beams.remove(sequence)
         del self.sequences[sequence.seq_id]
         request_id = sequence.request.request_id
         self._seq_ids_of[request_id].remove(sequence.seq_id)

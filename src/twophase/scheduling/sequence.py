@@ -2,7 +2,6 @@
 
 import enum
 from dataclasses import dataclass, field, replace
-from os.path import commonprefix
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
@@ -46,8 +45,7 @@ class Sequence:
         num_prompt_tokens: How many of them are the prompt.
         max_num_tokens: The sequence ends ('length') when it has this many tokens.
         stop_token_ids: Tokens that end it ('stop').
-        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1
-            (more as long as several beams of a search have the same tokens).
+        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
             It is also the number of places (of max_num_seqs) a running sequence takes.
         rank: The policy's sort key; smaller runs first.
         status: See `become`.
@@ -60,8 +58,6 @@ class Sequence:
         block_keys: Noted while it waits, for `CacheManager.open`.
         host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
             FREED where they left its window.
-        beams: In a beam search, the request's sequences, this one among them; one list that all of them share. They
-            have the same number of tokens, and are planned and preempted together. Empty otherwise.
     """
 
     seq_id: int
@@ -83,7 +79,6 @@ class Sequence:
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
     host_blocks: tuple[int, ...] = ()
     num_swapped_tokens: int = 0
-    beams: list["Sequence"] = field(default_factory=list)
 
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
@@ -103,26 +98,16 @@ class Sequence:
             num_completions=params.n,
         )
 
-    def fork(self, seq_id: int, index: int, num_completions: int = 1) -> "Sequence":
+    def fork(self, seq_id: int, index: int) -> "Sequence":
         """Another completion of the same request, as far as this one is; without blocks."""
         return replace(
             self,
             seq_id=seq_id,
             index=index,
             token_ids=list(self.token_ids),
-            num_completions=num_completions,
+            num_completions=1,
             table=None,
         )
-
-    @property
-    def together(self) -> tuple["Sequence", ...]:
-        """What is planned and preempted with it, itself included."""
-        return tuple(self.beams) or (self,)
-
-    @property
-    def num_common_tokens(self) -> int:
-        """Tokens that all of its beams begin with."""
-        return len(commonprefix([beam.token_ids for beam in self.together]) if self.beams else self.token_ids)  # noqa: RUF071
 
     @property
     def output_token_ids(self) -> list[int]:
