@@ -840,26 +840,6 @@ MUTANTS = [
         test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
         module="step",
     ),
-    scheduler_mutant(
-        "a fault in admission leaks the hit",
-        "            except BaseException:\n                self.cache.close(table)\n                raise\n",
-        "            except ZeroDivisionError:\n                raise\n",
-        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a fault in a fork leaks its siblings",
-        "                    self.cache.close(fork.table)\n",
-        "                    pass\n",
-        test_ledger.test_a_fork_that_fails_half_way,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a fault loses the rest of the step",
-        "            return self.fail(chunk.seq_id, error)\n",
-        "            self.fail(chunk.seq_id, error)\n            raise\n",
-        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
-    ),
     pytest.param(
         Mutant(
             "a prompt may fill the context",

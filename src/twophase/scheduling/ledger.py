@@ -146,23 +146,19 @@ class BlockLedger:
             return Refusal.PLACES
         salt, is_first_time = sequence.request.cache_salt, sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
-        try:
-            if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
-                # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit
-                # that ends before it, those that it sees might not fit into the pool.
-                self.cache.close(table)
-                table = self.cache.open((), salt, count_in_stats=False)
-            self._forget_shares()  # others' blocks that were hit do not come back to them
-            refusal = self._refusal(sequence, table, max_uncomputed)
-            if refusal is not None:
-                self.cache.close(table)
-            elif self.cache.window is None:
-                self.cache.grow(table, len(sequence.token_ids))
-            elif sequence.num_swapped_tokens > table.num_tokens:
-                self.cache.restore(table, sequence.num_swapped_tokens)
-        except BaseException:
+        if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
+            # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit that
+            # ends before it, those that it sees might not fit into the pool.
             self.cache.close(table)
-            raise
+            table = self.cache.open((), salt, count_in_stats=False)
+        self._forget_shares()  # others' blocks that were hit do not come back to them
+        refusal = self._refusal(sequence, table, max_uncomputed)
+        if refusal is not None:
+            self.cache.close(table)
+        elif self.cache.window is None:
+            self.cache.grow(table, len(sequence.token_ids))
+        elif sequence.num_swapped_tokens > table.num_tokens:
+            self.cache.restore(table, sequence.num_swapped_tokens)
         self._forget_shares()
         if refusal is None:
             self._enter(sequence, table)
@@ -251,16 +247,9 @@ class BlockLedger:
         return num_drafts
 
     def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
-        """The completions that a sequence stood for part, sharing its blocks and places: all of them or, on an error,
-        none."""
-        try:
-            for fork in forks:
-                fork.table = self.cache.fork(sequence.open_table)
-        except BaseException:
-            for fork in forks:
-                if fork.table is not None:
-                    self.cache.close(fork.table)
-            raise
+        """The completions that a sequence stood for part, sharing its blocks and places."""
+        for fork in forks:
+            fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
         self._owners.update(forks)
         self._forget_counts()

@@ -202,7 +202,7 @@ class Scheduler:
         return self._plan
 
     def reserve_drafts(self, max_drafts: int) -> StepPlan:
-        """Give each decode of the latest plan room for up to `max_drafts` drafts; returns the plan with their numbers."""
+        """Give each decode of the latest plan room for up to `max_drafts` drafts; its chunks tell how many."""
         assert self._plan is not None
         assert self._step is not None
         self._plan = self._step.reserve_drafts(self._plan, self.sequences, max_drafts)
