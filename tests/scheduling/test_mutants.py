@@ -532,7 +532,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "what was preempted has no reason to wait",
-        "        self._refusals.update(dict.fromkeys(seq_ids, Refusal.BLOCKS))\n",
+        "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n",
         "",
         test_ledger.test_what_is_preempted_stays_out_for_want_of_blocks,
         module="step",
@@ -545,8 +545,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "forks draw the parent's token",
-        "for completion, token in zip(completions, tokens, strict=True):",
-        "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True):",
+        "for completion, token in zip(completions, tokens, strict=True)",
+        "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
     ),
     scheduler_mutant(
@@ -815,8 +815,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "what the engine ends teaches nothing",
-        "            self._retire(each)\n            self._note_length(each, reason)\n",
-        "            self._retire(each)\n",
+        "        self._retire(sequence)\n        self._note_length(sequence, reason)\n",
+        "        self._retire(sequence)\n",
         ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
     ),
     scheduler_mutant(
