@@ -113,7 +113,6 @@ FEATURES: Mapping[str, Feature] = {
     "estimate": _value_of("admission: estimate", "admission", "estimate"),
     "watermark": Feature("admission watermark", "admission_watermark", lambda config: config.admission_watermark > 0),
     "several": Feature("n > 1", "n"),
-    "beam_search": Feature("beam search", "use_beam_search"),
     "stop": Feature("stop strings", "stop"),
     "prompt_logprobs": Feature("prompt log-probabilities", "prompt_logprobs"),
     "guided": Feature("guided decoding", "structured_outputs"),
@@ -194,13 +193,6 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
     ("tensor_parallel", "ready_made"): _ALL_HEADS,
     ("expert_parallel", "ready_made"): _ALL_HEADS,
     ("draft_model", "own_drafter"): Refused("both guess; give one of them"),
-    ("beam_search", "stop"): Refused(
-        "beams are compared token by token, and a stop string ends a text between them. Use stop_token_ids",
-        when="request",
-    ),
-    ("beam_search", "disaggregated"): Refused(
-        "a prefill worker sends the first tokens, and not the candidates for them", when="request"
-    ),
     ("stop", "no_tokenizer"): _TEXT_NEEDED,
     ("guided", "no_tokenizer"): _TEXT_NEEDED,
 }

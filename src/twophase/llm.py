@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
@@ -17,7 +18,7 @@ from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseE
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
 from twophase.model.prepare import DEFAULT_MODEL
 from twophase.plan_file import read_plan
@@ -172,16 +173,33 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest completions of each prompt; outputs are in the order of the prompts.
 
-        The beams of a prompt share its blocks, and those of whatever else they begin with. The same as a request, which
-        can run beside others: `SamplingParams(use_beam_search=True, n=...)`.
+        Each round asks for one token of every beam, with `generate`. The prefix cache keeps what beams and rounds have
+        in common; without it each round computes every text from its beginning.
 
         Raises:
             InvalidRequestError: As `generate`.
         """
+        from tqdm import tqdm
+
+        from twophase.beam_search import search_beams
+
+        self._check_usable()
         if not isinstance(params, BeamSearchParams):
             raise InvalidRequestError(f"a beam search takes BeamSearchParams(...), got {shown(params)}.")
-        outputs = self.generate(prompts, params.as_sampling_params(), use_tqdm)
-        return [BeamSearchOutput.of(output, params.length_penalty) for output in outputs]
+        limits = params.as_sampling_params()
+        several = _listed("prompts", prompts, (str, Mapping))
+        requests = [self.engine.prepare("", prompt, limits).request for prompt in several]
+        for request in requests:
+            self.scheduler.check(request)
+        with tqdm(total=len(requests), unit="req", delay=PROGRESS_DELAY_S, disable=not use_tqdm) as bar:
+            return search_beams(
+                requests,
+                params,
+                partial(self.generate, use_tqdm=False),
+                max_model_len=self.scheduler.config.max_model_len,
+                decoder=self.tokenizer,
+                note_end=bar.update,
+            )
 
     def chat(
         self,
@@ -276,11 +294,11 @@ class LLM:
                 bar.update(len(ended))
         return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
 
+    @uninterrupted()
     def _forget(self, request_ids: Sequence[str]) -> None:
-        with Uninterrupted():
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-                self._latest.pop(request_id, None)
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+            self._latest.pop(request_id, None)
 
 
 def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:

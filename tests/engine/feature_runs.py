@@ -73,7 +73,6 @@ EXAMPLES: dict[str, tuple[dict, ...]] = {
 REQUESTS: dict[str, dict] = {
     "salts": {"cache_salt": "a"},
     "several": {"n": 3},
-    "beam_search": {"use_beam_search": True, "n": 2},
     "stop": {"stop": ("e", "12")},
     "prompt_logprobs": {"prompt_logprobs": 2},
     "guided": {"structured_outputs": StructuredOutputs(regex="[ab]{2,6}")},

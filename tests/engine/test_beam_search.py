@@ -1,25 +1,21 @@
-"""Beam search in the engine finds what transformers' `generate(num_beams=...)` finds, whatever the engine does meanwhile."""
+"""Beam search finds what transformers' `generate(num_beams=...)` finds, whatever the engine does meanwhile."""
 
 import random
-from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
-import twophase.engine.beam_search as beam_search_module
-import twophase.engine.engine as engine_module
-from tests.engine.engines import BLOCK_SIZE, check_idle, finish, make_engine, prompt_of, run
-from tests.model.tiny import load_model, make_folder
+import twophase.beam_search as beam_search_module
+from tests.engine.engines import BLOCK_SIZE, check_idle, prompt_of
+from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from tests.scheduling.harness import VOCAB_SIZE
-from tests.scheduling.test_beams import beam_request, best_texts, logprob_of, room_of, stops_of
-from twophase import LLM, BeamSearchParams, SamplingParams, StructuredOutputs
+from twophase import LLM, BeamSearchParams, SamplingParams
+from twophase.beam_search import search_beams
 from twophase.core.errors import InvalidRequestError
-from twophase.core.plan import SampledToken
-from twophase.engine.beam_search import BeamSearch
-from twophase.engine.sampler import SamplingError
+from twophase.core.request import Request
 
 # Logits agree with transformers' within 1e-4 (tests/model), so a log-probability does within twice that.
 LOGPROB_TOLERANCE = 2e-4
@@ -27,32 +23,41 @@ LENGTHS = (1, 3, 4, 5, 17, 30)
 EOS = frozenset(range(40, 60))  # so many that beams end early, and several in one step
 FAMILIES = ("llama", "mistral", "gemma3")
 WIDTHS = (1, 2, 4)
+OPTIONS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "block_size": BLOCK_SIZE,
+    "num_kv_blocks": 96,
+    "max_model_len": 128,
+}
+
+
+def opened(family, folder, **options):
+    folder, oracle = make_folder(family, folder, eos_token_id=None)
+    return LLM(folder, **(OPTIONS | options)), oracle
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request, tmp_path_factory):
-    folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options), oracle
+    return opened(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    folder, oracle = make_folder("llama", tmp_path_factory.mktemp("llama"), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options), oracle
+    return opened("llama", tmp_path_factory.mktemp("llama"))
 
 
 @torch.inference_mode()
-def by_transformers(oracle, prompt, params: SamplingParams, eos=EOS, **options):
+def by_transformers(oracle, prompt, params: BeamSearchParams, eos=EOS, **options):
     """(tokens, score) of each beam, best first; tokens up to and with the first that ends it."""
     ids = torch.tensor([prompt["prompt_token_ids"]])
     found = oracle.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        num_beams=params.n,
-        num_return_sequences=params.n,
+        num_beams=params.beam_width,
+        num_return_sequences=params.beam_width,
         max_new_tokens=params.max_tokens,
         length_penalty=params.length_penalty,
         early_stopping=params.early_stopping,
@@ -63,36 +68,51 @@ def by_transformers(oracle, prompt, params: SamplingParams, eos=EOS, **options):
         **options,
     )
     results = []
-    scores = found.sequences_scores if params.n > 1 else [None]
+    scores = found.sequences_scores if params.beam_width > 1 else [None]
     for tokens, score in zip(found.sequences[:, ids.shape[1] :].tolist(), scores, strict=True):
         end = next((i + 1 for i, token in enumerate(tokens) if token in eos), len(tokens))
         results.append((tuple(tokens[:end]), None if score is None else score.item()))
     return results
 
 
-def params_of(n, max_tokens=12, **options) -> SamplingParams:
-    return SamplingParams(use_beam_search=True, n=n, max_tokens=max_tokens, temperature=0, **options)
+def params_of(width, max_tokens=12, **options) -> BeamSearchParams:
+    return BeamSearchParams(beam_width=width, max_tokens=max_tokens, **options)
+
+
+def request_of(prompt, params: BeamSearchParams, eos=EOS) -> Request:
+    return Request("", tuple(prompt["prompt_token_ids"]), params.as_sampling_params(), eos_token_ids=eos)
+
+
+def search(llm, prompts, params, eos=EOS, **options):
+    """As `LLM.beam_search`, for a model with these end-of-text ids."""
+    requests = [request_of(prompt, params, eos) for prompt in prompts]
+    ask = partial(llm.generate, use_tqdm=False)
+    outputs = search_beams(requests, params, **({"ask": ask, "max_model_len": 128} | options))
+    check_idle(llm.engine)
+    return outputs
 
 
 def check(output, expected, params, eos=EOS) -> None:
-    assert output.finished
-    assert [completion.token_ids for completion in output.outputs] == [tokens for tokens, _ in expected]
-    for completion, (tokens, score) in zip(output.outputs, expected, strict=True):
+    assert [found.tokens for found in output.sequences] == [tokens for tokens, _ in expected]
+    for found, (tokens, score) in zip(output.sequences, expected, strict=True):
         length = len(tokens)
-        assert completion.finish_reason == (
-            "length" if length == params.max_tokens and tokens[-1] not in eos else "stop"
-        )
+        assert found.finish_reason == ("length" if length == params.max_tokens and tokens[-1] not in eos else "stop")
+        assert found.score == pytest.approx(found.cum_logprob / length**params.length_penalty)
         if score is not None:
-            ours = completion.cumulative_logprob / length**params.length_penalty
-            assert ours == pytest.approx(score, abs=LOGPROB_TOLERANCE * length ** (1 - params.length_penalty))
+            tolerance = LOGPROB_TOLERANCE * length ** (1 - params.length_penalty)
+            assert found.score == pytest.approx(score, abs=tolerance)
 
 
-def check_family(model, oracle, lengths, length_penalties, early_stoppings) -> None:
+def texts_of(outputs) -> list[list[tuple[int, ...]]]:
+    return [[found.tokens for found in output.sequences] for output in outputs]
+
+
+def check_family(llm, oracle, lengths, length_penalties, early_stoppings) -> None:
     for (seed, length), penalty, stopping in product(enumerate(lengths), length_penalties, early_stoppings):
         prompt = prompt_of(seed, length)
         for width in WIDTHS:
             params = params_of(width, length_penalty=penalty, early_stopping=stopping)
-            (output,) = run(make_engine(model, eos=EOS), [prompt], params)
+            (output,) = search(llm, [prompt], params)
             check(output, by_transformers(oracle, prompt, params), params)
 
 
@@ -108,38 +128,27 @@ def test_all_ways_to_stop(case, length_penalty):
 
 
 PRESSED = {
-    "chunks": {"budget": 8},
-    "recompute": {"num_blocks": 28, "budget": 16, "prefix_caching": False},
-    "recompute, hits": {"num_blocks": 28, "budget": 16},
-    "swap": {"num_blocks": 28, "budget": 16, "num_swap_blocks": 40, "prefix_caching": False},
-    "swap, little": {"num_blocks": 28, "budget": 16, "num_swap_blocks": 5},
-    "one at a time": {"num_blocks": 28, "max_num_seqs": 4},
+    "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 8},
+    "few blocks": {"num_kv_blocks": 28},
+    "few blocks, no hits": {"num_kv_blocks": 28, "enable_prefix_caching": False},
+    "one at a time": {"max_num_seqs": 1},
 }
 
 
 @pytest.mark.parametrize("how", PRESSED)
-def test_whatever_the_engine_does_meanwhile(llama, how):
-    """Beside each other and beside requests that draw, preempted or not."""
-    model, oracle = llama
+def test_whatever_the_engine_does_meanwhile(how, tmp_path):
+    """Several searches side by side, beside the requests of the others' beams."""
+    llm, oracle = opened("llama", tmp_path, **PRESSED[how])
     prompts = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
-    several = [params_of(width, 20, early_stopping="never") for width in (4, 2, 3, 1, 4, 2)]
-    drawn = SamplingParams(n=2, seed=3, max_tokens=20, ignore_eos=True)
     few = frozenset({41, 43})  # so that texts are long
-    alone = run(make_engine(model, eos=few), [prompts[2]], drawn)[0]
-    expected = [by_transformers(oracle, *case, few) for case in zip(prompts, several, strict=True)]
-    for _ in range(2):
-        engine = make_engine(model, eos=few, **PRESSED[how])
-        *outputs, last = run(engine, [*prompts, prompts[2]], [*several, drawn])
-        for output, wanted, params in zip(outputs, expected, several, strict=True):
-            check(output, wanted, params, few)
-        assert [each.token_ids for each in last.outputs] == [each.token_ids for each in alone.outputs]
-    num_preempted = sum(output.metrics.num_preemptions for output in outputs)
-    assert (num_preempted > 0) == ("recompute" in how or "swap" in how)
-    assert ("swap" in how) == any(step.blocks_swapped_in for step in engine.trace)
+    params = params_of(4, 20, early_stopping="never")
+    outputs = search(llm, prompts, params, few)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        check(output, by_transformers(oracle, prompt, params, few), params, few)
 
 
 def test_temperature_divides_the_logits(llama):
-    model, oracle = llama
+    llm, oracle = llama
     prompt = prompt_of(1, 9)
     head = oracle.lm_head.weight.data.clone()
     try:
@@ -147,108 +156,94 @@ def test_temperature_divides_the_logits(llama):
         expected = by_transformers(oracle, prompt, params_of(3))
     finally:
         oracle.lm_head.weight.data.copy_(head)
-    params = replace(params_of(3), temperature=0.5)
-    (output,) = run(make_engine(model, eos=EOS), [prompt], params)
+    params = params_of(3, temperature=0.5)
+    (output,) = search(llm, [prompt], params)
     check(output, expected, params)
 
 
 def test_min_tokens_as_in_transformers(llama):
     """Nothing ends too early, and the probability of what may not come is not shared out among the rest."""
-    model, oracle = llama
+    llm, oracle = llama
     for seed, length in enumerate(LENGTHS):
         params = params_of(3, min_tokens=5)
-        (output,) = run(make_engine(model, eos=EOS), [prompt_of(seed, length)], params)
+        (output,) = search(llm, [prompt_of(seed, length)], params)
         check(output, by_transformers(oracle, prompt_of(seed, length), params, min_new_tokens=5), params)
-        assert min(len(each.token_ids) for each in output.outputs) >= 5
+        assert min(len(found.tokens) for found in output.sequences) >= 5
 
 
 def test_stop_tokens_and_reasons(llama):
     """Stop ids end texts as end-of-text does, and say so; with `ignore_eos` the latter ends none."""
-    model, oracle = llama
-    prompt, ids = prompt_of(1, 3), tuple(sorted(EOS))
-    ((*_, engine_eos), ignoring) = ids, params_of(4, stop_token_ids=ids[:-1])
-    (output,) = run(make_engine(model, eos=frozenset({engine_eos})), [prompt], ignoring)
-    check(output, by_transformers(oracle, prompt, ignoring), ignoring)
-    ended = [each for each in output.outputs if each.finish_reason == "stop"]
+    llm, oracle = llama
+    prompt, (*ids, engine_eos) = prompt_of(1, 3), sorted(EOS)
+    params = params_of(4, stop_token_ids=ids)
+    (output,) = search(llm, [prompt], params, eos=frozenset({engine_eos}))
+    check(output, by_transformers(oracle, prompt, params), params)
+    ended = [found for found in output.sequences if found.finish_reason == "stop"]
     assert ended
-    assert [each.stop_reason for each in ended] == [
-        None if each.token_ids[-1] == engine_eos else each.token_ids[-1] for each in ended
+    assert [found.stop_reason for found in ended] == [
+        None if found.tokens[-1] == engine_eos else found.tokens[-1] for found in ended
     ]
-    ignoring = params_of(4, ignore_eos=True)
-    (output,) = run(make_engine(model, eos=EOS), [prompt], ignoring)
-    assert [each.finish_reason for each in output.outputs] == ["length"] * 4
+    (output,) = search(llm, [prompt], params_of(4, ignore_eos=True))
+    assert [found.finish_reason for found in output.sequences] == ["length"] * 4
+
+
+def test_more_beams_than_a_user_may_ask_log_probabilities(llama):
+    llm, oracle = llama
+    params = params_of(40, 4)
+    (output,) = search(llm, [prompt_of(1, 9)], params)
+    check(output, by_transformers(oracle, prompt_of(1, 9), params), params)
+
+
+def test_the_length_of_the_context_ends_texts(llama):
+    llm, _ = llama
+    (output,) = llm.beam_search([prompt_of(1, 125)], params_of(2, 9), use_tqdm=False)
+    assert [(len(found.tokens), found.finish_reason) for found in output.sequences] == [(3, "length")] * 2
 
 
 def test_logprobs_of_each_token(llama):
-    model, _ = llama
-    (output,) = run(make_engine(model, eos=EOS), [prompt_of(1, 9)], params_of(3, logprobs=2))
-    for each in output.outputs:
-        assert [entry.token_id for entry in each.logprobs] == list(each.token_ids)
-        assert sum(entry.logprob for entry in each.logprobs) == pytest.approx(each.cumulative_logprob)
-        assert all(len(entry.top) == 2 and entry.top[0][1] >= entry.logprob for entry in each.logprobs)
+    llm, _ = llama
+    (output,) = search(llm, [prompt_of(1, 9)], params_of(3))
+    for found in output.sequences:
+        assert [entry.token_id for entry in found.logprobs] == list(found.tokens)
+        assert sum(entry.logprob for entry in found.logprobs) == pytest.approx(found.cum_logprob)
+        assert all((entry.token_id, entry.logprob) in entry.top for entry in found.logprobs)
 
 
-def held_blocks(model, params, num_steps: int) -> int:
-    """Blocks in use after so many steps on a prompt of ten full blocks."""
-    engine = make_engine(model)
-    engine.add_request("a", prompt_of(1, 40), params)
-    for _ in range(num_steps):
-        engine.step()
-    return engine.stats().cache.num_in_use
+def test_a_round_computes_a_block_of_each_beam_at_most(llama):
+    """What beams and rounds have in common comes from the prefix cache."""
+    llm, _ = llama
+    num_before = llm.engine.stats().num_steps
+    (output,) = search(llm, [prompt_of(7, 40)], params_of(4, 16, ignore_eos=True))
+    first, *others = llm.engine.trace[num_before:]
+    assert [tokens for *_, tokens in first.chunks] == [40]
+    assert [len(step.chunks) for step in others] == [4] * 15
+    assert max(tokens for step in others for *_, tokens in step.chunks) == BLOCK_SIZE
+    assert output.metrics.num_prompt_tokens == 40
+    times = output.metrics.token_times_s
+    assert (len(times), list(times), times[0]) == (16, sorted(times), output.metrics.first_token_s)
+    assert output.metrics.first_scheduled_s <= times[0] <= times[-1] <= output.metrics.finished_s
 
 
-def test_beams_share_blocks(llama):
-    """Completions that are drawn share their prompt; beams besides what they have in common after it."""
-    model, _ = llama
-    width, num_steps = 4, 17  # 16 tokens computed after the prompt: 4 blocks
-    drawn = SamplingParams(n=width, seed=1, temperature=1.5, max_tokens=30, ignore_eos=True)
-    assert held_blocks(model, drawn, num_steps) == 10 + width * 4
-    assert width * held_blocks(model, SamplingParams(max_tokens=30, ignore_eos=True), num_steps) == width * (10 + 4)
-    assert held_blocks(model, params_of(width, 30, ignore_eos=True), num_steps) < 10 + 2 * 4
-
-
-def test_abort_returns_the_beams_and_frees_them(llama):
-    model, _ = llama
-    for num_steps in range(5):
-        engine = make_engine(model, budget=8)
-        engine.add_request("a", prompt_of(1, 15), params_of(3, ignore_eos=True))
-        assert [engine.step() for _ in range(num_steps)] == [[]] * num_steps  # only the end of a search is known
-        output = engine.abort("a")
-        assert [each.finish_reason for each in output.outputs] == ["abort"] * 3
-        assert [len(each.token_ids) for each in output.outputs] == [max(0, num_steps - 1)] * 3
-        assert finish(engine) == {}
-
-
-def test_a_fault_in_one_beam_ends_the_search_alone(llama, monkeypatch):
-    model, _ = llama
+def test_a_failed_request_ends_its_search_alone(llama):
+    """What had ended by then stays as it is; the beams have the error."""
+    llm, _ = llama
     prompts = [prompt_of(1, 9), prompt_of(2, 9)]
-    expected = run(make_engine(model, eos=EOS), prompts, params_of(3))
-    real = engine_module.sample
+    params = params_of(3, early_stopping="never")
+    expected = search(llm, prompts, params)
 
-    def sample(logits, rows):
-        results = real(logits, rows)
-        bad = [r for r, row in enumerate(rows) if row.position == 2 and row.first_index == 1]
-        for r in bad[:1]:
-            results[r] = SamplingError("planted")
-        return results
+    def ask(asked, next_token):
+        outputs = llm.generate(asked, next_token, use_tqdm=False)
+        if len(asked[0]["prompt_token_ids"]) == 12:  # the fourth round's
+            broken = replace(outputs[0].outputs[0], error="planted", finish_reason="error", logprobs=None)
+            outputs[0] = replace(outputs[0], outputs=(broken,))
+        return outputs
 
-    monkeypatch.setattr(engine_module, "sample", sample)
-    first, second = run(make_engine(model, eos=EOS), prompts, params_of(3))
-    assert [each.error for each in first.outputs] == ["SamplingError: planted"] * 3
-    assert [each.token_ids for each in second.outputs] == [each.token_ids for each in expected[1].outputs]
-
-
-def test_a_fault_in_the_search_ends_it_alone(llama, monkeypatch):
-    model, _ = llama
-
-    def choose(self, candidates):
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(BeamSearch, "choose", choose)
-    drawn = SamplingParams(seed=1, max_tokens=5, ignore_eos=True)
-    first, second = run(make_engine(model), [prompt_of(1, 9), prompt_of(2, 9)], [params_of(3), drawn])
-    assert [each.error for each in first.outputs] == ["RuntimeError: planted"] * 3
-    assert second.outputs[0].finish_reason == "length"
+    first, second = search(llm, prompts, params, ask=ask)
+    assert texts_of([second]) == texts_of(expected[1:])
+    left = [found for found in first.sequences if found.finish_reason == "error"]
+    assert left
+    assert all((found.error, len(found.tokens)) == ("planted", 3) for found in left)
+    assert all(found.error is None and len(found.tokens) <= 3 for found in first.sequences if found not in left)
 
 
 @pytest.fixture(scope="module")
@@ -262,14 +257,12 @@ class TestLLM:
     def test_its_texts_and_scores(self, llm):
         outputs = llm.beam_search(["Once", {"prompt_token_ids": [5, 9]}], self.PARAMS)
         assert [output.prompt for output in outputs] == ["Once", None]
-        requests = llm.generate(["Once", {"prompt_token_ids": [5, 9]}], self.PARAMS.as_sampling_params())
-        for output, request in zip(outputs, requests, strict=True):
-            scores = [each.score for each in output.sequences]
+        for output in outputs:
+            scores = [found.score for found in output.sequences]
             assert scores == sorted(scores, reverse=True)
-            for each, completion in zip(output.sequences, request.outputs, strict=True):
-                assert (each.tokens, each.text) == (completion.token_ids, completion.text)
-                assert each.score == pytest.approx(each.cum_logprob / len(each.tokens) ** 0.5)
-                assert each.text == llm.tokenizer.decode(each.tokens)
+            for found in output.sequences:
+                assert found.score == pytest.approx(found.cum_logprob / len(found.tokens) ** 0.5)
+                assert found.text == llm.tokenizer.decode(found.tokens)
         check_idle(llm.engine)
 
     def test_one_beam_is_greedy(self, llm):
@@ -277,88 +270,138 @@ class TestLLM:
         (greedy,) = llm.generate("Once", SamplingParams(temperature=0, max_tokens=9))
         assert output.sequences[0].tokens == greedy.outputs[0].token_ids
 
-    def test_one_beam_can_be_streamed_whole(self, llm):
-        params = BeamSearchParams(beam_width=1, max_tokens=9).as_sampling_params()
-        assert "".join(llm.stream("Once", params)) == llm.generate("Once", params)[0].outputs[0].text
+    def test_a_stop_token_is_left_out_of_the_text_or_kept(self, llm):
+        (found,) = llm.beam_search("Once", BeamSearchParams(beam_width=1, max_tokens=3))[0].sequences
+        params = BeamSearchParams(beam_width=1, max_tokens=9, stop_token_ids=found.tokens[1:2])
+        for keeps, shown in ((False, found.tokens[:1]), (True, found.tokens[:2])):
+            (output,) = llm.beam_search("Once", replace(params, include_stop_str_in_output=keeps))
+            assert output.sequences[0].tokens == found.tokens[:2]
+            assert output.sequences[0].text == llm.tokenizer.decode(shown)
 
-    def test_a_form_with_fewer_texts_than_beams(self, llm):
-        """They are found, the likelier one first; the others' places say that there are no more."""
-        form = StructuredOutputs(choice=["ab", "b"])
-        params = SamplingParams(use_beam_search=True, n=3, max_tokens=9, structured_outputs=form)
-        (output,) = llm.generate("Once", params)
-        found = [each for each in output.outputs if each.finish_reason == "stop"]
-        assert {each.text for each in found} <= {"ab", "b"}
-        assert len(found) >= 2
-        assert all("the beam search found" in each.error for each in output.outputs[len(found) :])
+    def test_between_the_pieces_of_a_stream(self, llm):
+        drawn = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
+        whole, expected = llm.generate("Twice", drawn)[0].outputs[0].text, llm.beam_search("Once", self.PARAMS)
+        stream = llm.stream("Twice", drawn)
+        first = next(stream)
+        assert texts_of(llm.beam_search("Once", self.PARAMS)) == texts_of(expected)
+        assert first + "".join(stream) == whole
+
+    def test_salts_keep_searches_apart(self, llm):
+        prompts = [{"prompt_token_ids": [7] * 30, "cache_salt": salt} for salt in ("a", "b", "a")]
+        cached = [llm.beam_search(each, self.PARAMS)[0].metrics.num_cached_tokens for each in prompts]
+        assert cached == [0, 0, 28]
 
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: BeamSearchParams(beam_width=0, max_tokens=3), "beam_width must be a whole number >= 1"),
-            (lambda: BeamSearchParams(beam_width=2, max_tokens=0), "max_tokens must be a whole number >= 1"),
+            (lambda: params_of(0), "beam_width must be a whole number >= 1"),
+            (lambda: params_of(2, max_tokens=0), "max_tokens must be a whole number >= 1"),
+            (lambda: params_of(2, min_tokens=13), "min_tokens must not exceed max_tokens"),
             (lambda: params_of(2, early_stopping="soon"), "early_stopping must be True, False or 'never', got 'soon'"),
             (lambda: params_of(2, length_penalty=float("nan")), "length_penalty must be a finite number"),
-            (lambda: params_of(2, stop="a"), r"use_beam_search and stop=\['a'\] contradict each other"),
         ],
     )
     def test_what_is_refused(self, make, message):
         with pytest.raises(InvalidRequestError, match=message):
             make()
 
-    def test_too_wide(self, llm):
-        with pytest.raises(InvalidRequestError, match="so n must be at most max_num_seqs"):
-            llm.beam_search("Once", BeamSearchParams(beam_width=10_000, max_tokens=3))
+    @pytest.mark.parametrize(
+        ("prompts", "params", "message"),
+        [
+            (["a", [5] * 64], params_of(2), "64 tokens"),
+            (["a"], params_of(2, stop_token_ids=[999_999]), "stop_token_ids must be in the vocabulary"),
+        ],
+    )
+    def test_what_is_refused_before_anything_runs(self, llm, prompts, params, message):
+        num_steps = llm.engine.stats().num_steps
+        with pytest.raises(InvalidRequestError, match=message):
+            llm.beam_search(prompts, params)
+        assert llm.engine.stats().num_steps == num_steps
+
+    def test_a_text_longer_than_the_pool_is_refused_before_anything_runs(self, tiny_folder):
+        small = LLM(tiny_folder, device="cpu", num_kv_blocks=8, max_model_len=64, block_size=4)
+        with pytest.raises(InvalidRequestError, match="may need 11 KV blocks"):
+            small.beam_search([[5] * 10], params_of(2, 33))
+        assert small.engine.stats().num_steps == 0
+
+
+# -- the rules, over a fake model: the candidates of each text are told by a hash
+
+VOCAB_SIZE = 17
+
+
+def logprob_of(token_id: int, text) -> float:
+    return -(1 + hash((token_id, *text)) % 9973) / 997
+
+
+def best_texts(prompt, params: BeamSearchParams, stops, longest: int) -> list[tuple[int, ...]]:
+    """The best texts, by the definition: all texts of the next length, their best n, and those that ended."""
+    width, beams, ended = params.beam_width, [(0.0, ())], []
+    while True:
+        texts = [(p + logprob_of(t, prompt + text), (*text, t)) for p, text in beams for t in range(VOCAB_SIZE)]
+        length = len(texts[0][1])
+        texts = [each for each in texts if length > params.min_tokens or each[1][-1] not in stops]
+        texts.sort(key=lambda each: -each[0])
+        is_end = {text: text[-1] in stops or length == longest for _, text in texts}
+        ended += [(p / length**params.length_penalty, text) for p, text in texts[:width] if is_end[text]]
+        ended = sorted(ended, key=lambda each: -each[0])[:width]
+        beams = [(p, text) for p, text in texts if not is_end[text]][:width]
+        if not beams:
+            return [text for _, text in ended]
+        if len(ended) == width:
+            hoped = longest if params.early_stopping == "never" and params.length_penalty > 0 else length
+            is_hopeless = beams[0][0] / hoped**params.length_penalty <= ended[-1][0]
+            if params.early_stopping is True or width == 1 or is_hopeless:
+                return [text for _, text in ended]
 
 
 def check_rules(module) -> None:
-    """Searches over a fake model, each from its definition; half of them begin again in the middle."""
     check_few_texts(module)
-    for seed in range(150):
+    check_impatience(module)
+    for seed in range(300):
         rng = random.Random(seed)
-        search_options = {
-            "length_penalty": rng.choice([-1, 0, 1, 2]),
-            "early_stopping": rng.choice([True, False, "never"]),
-            "stop_token_ids": rng.sample(range(1, VOCAB_SIZE), rng.randint(0, 7)),
-        }
-        request = beam_request(f"r{seed}", 3, rng.randint(1, 12), rng.randint(1, 5), **search_options)
-        if rng.random() < 0.3:
-            request = replace(request, sampling_params=replace(request.sampling_params, ignore_eos=True))
-        search = module.BeamSearch(request.sampling_params, stops_of(request), room_of(request, 64))
-        texts, restart_at = {(): request.sampling_params.n}, rng.choice([None, 1, 2, 3])
+        prompt, longest = (seed,), rng.randint(1, 12)
+        stops = frozenset(rng.sample(range(VOCAB_SIZE), rng.randint(0, 7)))
+        params = params_of(
+            rng.randint(1, 5),
+            longest,
+            length_penalty=rng.choice([-1, 0, 1, 2]),
+            early_stopping=rng.choice([True, False, "never"]),
+            min_tokens=rng.choice([0, 0, rng.randint(0, longest)]),
+        )
+        search = module.BeamSearch(params, stops, longest)
         while not search.is_over:
-            chosen = search.choose({text: candidates_of(request, text, search.num_candidates) for text in texts})
-            texts = Counter((*text, token.token_id) for text, tokens in chosen.items() for token in tokens)
-            assert sum(texts.values()) == (0 if search.is_over else request.sampling_params.n)
-            assert all(any(beam.ids[: len(text)] == text for beam in search.beams) for text in texts)
-            if search.num_tokens == restart_at and not search.is_over:
-                restart_at, texts = None, {common_beginning(texts): request.sampling_params.n}
-        assert [beam.ids for beam in search.results] == best_texts(request, 64), f"seed {seed}"
+            assert {len(beam.ids) for beam in search.beams} == {search.num_tokens}
+            search.advance([candidates_of(prompt + beam.ids, search.num_candidates) for beam in search.beams])
+        assert [beam.ids for beam in search.results] == best_texts(prompt, params, stops, longest), f"seed {seed}"
         for beam in search.results:
-            assert beam.finish_reason == ("stop" if beam.ids[-1] in stops_of(request) else "length")
-
-
-def common_beginning(texts):
-    texts = list(texts)
-    return next(texts[0][:i] for i in range(len(texts[0]), -1, -1) if all(t[:i] == texts[0][:i] for t in texts))
+            assert beam.finish_reason == ("stop" if beam.ids[-1] in stops else "length")
 
 
 def check_few_texts(module) -> None:
-    """One token may come, and the third ends it: the beam stands for all, also when it is led."""
-    token = SampledToken(7, -1.0)
+    """One token may come, and the third ends the text: one is found. What has no probability does not come."""
     search = module.BeamSearch(params_of(3, max_tokens=3), frozenset(), 3)
-    assert search.choose({(): [token]}) == {(): (token,) * 3}
-    assert search.choose({(7,): [token]}) == {(7,): (token,) * 3}
-    assert search.choose({(): [token]}) == {(): (token,) * 3}
-    assert search.choose({(7,): [token]}) == {(7,): (token,) * 3}
-    assert [beam.ids for beam in search.results] == [(7, 7)]
-    assert search.choose({(7, 7): [token]}) == {(7, 7): ()}
+    for i in range(3):
+        assert [beam.ids for beam in search.results] == [(7,) * i]
+        search.advance([[(7, -1.0), (8, float("-inf"))]])
     assert ([beam.ids for beam in search.results], search.is_over) == ([(7, 7, 7)], True)
 
 
-def candidates_of(request, text, count: int):
-    """The best tokens after a text, as the sampler gives them."""
-    tokens = [SampledToken(t, logprob_of(t, request.prompt_token_ids + text)) for t in range(VOCAB_SIZE)]
-    return sorted(tokens, key=lambda token: -token.logprob)[:count]
+def check_impatience(module) -> None:
+    """Where short texts are favoured, 'never' too compares with the best beam as it is now; here it then ends better."""
+    search = module.BeamSearch(params_of(2, length_penalty=-1, early_stopping="never"), {1}, 12)
+    search.advance([[(1, -1.0), (2, -1.1), (3, -5.0)]])
+    search.advance([[(4, -0.1), (1, -5.0), (5, -6.0)], [(4, -9.0)]])
+    assert not search.is_over
+    assert [beam.score(-1.0) for beam in search.ended] == pytest.approx([-1.0, -12.2])
+    search.advance([[(1, -0.1), (4, -3.0)], [(4, -9.0)]])
+    assert [beam.ids for beam in search.results] == [(1,), (2, 4, 1)]
+
+
+def candidates_of(text, count: int) -> list[tuple[int, float]]:
+    """The best tokens after a text, as a model gives them."""
+    tokens = [(token_id, logprob_of(token_id, text)) for token_id in range(VOCAB_SIZE)]
+    return sorted(tokens, key=lambda token: -token[1])[:count]
 
 
 def test_the_rules():
@@ -377,25 +420,22 @@ def test_the_rules():
             "self.beams[0].logprob / length**penalty",
             "self.beams[0].logprob / length",
         ),
-        ("any end counts", "elif place < self._width:", "else:"),
+        ("any end counts", "reason is not None and place < self._width", "reason is not None"),
         ("ends are not kept best first", "-beam.score(", "beam.score("),
-        ("an end goes on", "if token.token_id in self._stop_token_ids:", "if False:"),
+        ("an end goes on", "if token_id in self._stop_token_ids:", "if False:"),
         ("a token too many", "self.num_tokens >= self._max_tokens", "self.num_tokens > self._max_tokens"),
         ("stops at the first end", "if len(self.ended) < self._width:", "if not self.ended:"),
         ("never stops early", "early_stopping is True", "early_stopping is None"),
         ("one beam goes on after its end", " or self._width == 1", ""),
         ("patience is forgotten", "self._max_tokens if is_patient", "self.num_tokens if is_patient"),
         ("patient whatever the penalty", '== "never" and penalty > 0', '== "never"'),
-        ("too few candidates", "max(2, 1 + len(self._stop_token_ids)) *", "1 *"),
-        ("too few beams", "going_on[self._width :]", "going_on[max(1, self._width - 1) :]"),
-        ("the worst go on", "heapq.nlargest", "heapq.nsmallest"),
-        ("led to another beam's token", "beam.tokens[len(ids)] for", "beam.tokens[-1] for"),
-        ("led along all beams", "if beam.ids[: len(ids)] == ids]", "if True]"),
-        ("chosen anew when led", "if any(len(ids) < self.num_tokens", "if False and any(len(ids) < self.num_tokens"),
-        ("places are lost", "chosen[:1] * (self._width - len(chosen))", "chosen[:0]"),
-        ("places are lost when led", "tokens[:1] * (self._width - len(self.beams))", "tokens[:0]"),
+        ("too few candidates", "self._width + len(self._stop_token_ids)", "self._width"),
+        ("too few beams", "len(going_on) < self._width:", "len(going_on) < max(1, self._width - 1):"),
+        ("the worst go on", "-(text[0].logprob + text[1].logprob)", "text[0].logprob + text[1].logprob"),
+        ("an end too early", "self.num_tokens <= self._params.min_tokens", "self.num_tokens < self._params.min_tokens"),
+        ("the impossible comes", "logprob > -math.inf and ", ""),
     ],
     ids=lambda value: value if " " in value else "",
 )
 def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.engine.beam_search", old, new), check_rules)
+    KillTable.record(Mutant(name, "twophase.beam_search", old, new), check_rules)

@@ -13,7 +13,7 @@ from twophase.engine._context import plain_context
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2),
     SamplingParams(seed=3, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.2, n=2, prompt_logprobs=2),
-    SamplingParams(use_beam_search=True, n=2, max_tokens=6),
+    SamplingParams(temperature=0, frequency_penalty=1.0, max_tokens=6),
 ]
 TEXTS = ["The quick brown fox " * 20, "naïve café", "日本"]  # the first is long enough for keys in several parts
 

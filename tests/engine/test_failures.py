@@ -219,43 +219,6 @@ class TestDetokenising:
         check_idle(engine)
 
 
-class TestPlanning:
-    def test_a_fault_fails_one_request(self, tiny_model, expected, monkeypatch):
-        engine = make_engine(tiny_model, budget=200)
-        cache = engine._scheduler.cache
-        real_grow = cache.grow
-
-        def grow(table, num_tokens):
-            if num_tokens == 21:
-                raise Broken("planted in grow")
-            return real_grow(table, num_tokens)
-
-        monkeypatch.setattr(cache, "grow", grow)
-        prompts = [PROMPTS[0], PROMPTS[CULPRIT], PROMPTS[4]]
-        outputs = run(engine, prompts, PARAMS)
-        assert "Broken: planted in grow" in outputs[1].outputs[0].error
-        assert [tokens_of(output) for output in (outputs[0], outputs[2])] == [expected[0], expected[4]]
-        monkeypatch.undo()
-        check_good_as_new(engine, expected)
-
-    def test_a_fault_in_bookkeeping_fails_one_request(self, tiny_model, expected, monkeypatch):
-        engine = make_engine(tiny_model, budget=200)
-        cache = engine._scheduler.cache
-        real_publish = cache.publish
-
-        def publish(table, token_ids, num_computed):
-            if num_computed == 20:
-                raise Broken("planted in publish")
-            return real_publish(table, token_ids, num_computed)
-
-        monkeypatch.setattr(cache, "publish", publish)
-        outputs = run(engine, [PROMPTS[0], PROMPTS[CULPRIT], PROMPTS[4]], PARAMS)
-        assert "Broken: planted in publish" in outputs[1].outputs[0].error
-        assert [tokens_of(output) for output in (outputs[0], outputs[2])] == [expected[0], expected[4]]
-        monkeypatch.undo()
-        check_good_as_new(engine, expected)
-
-
 class TestIsolate:
     def compute(self, bad, calls):
         def compute(items):

@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 
-from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for, opened
+from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, features
+from twophase import LLM, features
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
@@ -54,7 +54,6 @@ def name_of(pair):
 # The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
 SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
 SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
-SAMPLE += [("beam_search", name) for name in ("swap", "window", "mixed", "guided", "draft_model", "prefix_caching")]
 SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]
 SAMPLE += [
     ("prompt_logprobs", name) for name in ("prefix_caching", "swap", "several", "tensor_parallel", "disaggregated")
@@ -107,7 +106,7 @@ def open_both(pair, options, folder, monkeypatch) -> None:
         pass
 
 
-@pytest.mark.parametrize("pair", [pair for pair in REFUSED["request"] if "no_tokenizer" in pair], ids=name_of)
+@pytest.mark.parametrize("pair", REFUSED["request"], ids=name_of)
 def test_text_is_refused_when_the_request_comes(pair, folder):
     (feature,) = (FEATURES[name] for name in pair if name in REQUESTS)
     llm = LLM(folder, **COMMON, skip_tokenizer_init=True)
@@ -117,21 +116,6 @@ def test_text_is_refused_when_the_request_comes(pair, folder):
         llm.generate(prompt, params)
     assert feature.option in str(caught.value)
     assert "skip_tokenizer_init" in str(caught.value)
-
-
-def test_a_beam_search_is_refused_when_the_request_comes(folder):
-    assert {pair for pair in REFUSED["request"] if "no_tokenizer" not in pair} == {
-        ("beam_search", "stop"),
-        ("beam_search", "disaggregated"),
-    }
-    asked = REQUESTS["beam_search"]
-    with pytest.raises(InvalidRequestError, match="use_beam_search and stop="):
-        SamplingParams(**asked, **REQUESTS["stop"])
-    with opened(("disaggregated",), {}, folder) as generate:
-        with pytest.raises(InvalidRequestError, match="use_beam_search does not go with disaggregation"):
-            generate([[5, 6, 7]], SamplingParams(**asked))
-        (output,) = generate([[5, 6, 7]], SamplingParams())
-    assert output.finished
 
 
 @pytest.mark.parametrize("pair", REFUSED["never"], ids=name_of)

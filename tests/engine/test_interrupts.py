@@ -13,7 +13,7 @@ import twophase
 from tests.engine.engines import check_idle, make_engine, prompt_of
 from twophase import LLM
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 
 PACKAGE_FOLDER = os.path.dirname(twophase.__file__)
 # Six sequences under memory pressure: admission, chunks, forks, copy-on-write, preemption and prefix hits all occur.
@@ -129,35 +129,12 @@ def test_generate_at_a_sample_of_lines(tiny_folder):
         assert [output.outputs for output in llm.generate(PROMPTS, PARAMS, use_tqdm=False)] == expected
 
 
-def test_after_a_request_that_could_not_be_planned(tiny_model, monkeypatch):
-    """It has ended before the interrupt: its output is not lost, and nobody waits for it for ever."""
-    engine = start(tiny_model)
-    cache, real_open = engine._scheduler.cache, engine._scheduler.cache.open
-
-    def faulty_open(token_ids, *args, **kwargs):
-        if list(token_ids) == PROMPTS[1]["prompt_token_ids"]:
-            raise RuntimeError("planted in open")
-        return real_open(token_ids, *args, **kwargs)
-
-    monkeypatch.setattr(cache, "open", faulty_open)
-    monkeypatch.setattr(engine._runner, "run", lambda chunks, score: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        engine.step()
-    monkeypatch.delattr(engine._runner, "run")
-    outputs = {}
-    while engine.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in engine.step()}
-    assert [completion.finish_reason for completion in outputs["1"].outputs] == ["error", "error"]
-    assert {outputs[i].outputs[0].finish_reason for i in "023"} == {"length"}
-    check_idle(engine)
-
-
 class TestUninterrupted:
     def test_the_interrupt_is_felt_after_the_block(self):
         reached = []
 
         def body():
-            with Uninterrupted():
+            with uninterrupted():
                 signal.raise_signal(signal.SIGINT)
                 reached.append(1)
             reached.append("too far")
@@ -171,8 +148,8 @@ class TestUninterrupted:
         reached = []
 
         def body():
-            with Uninterrupted():
-                with Uninterrupted():
+            with uninterrupted():
+                with uninterrupted():
                     signal.raise_signal(signal.SIGINT)
                     reached.append(1)
                 reached.append(2)
@@ -184,7 +161,7 @@ class TestUninterrupted:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     def test_an_exception_goes_through_and_restores_the_handler(self):
-        with pytest.raises(ValueError, match="mine"), Uninterrupted():
+        with pytest.raises(ValueError, match="mine"), uninterrupted():
             raise ValueError("mine")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -192,7 +169,7 @@ class TestUninterrupted:
         calls = []
         previous = signal.signal(signal.SIGINT, lambda number, frame: calls.append(number))
         try:
-            with Uninterrupted():
+            with uninterrupted():
                 signal.raise_signal(signal.SIGINT)
                 assert calls == []
             assert calls == [signal.SIGINT]
@@ -202,7 +179,7 @@ class TestUninterrupted:
     def test_an_ignored_signal_stays_ignored(self):
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with Uninterrupted():
+            with uninterrupted():
                 signal.raise_signal(signal.SIGINT)
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         finally:
@@ -210,7 +187,7 @@ class TestUninterrupted:
 
     def test_in_another_thread_it_does_nothing(self):
         def body():
-            with Uninterrupted():
+            with uninterrupted():
                 handlers.append(signal.getsignal(signal.SIGINT))
 
         handlers = []

@@ -8,6 +8,7 @@ import torch
 
 from tests.engine.sampling_oracle import chi_square_p_value, probabilities
 from tests.mutation import KillTable, Mutant
+from twophase.beam_search import NextTokenParams
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import sampler
 from twophase.engine.philox import philox4x32, uniforms
@@ -245,11 +246,13 @@ class TestProcessors:
 
 
 def check_logprobs(module) -> None:
-    logits = logits_of(6, 4)
+    logits = logits_of(6, 5)
     options = [{"logprobs": 3}, {}, {"logprobs": 0}, {"logprobs": 5, "n": 2}]
     params = [SamplingParams(temperature=0.5, top_k=9, repetition_penalty=1.5, **o) for o in options]
+    params.insert(1, NextTokenParams(temperature=0.5, logprobs=40))  # of a beam search
     rows = [row(p, num_samples=p.n, token_ids=SEEN_TOKEN_IDS) for p in params]
-    expected = torch.log_softmax(logits.double(), -1)
+    divided = torch.tensor([1, 0.5, 1, 1, 1])[:, None]
+    expected = torch.log_softmax(logits.double() / divided, -1)
     for r, (p, tokens) in enumerate(zip(params, module.sample(logits, rows), strict=True)):
         for token in tokens:
             if p.logprobs is None:
@@ -355,7 +358,7 @@ MUTANTS = [
     ("second level ignores the fraction", "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
     ("chunk size off", "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
     ("logprobs of the penalised scores", "_with_logprobs(logits, rows", "_with_logprobs(scores, rows", "logprobs"),
-    ("logprobs without normalisation", "logits[list(num_top)].log_softmax(dim=-1)", "logits[list(num_top)].clone()", "logprobs"),
+    ("logprobs without normalisation", "[:, None]).log_softmax(dim=-1)", "[:, None])", "logprobs"),
     ("NaN passes", "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from twophase import LLM, SamplingParams
+from twophase import LLM, BeamSearchParams, SamplingParams
 from twophase.core.errors import PeerLostError
 from twophase.parallel import pages
 from twophase.parallel.disaggregation import DecodeEngine, disaggregated
@@ -25,6 +25,7 @@ TEXTS = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
 ]
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
+BEAMS = BeamSearchParams(beam_width=2, max_tokens=4)
 SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=10)
 
 
@@ -77,6 +78,11 @@ def equal(folder, kv_cache_dtypes):
                     assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
                 records, prefills = llm.engine.take_transfers()
                 assert len(prefills) == 2 * len(TEXTS)
+                if kv_cache_dtype == "auto":
+                    ours, theirs = (each.beam_search(TEXTS, BEAMS, use_tqdm=False) for each in (llm, alone))
+                    assert [found.tokens for each in ours for found in each.sequences] == [
+                        found.tokens for each in theirs for found in each.sequences
+                    ]
                 say(in_use=llm.engine.stats().cache.num_in_use, num_bytes=sum(each.num_bytes for each in records))
 
 

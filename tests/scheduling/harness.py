@@ -123,7 +123,6 @@ class Harness:
         self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, sees_all)
         self.shadow = ShadowKV(block_size, window, sees_all)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
-        self.fault_class = self.module.SequenceFault
         self.step_no = 0
         self.now_s = 0.0
         self.step_s = step_s
@@ -143,17 +142,12 @@ class Harness:
             self.requests[request.request_id] = request
 
     def schedule(self) -> StepPlan:
-        """Plan, and check the plan. A sequence that cannot be planned is failed, as the engine does."""
-        while True:
-            try:
-                plan = self.scheduler.schedule(self.now_s)
-                if self.max_drafts:
-                    self.check_plan(plan)
-                    self.scheduler.reserve_drafts(self.max_drafts)
-                    plan = self.scheduler.put_drafts(self.draft())
-                break
-            except self.fault_class as fault:
-                self.take(self.scheduler.fail(fault.seq_id, fault))
+        """Plan, and check the plan."""
+        plan = self.scheduler.schedule(self.now_s)
+        if self.max_drafts:
+            self.check_plan(plan)
+            self.scheduler.reserve_drafts(self.max_drafts)
+            plan = self.scheduler.put_drafts(self.draft())
         self.check_plan(plan)
         for seq_id in plan.preempted:
             self.preempted.append((self.step_no, self.name(seq_id)))

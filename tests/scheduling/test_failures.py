@@ -1,43 +1,12 @@
-"""Nothing is left half-done: faults injected everywhere, steps dropped at every stage."""
+"""Nothing is left half-done: steps dropped at every stage, sequences that fail, requests that are aborted."""
 
 import pytest
 
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
-from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
-
-OPERATIONS = ("open", "num_blocks_needed", "grow", "publish", "fork", "close", "truncate")
-WINDOWED_OPERATIONS = (*OPERATIONS, "num_blocks_to_come", "num_tokens_within", "restore")
-
-
-class FaultyCache(CacheManager):
-    """Raises, once, instead of doing the `fail_at`-th operation asked of it."""
-
-    def __init__(self, *args, fail_at: int = -1, operations=OPERATIONS) -> None:
-        super().__init__(*args)
-        self.fail_at = fail_at
-        self.calls: list[str] = []
-        self.is_inside = False
-        for operation in operations:
-            setattr(self, operation, self._faulty(operation, getattr(super(), operation)))
-
-    def _faulty(self, name, operation):
-        def call(*args, **kwargs):
-            if not self.is_inside:  # the manager's own calls don't count
-                self.calls.append(name)
-                if len(self.calls) - 1 == self.fail_at:
-                    raise MemoryError(f"injected into {name}")
-            self.is_inside, was_inside = True, self.is_inside
-            try:
-                return operation(*args, **kwargs)
-            finally:
-                self.is_inside = was_inside
-
-        return call
 
 
 def crowded(**options) -> Harness:
@@ -54,57 +23,15 @@ def crowded(**options) -> Harness:
 
 
 def test_the_crowded_run_is_crowded():
-    harness = crowded(cache=FaultyCache(7, 4)).run()
+    harness = crowded().run()
     harness.check_outputs()
     assert harness.preempted
-    assert set(harness.cache.calls) == set(OPERATIONS)
 
 
-def test_a_fault_in_any_cache_operation_fails_one_sequence_alone():
-    num_calls = len(crowded(cache=FaultyCache(7, 4)).run().cache.calls)
-    failed_in = set()
-    for fail_at in range(num_calls):
-        cache = FaultyCache(7, 4, fail_at=fail_at)
-        harness = crowded(cache=cache).run()
-        failed = [key for key, (reason, _) in harness.ends.items() if reason == "error"]
-        assert len({request_id for request_id, _ in failed}) == 1, f"call {fail_at} failed {failed}"
-        harness.check_outputs(but=frozenset(failed[0][0]))
-        failed_in.add(cache.calls[fail_at])
-    assert failed_in == set(OPERATIONS)
-
-
-def test_a_fault_in_any_operation_of_a_windowed_cache_fails_one_sequence_alone():
-    window = SlidingWindow(6, 2)
-
-    def run(fail_at: int) -> Harness:
-        cache = FaultyCache(8, 4, True, window, fail_at=fail_at, operations=WINDOWED_OPERATIONS)
-        return crowded(cache=cache, window=window, num_swap_blocks=8).run()
-
-    sound = run(fail_at=-1)
-    sound.check_outputs()
-    assert sound.preempted
-    assert set(sound.cache.calls) == set(WINDOWED_OPERATIONS), "the run exercises too little"
-    for fail_at in range(len(sound.cache.calls)):
-        harness = run(fail_at)
-        failed = {request_id for (request_id, _), (reason, _) in harness.ends.items() if reason == "error"}
-        assert len(failed) == 1, f"call {fail_at} failed {failed}"
-        harness.check_outputs(but=frozenset(failed))
-
-
-def test_the_error_says_what_went_wrong_for_each_completion():
-    harness = Harness(cache=FaultyCache(64, 4, fail_at=3))
-    harness.add(make_request("a", 5, 4, n=3))
-    plan = harness.schedule()
-    updates = harness.scheduler.update(plan, harness.execute(plan))
-    assert harness.cache.calls == ["open", "num_blocks_needed", "grow", "publish", "close"]
-    assert [update.index for update in updates] == [0, 1, 2]
-    assert {update.error for update in updates} == {"MemoryError: injected into publish"}
-
-
-def test_a_policy_that_raises_leaves_nothing_behind():
+def test_a_policy_that_cannot_rank_a_request_refuses_it():
     class Moody(Policy):
         def rank(self, sequence):
-            if sequence.index == 2 or sequence.request.request_id == "bad":
+            if sequence.request.request_id == "bad":
                 raise ZeroDivisionError("no rank")
             return PriorityPolicy().rank(sequence)
 
@@ -116,9 +43,8 @@ def test_a_policy_that_raises_leaves_nothing_behind():
     with pytest.raises(InvalidRequestError, match="cannot rank request 'bad': ZeroDivisionError: no rank"):
         harness.scheduler.add(make_request("bad", 5))
     assert not harness.scheduler.has_unfinished
-    harness.add(make_request("a", 5, n=2), make_request("b", 6, n=3))
-    harness.run(20).check_outputs(but=frozenset("b"))
-    assert {harness.ends["b", index] for index in range(3)} == {("error", None)}
+    harness.add(make_request("a", 5, n=2))
+    harness.run(20).check_outputs()
 
 
 @pytest.mark.parametrize("stage", ["planned", "copied", "written", "sampled"])
@@ -196,14 +122,3 @@ def test_abort_between_schedule_and_update():
     harness.take(harness.scheduler.update(plan, sampled))
     harness.check_state()
     harness.run().check_outputs(but=frozenset("a"))
-
-
-def test_an_interrupt_inside_admission_keeps_no_blocks(monkeypatch):
-    harness = crowded()
-    monkeypatch.setattr(harness.cache, "grow", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        harness.scheduler.schedule()
-    monkeypatch.undo()
-    harness.check_state()
-    assert harness.cache.stats().num_in_use == 0
-    harness.run().check_outputs()

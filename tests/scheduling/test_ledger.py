@@ -8,11 +8,10 @@ import pytest
 import twophase
 import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
-from tests.scheduling.test_failures import FaultyCache
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
 from twophase.core.errors import PolicyError
 from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policies import ContinuousPolicy, PriorityPolicy, StaticPolicy, by_priority
+from twophase.scheduling.policies import ContinuousPolicy, StaticPolicy, by_priority
 from twophase.scheduling.policy import Policy
 
 MOVES = {"open", "grow", "truncate", "restore", "publish", "fork", "close"}  # of CacheManager
@@ -109,19 +108,6 @@ def test_what_is_preempted_stays_out_for_want_of_blocks():
         harness.step()
     assert harness.scheduler.refusal is Refusal.BLOCKS
     harness.run().check_outputs()
-
-
-def test_a_fork_that_fails_half_way():
-    """Its siblings' blocks come back, whichever of them fails."""
-    for fail_at in range(3):
-        cache = FaultyCache(20, 4, operations=("fork",), fail_at=fail_at)
-        harness = Harness(cache=cache, policy=PriorityPolicy())
-        harness.add(make_request("a", 6, 4, n=4), make_request("b", 6, 4))
-        harness.run()
-        assert cache.calls[fail_at] == "fork"
-        assert {key[0] for key, (reason, _) in harness.ends.items() if reason == "error"} == {"a"}
-        harness.check_outputs(but=frozenset("a"))
-        assert harness.scheduler.ledger.num_places_taken == 0
 
 
 def test_places_come_back_from_what_never_forked():

@@ -532,7 +532,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "what was preempted has no reason to wait",
-        "        self._refusals.update(dict.fromkeys(seq_ids, Refusal.BLOCKS))\n",
+        "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n",
         "",
         test_ledger.test_what_is_preempted_stays_out_for_want_of_blocks,
         module="step",
@@ -545,8 +545,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "forks draw the parent's token",
-        "for completion, token in zip(completions, tokens, strict=True):",
-        "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True):",
+        "for completion, token in zip(completions, tokens, strict=True)",
+        "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)",
         test_timelines.test_completions_fork_when_the_prompt_is_done,
     ),
     scheduler_mutant(
@@ -815,8 +815,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "what the engine ends teaches nothing",
-        "            self._retire(each)\n            self._note_length(each, reason)\n",
-        "            self._retire(each)\n",
+        "        self._retire(sequence)\n        self._note_length(sequence, reason)\n",
+        "        self._retire(sequence)\n",
         ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
     ),
     scheduler_mutant(
@@ -839,26 +839,6 @@ MUTANTS = [
         "return (",
         test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
         module="step",
-    ),
-    scheduler_mutant(
-        "a fault in admission leaks the hit",
-        "            except BaseException:\n                self.cache.close(table)\n                raise\n",
-        "            except ZeroDivisionError:\n                raise\n",
-        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a fault in a fork leaks its siblings",
-        "                    self.cache.close(fork.table)\n",
-        "                    pass\n",
-        test_ledger.test_a_fork_that_fails_half_way,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a fault loses the rest of the step",
-        "            return self.fail(chunk.seq_id, error)\n",
-        "            self.fail(chunk.seq_id, error)\n            raise\n",
-        test_failures.test_a_fault_in_any_cache_operation_fails_one_sequence_alone,
     ),
     pytest.param(
         Mutant(

@@ -1,32 +1,37 @@
-"""Beam search by its own names, which are vLLM's; `SamplingParams` has the same for a request among others."""
+"""What a beam search is asked, and what it found; the names are vLLM's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twophase.core.outputs import FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
-from twophase.core.rules import FLAG, apply_rules, number, whole_number
-from twophase.core.sampling_params import EARLY_STOPPING, LENGTH_PENALTY, SamplingParams
+from twophase.core.outputs import FinishReason, RequestMetrics, TokenLogprobs
+from twophase.core.rules import Rule, apply_rules, number, read_flag, whole_number
+from twophase.core.sampling_params import RULES as SAMPLING_RULES
+from twophase.core.sampling_params import SamplingParams
 
-RULES = {
+# Those of a request by the same names.
+_OF_A_REQUEST = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
+RULES = {name: SAMPLING_RULES[name] for name in _OF_A_REQUEST} | {
     "beam_width": whole_number(at_least=1),
-    "max_tokens": whole_number(at_least=1),
-    "ignore_eos": FLAG,
     "temperature": number("a finite number >= 0 (0 means 1)", lambda x: x >= 0),
-    "length_penalty": LENGTH_PENALTY,
-    "early_stopping": EARLY_STOPPING,
-    "include_stop_str_in_output": FLAG,
+    "length_penalty": number("a finite number"),
+    "early_stopping": Rule("True, False or 'never'", lambda value: "never" if value == "never" else read_flag(value)),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """A beam search, as `LLM.beam_search` runs it.
+    """A beam search, as `LLM.beam_search` runs it. Nothing is drawn.
 
     Attributes:
         beam_width: Beams, and completions that are returned.
-        max_tokens: Tokens of a completion at most.
-        ignore_eos: Go on past the model's end-of-text ids.
+        max_tokens, min_tokens, stop_token_ids, ignore_eos, include_stop_str_in_output: See `SamplingParams`. There are
+            no stop strings: beams are compared token by token, and a stop string ends a text between them.
         temperature: The logits are divided by it before log-probabilities are taken; 0, vLLM's default, means 1.
-        length_penalty, early_stopping, include_stop_str_in_output: See `SamplingParams`.
+        length_penalty: Completions are ranked by sum of log-probabilities / number of tokens ** length_penalty. Above
+            0 it favours long ones, because log-probabilities are negative.
+        early_stopping: When `beam_width` completions have ended, the search goes on while one of the beams could still
+            become better than the worst of them. True: no longer. False: if the best beam, ended now, would be better.
+            'never': if it could be, at any length, when `length_penalty` is above 0.
 
     Raises:
         InvalidRequestError: A field breaks its rule.
@@ -34,6 +39,8 @@ class BeamSearchParams:
 
     beam_width: int
     max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     temperature: float | int = 0.0
     length_penalty: float | int = 1.0
@@ -42,19 +49,11 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         apply_rules(self, RULES)
+        self.as_sampling_params()
 
     def as_sampling_params(self) -> SamplingParams:
-        """The same as a request for any engine."""
-        return SamplingParams(
-            use_beam_search=True,
-            n=self.beam_width,
-            max_tokens=self.max_tokens,
-            ignore_eos=self.ignore_eos,
-            temperature=self.temperature,
-            length_penalty=self.length_penalty,
-            early_stopping=self.early_stopping,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-        )
+        """How long its completions may be, and what ends them, as a request says it."""
+        return SamplingParams(**{name: getattr(self, name) for name in _OF_A_REQUEST})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +65,17 @@ class BeamSearchSequence:
         cum_logprob: Sum of their log-probabilities.
         score: What completions are ranked by: `cum_logprob` / number of tokens ** `length_penalty`.
         finish_reason, stop_reason, error: As in `CompletionOutput`.
+        logprobs: One entry per token, with the candidates that the search chose among as the most likely ones.
     """
 
     tokens: tuple[int, ...]
     text: str
     cum_logprob: float
     score: float
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason
     stop_reason: str | int | None = None
     error: str | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +86,3 @@ class BeamSearchOutput:
     prompt_token_ids: tuple[int, ...]
     sequences: tuple[BeamSearchSequence, ...]
     metrics: RequestMetrics
-
-    @classmethod
-    def of(cls, output: RequestOutput, length_penalty: float) -> "BeamSearchOutput":
-        """From what an engine returns for `BeamSearchParams.as_sampling_params`."""
-        sequences = []
-        for found in output.outputs:
-            cum_logprob = found.cumulative_logprob or 0.0
-            score = cum_logprob / max(1, len(found.token_ids)) ** length_penalty
-            ended = found.finish_reason, found.stop_reason, found.error
-            sequences.append(
-                BeamSearchSequence(found.token_ids, found.text, cum_logprob, score, *ended, found.logprobs)
-            )
-        return cls(output.prompt, output.prompt_token_ids, tuple(sequences), output.metrics)

@@ -27,7 +27,7 @@ class CompletionOutput:
         finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
         stop_reason: The stop string or token id that ended it, if one did.
         error: What went wrong, when `finish_reason` is 'error'.
-        cumulative_logprob: Sum of its tokens' log-probabilities, if they were asked for or in a beam search; else None.
+        cumulative_logprob: Sum of its tokens' log-probabilities, if they were asked for; else None.
     """
 
     index: int

@@ -13,7 +13,6 @@ from twophase.core.rules import (
     items_of,
     number,
     optional,
-    read_flag,
     read_int,
     several,
     shown,
@@ -37,10 +36,6 @@ TOP_K = whole_number(at_least=0)
 OUTPUT_PENALTY = number(
     f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
 )
-
-# How a beam search ends, as transformers has it; see `SamplingParams.early_stopping`.
-EARLY_STOPPING = Rule("True, False or 'never'", lambda value: "never" if value == "never" else read_flag(value))
-LENGTH_PENALTY = number("a finite number")
 
 # Every token's step goes through all of them, in Python.
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
@@ -100,9 +95,6 @@ RULES = {
     "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
     "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
     "prompt_logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
-    "use_beam_search": FLAG,
-    "length_penalty": LENGTH_PENALTY,
-    "early_stopping": EARLY_STOPPING,
 }
 
 
@@ -148,15 +140,6 @@ class SamplingParams:
         structured_outputs: The form that the text must have; None: any. A completion that ends by 'stop' has it. One
             cut by `max_tokens` or the context limit ends by 'length', as ever, and may be incomplete. Stop strings and
             stop token ids act where the text before them has the form, and are passed over elsewhere.
-        use_beam_search: Search for the n likeliest completions with n beams, instead of drawing n. Nothing is drawn,
-            so seed and truncations mean nothing; the log-probabilities are those of the logits divided by
-            `temperature` (0 means 1), after bias and penalties. Completions come best first, and when the search is
-            over, not token by token.
-        length_penalty: Completions are ranked by sum of log-probabilities / number of tokens ** length_penalty. Above
-            0 it favours long ones, because log-probabilities are negative.
-        early_stopping: When n completions have ended, the search goes on while one of the beams could still become
-            better than the worst of them. True: no longer. False: if the best beam, ended now, would be better.
-            'never': if it could be, at any length, when `length_penalty` is above 0.
     """
 
     n: int = 1
@@ -179,9 +162,6 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
-    use_beam_search: bool = False
-    length_penalty: float | int = 1.0
-    early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
         apply_rules(self, RULES)
@@ -189,11 +169,6 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"min_tokens must not exceed max_tokens, got {self.min_tokens} > {self.max_tokens}; raise max_tokens, "
                 f"or lower min_tokens."
-            )
-        if self.use_beam_search and self.stop:
-            raise InvalidRequestError(
-                f"use_beam_search and stop={list(self.stop)} contradict each other: beams are compared token by token, "
-                f"and a stop string ends a text between them. Use stop_token_ids."
             )
         if self.structured_outputs is not None:
             self._check_structured_outputs()
@@ -218,4 +193,9 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Nothing is drawn."""
-        return self.temperature == 0 or self.use_beam_search
+        return self.temperature == 0
+
+    @property
+    def logprobs_temperature(self) -> float | int:
+        """The logits are divided by it before log-probabilities are taken (`NextTokenParams` has others than 1)."""
+        return 1

@@ -2,34 +2,26 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
-@final
-class Uninterrupted:
-    """A `with` block that a SIGINT cannot cut in two: it takes effect when the block has ended.
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A `with` block, or a decorated function, that a SIGINT cannot cut in two: it takes effect at the end.
 
-    Python delivers signals to the main thread alone, so elsewhere the block needs no protection. Blocks may be nested.
+    Python delivers signals to the main thread alone, so elsewhere nothing needs protection. May be nested.
     """
-
-    def __init__(self) -> None:
-        self._pending: tuple[int, FrameType | None] | None = None
-        self._previous: signal._HANDLER = None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.getsignal(signal.SIGINT)
-            if callable(self._previous):  # else no Python code would be called
-                signal.signal(signal.SIGINT, self._postpone)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if callable(self._previous):
-            signal.signal(signal.SIGINT, self._previous)
-            if self._pending is not None:
-                self._previous(*self._pending)
-
-    def _postpone(self, number: int, frame: FrameType | None) -> None:
-        self._pending = (number, frame)
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    pending: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pending:
+            previous(*pending[-1])

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -14,9 +13,8 @@ from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 from twophase.engine._isolation import isolate
-from twophase.engine.beam_search import BeamSearch
 from twophase.engine.drafters import DraftRequest
 from twophase.engine.guidance import Grammar, Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
@@ -35,7 +33,7 @@ from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.engine.speculation import Speculator
-from twophase.scheduling.scheduler import Scheduler, SequenceFault, SequenceUpdate
+from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 
 Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]
@@ -61,10 +59,9 @@ class Reservation(NamedTuple):
 class Engine:
     """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
 
-    Faults: an exception while a sequence is planned, computed, guided, sampled or detokenised ends that sequence with
-    finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt between
-    its parts: either the step has happened, and the next call returns its outputs, or it has not, and the next call
-    repeats it.
+    Faults: an exception while a sequence is computed, guided, sampled or detokenised ends that sequence with finish
+    reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step is felt when the step
+    has happened, and the next call returns its outputs.
 
     Args:
         runner: The model with its K/V cache.
@@ -151,8 +148,7 @@ class Engine:
             priority, cache_salt, tenant, ttft_slo_s: See `Request`. The prompt's own salt and tenant count if none is
                 given here.
             arrival_s: When it came, on the engine's clock; now if None.
-            stream: Report its progress after every step, instead of its end alone. (Of a beam search only the end is
-                known.)
+            stream: Report its progress after every step, instead of its end alone.
 
         Raises:
             InvalidRequestError: It could never be served as asked, by any engine of this model.
@@ -175,60 +171,50 @@ class Engine:
         )
         return PreparedRequest(request, grammar, stream)
 
+    @uninterrupted()
     def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
         """Queue what is prepared; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
-        with Uninterrupted():
-            # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-            seq_id = self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
-            try:
-                state = RequestState.start(request, stream, self._codec, grammar)
-                if params.use_beam_search:
-                    sequence = self._scheduler.sequences[seq_id]
-                    max_tokens = sequence.max_num_tokens - sequence.num_prompt_tokens
-                    state.search = BeamSearch(params, sequence.stop_token_ids, max_tokens)
-            except BaseException:
-                self._scheduler.abort(request_id)
-                raise
-            self._requests[request_id] = state
-            self._stat_logger.waiting.add(request.arrival_s, state)
-            # Only now: a request that was refused draws no seed, so it does not change those of the others.
-            state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        # Before the state, which has a part for each of the n completions: only now is n known to be possible.
+        self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        try:
+            state = RequestState.start(request, stream, self._codec, grammar)
+        except BaseException:
+            self._scheduler.abort(request_id)
+            raise
+        self._requests[request_id] = state
+        self._stat_logger.waiting.add(request.arrival_s, state)
+        # Only now: a request that was refused draws no seed, so it does not change those of the others.
+        state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
 
+    @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its blocks; returns what it had, or None if it is not unfinished.
 
         What an interrupted step has left undelivered of it is not delivered any more.
         """
-        with Uninterrupted():
-            state = self._requests.get(request_id)
-            for update in self._scheduler.abort(request_id):
-                self._apply(update)
-            self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
-            return None if state is None else state.output()
+        state = self._requests.get(request_id)
+        for update in self._scheduler.abort(request_id):
+            self._apply(update)
+        self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
+        return None if state is None else state.output()
 
+    @uninterrupted()
     def fail_request(self, request_id: str, error: str) -> None:
         """End a request with finish reason 'error', free its blocks, and let the next step return it."""
-        with Uninterrupted():
-            self._report(self._scheduler.abort(request_id, error))
+        self._report(self._scheduler.abort(request_id, error))
 
+    @uninterrupted()
     def reserve(self) -> list[Reservation]:
         """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
         reserved: list[Reservation] = []
-        with Uninterrupted():
-            while True:
-                try:
-                    sequence = self._scheduler.reserve()
-                except SequenceFault as fault:
-                    self._report(self._scheduler.fail(fault.seq_id, str(fault)))
-                    continue
-                if sequence is None:
-                    return reserved
-                assert sequence.table is not None
-                block_ids = tuple(sequence.table.block_ids)
-                reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
+        while (sequence := self._scheduler.reserve()) is not None:
+            block_ids = tuple(sequence.open_table.block_ids)
+            reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
+        return reserved
 
+    @uninterrupted()
     def adopt(
         self,
         request_id: str,
@@ -244,16 +230,15 @@ class Engine:
                 and what the other engine did not have to compute.
             prompt_logprobs: If the request asked for them.
         """
-        with Uninterrupted():
-            state = self._requests[request_id]
-            state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
-            state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
-            self._report(self._scheduler.adopt(request_id, tokens))
+        state = self._requests[request_id]
+        state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
+        state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
+        self._report(self._scheduler.adopt(request_id, tokens))
 
+    @uninterrupted()
     def compute_here(self, request_id: str) -> None:
         """Pages that another engine was to fill will not come: compute the prompt here."""
-        with Uninterrupted():
-            self._scheduler.compute_here(request_id)
+        self._scheduler.compute_here(request_id)
 
     def state_of(self, request_id: str) -> RequestState:
         """What is known of an unfinished request; read-only."""
@@ -275,19 +260,17 @@ class Engine:
 
         Returns the requests that ended in this step, and those that stream and got a token.
         """
-        start_s = self._clock()
-        with Uninterrupted():
-            plan, failed = self._schedule(start_s)
-            self._wake_s = plan.wake_s
-        scheduled_s = self._clock()
-        self._runner.swap_out(plan.swaps_out)
-        plan = self._draft(plan)
-        results, scored = self._run(plan)
-        times = StepTimes(start_s, scheduled_s, self._clock())
-        with Uninterrupted():
+        with uninterrupted():
+            start_s = self._clock()
+            plan = self._schedule(start_s)
+            scheduled_s = self._clock()
+            self._runner.swap_out(plan.swaps_out)
+            plan = self._draft(plan)
+            results, scored = self._run(plan)
+            times = StepTimes(start_s, scheduled_s, self._clock())
             chunks, preempted = self._describe(plan, scheduled_s)
             self._note_prompt_logprobs(plan, scored)
-            finished = failed + self._report(self._update(plan, results))
+            finished = self._report(self._update(plan, results))
             if not plan.is_empty:
                 end_s = self._clock()
                 drafts = self._note_drafts(plan, results, end_s - start_s)
@@ -295,17 +278,12 @@ class Engine:
         outputs, self._undelivered = self._undelivered, []
         return outputs
 
-    def _schedule(self, now_s: float) -> tuple[StepPlan, tuple[tuple[str, int], ...]]:
-        """The next plan, and which completions ended because they could not be planned."""
-        failed: tuple[tuple[str, int], ...] = ()
-        while True:
-            try:
-                plan = self._scheduler.schedule(now_s)
-                if self.speculator is not None and self.speculator.is_on:
-                    plan = self._scheduler.reserve_drafts(self.speculator.max_drafts)
-                return plan, failed
-            except SequenceFault as fault:
-                failed += self._report(self._scheduler.fail(fault.seq_id, str(fault)))
+    def _schedule(self, now_s: float) -> StepPlan:
+        plan = self._scheduler.schedule(now_s)
+        if self.speculator is not None and self.speculator.is_on:
+            plan = self._scheduler.reserve_drafts(self.speculator.max_drafts)
+        self._wake_s = plan.wake_s
+        return plan
 
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
@@ -313,8 +291,7 @@ class Engine:
         if self.speculator is None:
             return plan
         drafts = self.speculator.draft(plan, self._draft_request, self._vocab_size)
-        with Uninterrupted():
-            return self._scheduler.put_drafts(drafts)
+        return self._scheduler.put_drafts(drafts)
 
     def _draft_request(self, chunk: ScheduledChunk) -> DraftRequest:
         sequence = self._scheduler.sequences[chunk.seq_id]
@@ -410,26 +387,23 @@ class Engine:
         sequence = self._scheduler.sequences[seq_id]
         state, guide = self._requests[sequence.request.request_id], self._guide_of(seq_id)
         token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
-        if state.search is not None:  # a guide follows one text, and beams change: it stays where all of them begin
-            token_ids, drafts = token_ids[:num_prompt_tokens], token_ids[num_prompt_tokens:]
         params, position = sequence.request.sampling_params, len(token_ids) + len(drafts) - num_prompt_tokens
         return SampleRow(
             params,
             state.seed,
             first_index=sequence.index,
             position=position,
-            num_samples=num_samples if state.search is None else 1,
+            num_samples=num_samples,
             token_ids=[*token_ids, *drafts] if drafts else token_ids,
             allowed=None if guide is None else guide.allowed_after(token_ids, num_prompt_tokens, drafts),
             banned=sequence.stop_token_ids if position < params.min_tokens else (),
-            num_candidates=0 if state.search is None else state.search.num_candidates,
             bias=state.bias,
         )
 
     def _guide_of(self, seq_id: int) -> Guide | None:
         sequence = self._scheduler.sequences[seq_id]
         state = self._requests[sequence.request.request_id]
-        return state.completions[sequence.index if state.search is None else 0].guide
+        return state.completions[sequence.index].guide
 
     def _result(self, chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -> Sampled | SamplingError:
         """What a chunk yields, from what was drawn of its rows, the next of `sampled`."""
@@ -438,35 +412,13 @@ class Engine:
         return accepted_run(list(islice(sampled, chunk.num_drafts + 1)), chunk.draft_ids)
 
     def _update(self, plan: StepPlan, results: dict[int, Sampled | Exception]) -> list[SequenceUpdate]:
-        """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest.
-
-        In `results`, what a beam search has chosen replaces its candidates.
-        """
+        """Tell the scheduler what came of the plan: failures first, so that it leaves them out of the rest."""
         updates: list[SequenceUpdate] = []
         for seq_id, result in results.items():
             if isinstance(result, Exception):
                 updates += self._scheduler.fail(seq_id, result)
-        updates += self._choose(plan, results)
         sampled = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         return updates + self._scheduler.update(plan, sampled)
-
-    def _choose(self, plan: StepPlan, results: dict[int, Sampled | Exception]) -> list[SequenceUpdate]:
-        """Let beam searches choose among their candidates; returns what became of those where that failed."""
-        updates: list[SequenceUpdate] = []
-        searching: dict[str, dict[tuple[int, ...], int]] = defaultdict(dict)
-        for chunk in plan.chunks:
-            sequence = self._scheduler.sequences.get(chunk.seq_id)
-            if sequence is not None and sequence.beams and chunk.num_samples:
-                searching[sequence.request.request_id][tuple(sequence.output_token_ids)] = chunk.seq_id
-        for request_id, seq_ids in searching.items():
-            state = self._requests[request_id]
-            try:
-                chosen = state.choose({ids: results[seq_id] for ids, seq_id in seq_ids.items()}, self._clock())
-            except Exception as error:
-                updates += self._scheduler.abort(request_id, f"{type(error).__name__}: {error}")
-            else:
-                results.update((seq_id, chosen[ids]) for ids, seq_id in seq_ids.items())
-        return updates
 
     def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
         """Queue the outputs that `step` returns; tells which completions ended."""
@@ -485,8 +437,6 @@ class Engine:
         completion = state.completions[update.index]
         now_s = self._clock()
         num_before = len(completion.token_ids)
-        if state.search is not None:
-            update = _with_text(update, state.search, state.request)
         reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error
         try:
             matched = completion.append(update.tokens, reason)
@@ -497,8 +447,7 @@ class Engine:
             reason, error = "error", f"{type(fault).__name__}: {fault}"
             self._scheduler.fail(update.seq_id, error)
         num_new = len(completion.token_ids) - num_before  # a stop string may have cut a run of several
-        if state.search is None:
-            state.note_tokens(update.index, num_new, now_s)
+        state.note_tokens(update.index, num_new, now_s)
         self._stat_logger.num_output_tokens += num_new
         if reason is None:
             return False
@@ -557,20 +506,6 @@ class Engine:
             self._requests[victim.request.request_id].num_preemptions += 1
             preempted.append((victim.request.request_id, victim.index))
         return tuple(chunks), tuple(preempted)
-
-
-def _with_text(update: SequenceUpdate, search: BeamSearch, request: Request) -> SequenceUpdate:
-    """The end of a beam search's completion, with the text that the search has for it."""
-    found, is_over = search.results, update.finish_reason == "stop"
-    if update.index >= len(found):
-        error = f"the beam search found {len(found)} texts, and n={request.sampling_params.n} were asked for"
-        return update._replace(finish_reason="error", error=error) if is_over else update
-    beam = found[update.index]
-    if not is_over:
-        return update._replace(tokens=beam.tokens)
-    is_eos = beam.ids[-1] in request.eos_token_ids and not request.sampling_params.ignore_eos
-    stop_reason = beam.ids[-1] if beam.finish_reason == "stop" and not is_eos else None
-    return update._replace(tokens=beam.tokens, finish_reason=beam.finish_reason, stop_reason=stop_reason)
 
 
 def _for_each(

@@ -1,13 +1,11 @@
 """What the engine remembers about a request until its last completion has ended."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
-from twophase.engine.beam_search import BeamSearch, Ids
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.engine.guidance import Grammar, Guide
 from twophase.engine.sampler import Bias, bias_of
@@ -79,7 +77,6 @@ class RequestState:
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
         bias: Its `logit_bias` as the sampler takes it, made once for all steps and completions.
-        search: Of a request that asked for one; its completions are empty until it is over.
     """
 
     request: Request
@@ -94,7 +91,6 @@ class RequestState:
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     bias: Bias | None = None
-    search: BeamSearch | None = None
 
     @classmethod
     def start(
@@ -134,14 +130,6 @@ class RequestState:
         preemption."""
         assert self.prompt_logprobs is not None
         self.prompt_logprobs[start + 1 :] = entries
-
-    def choose(self, candidates: Mapping[Ids, Any], now_s: float) -> dict[Ids, tuple[SampledToken, ...]]:
-        """What its beam search chooses; see `BeamSearch.choose`."""
-        assert self.search is not None
-        num_before = self.search.num_tokens
-        chosen = self.search.choose(candidates)
-        self.note_tokens(0, self.search.num_tokens - num_before, now_s)
-        return chosen
 
     def note_tokens(self, index: int, count: int, now_s: float) -> None:
         """`count` tokens of completion `index` were sampled."""

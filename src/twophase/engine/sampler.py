@@ -60,7 +60,6 @@ class SampleRow(NamedTuple):
         allowed: The tokens that may be drawn: bit i % 32 of word i // 32 is token i's; those beyond the last word may
             not. None: any.
         banned: Tokens that may not be drawn, whatever `allowed` says.
-        num_candidates: In a beam search, how many of the likeliest tokens are wanted in place of draws; 0 elsewhere.
         bias: Of the parameters' `logit_bias`, by `bias_of`.
     """
 
@@ -72,18 +71,17 @@ class SampleRow(NamedTuple):
     token_ids: Sequence[int]
     allowed: UInt32[np.ndarray, "W"] | None = None
     banned: Collection[int] = ()
-    num_candidates: int = 0
     bias: Bias | None = None
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
-    """Draw `num_samples` tokens for each row, or find its `num_candidates` best; `logits` is fp32 and not changed.
+    """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed.
 
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    penalised = _penalise_output(_penalise(_biased(logits, rows), rows), rows)
-    scores = _ban(_constrain(penalised, rows), rows)
+    scores = _penalise_output(_penalise(_biased(logits, rows), rows), rows)
+    scores = _ban(_constrain(scores, rows), rows)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
     token_ids = best.indices[row_of_draw]
@@ -92,35 +90,7 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
         random_draws = [d for d, r in enumerate(row_of_draw) if not rows[r].params.is_greedy]
         token_ids[random_draws] = _draw_random(scores, best.values, rows, random)
     drawn = _with_logprobs(logits, rows, row_of_draw, token_ids)
-    results = _by_row(rows, best.values.tolist(), drawn)
-    searching = [r for r, row in enumerate(rows) if row.num_candidates]
-    for r, found in zip(searching, _candidates(penalised, scores, rows, searching), strict=True):
-        tokens = results[r]
-        if not isinstance(tokens, SamplingError):
-            results[r] = tuple(SampledToken(*each, tokens[0].top_logprobs) for each in found)
-    return results
-
-
-def _candidates(
-    penalised: Float[Tensor, "R V"], scores: Float[Tensor, "R V"], rows: Sequence[SampleRow], searching: Sequence[int]
-) -> list[list[tuple[int, float]]]:
-    """Of each row of a beam search, the likeliest tokens with their log-probabilities, best first.
-
-    A token that may not come is no candidate; its probability is not shared out among the others.
-    """
-    if not searching:
-        return []
-    temperature = torch.tensor([rows[r].params.temperature or 1.0 for r in searching], dtype=torch.float32)
-    logprobs = (penalised[searching] / temperature.to(penalised.device)[:, None]).log_softmax(dim=-1)
-    logprobs.masked_fill_(scores[searching] == -math.inf, -math.inf)
-    most = min(max(rows[r].num_candidates for r in searching), logprobs.shape[1])
-    best = logprobs.topk(most, dim=-1)
-    return [
-        [(token_id, logprob) for token_id, logprob in zip(*row, strict=True) if logprob > -math.inf][:count]
-        for *row, count in zip(
-            best.indices.tolist(), best.values.tolist(), [rows[r].num_candidates for r in searching], strict=True
-        )
-    ]
+    return _by_row(rows, best.values.tolist(), drawn)
 
 
 def _biased(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
@@ -316,7 +286,8 @@ def _with_logprobs(
     num_top = {r: row.params.logprobs for r, row in enumerate(rows) if row.params.logprobs is not None}
     if not num_top:
         return drawn
-    logprobs = logits[list(num_top)].log_softmax(dim=-1)
+    temperature = torch.tensor([rows[r].params.logprobs_temperature for r in num_top], dtype=torch.float32)
+    logprobs = logits[list(num_top)].div_(temperature.to(logits.device)[:, None]).log_softmax(dim=-1)
     top = logprobs.topk(min(max(num_top.values()), logprobs.shape[1]), dim=-1)
     ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
     place = {r: i for i, r in enumerate(num_top)}

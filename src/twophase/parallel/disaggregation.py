@@ -99,6 +99,7 @@ class DecodeEngine:
 
     def __init__(self, llm: LLM, links: Mapping[int, Link], inbox: Inbox, receiver: KVReceiver) -> None:
         self._engine: Engine = llm.engine
+        self.prepare = self._engine.prepare
         self._scheduler = llm.scheduler
         self._links = links
         self._inbox = inbox
@@ -148,11 +149,6 @@ class DecodeEngine:
         """
         if self.lost is not None:
             raise self.lost
-        if params is not None and getattr(params, "use_beam_search", False):
-            raise InvalidRequestError(
-                "use_beam_search does not go with disaggregation: a prefill worker sends the first tokens, and not the "
-                "candidates for them. Leave one of the two out."
-            )
         self._engine.add_request(
             request_id,
             prompt,

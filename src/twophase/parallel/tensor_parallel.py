@@ -30,7 +30,7 @@ from torch import Tensor
 
 from twophase.core.errors import ConfigError, PeerLostError
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.engine._interrupts import Uninterrupted
+from twophase.engine._interrupts import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase.model.experts import DispatchExperts
@@ -176,23 +176,22 @@ class DriverRunner:
 
         return self._together(Work(Kind.RUN, chunks), run)
 
+    @uninterrupted()
     def close(self) -> None:
         """Release the other ranks; may be called again."""
-        with Uninterrupted():
-            with suppress(PeerLostError):  # it was the answer to a request already
-                self._tell(Work(Kind.CLOSE))
-            self._peers.close()
+        with suppress(PeerLostError):  # it was the answer to a request already
+            self._tell(Work(Kind.CLOSE))
+        self._peers.close()
 
     def _together(self, work: Work, compute: Callable[[], Any]) -> Any:
-        with Uninterrupted():
-            self._tell(work)
-            try:
-                return compute()
-            except PeerLostError:
-                raise
-            except Exception as error:
-                self._peers.leave(f"rank 0 failed in the middle of a step ({type(error).__name__}: {error})")
-                raise
+        self._tell(work)
+        try:
+            return compute()
+        except PeerLostError:
+            raise
+        except Exception as error:
+            self._peers.leave(f"rank 0 failed in the middle of a step ({type(error).__name__}: {error})")
+            raise
 
     def _tell(self, work: Work) -> None:
         self._peers.check()

@@ -15,7 +15,7 @@ from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import BlockCopy, BlockSwap
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.growth import OutputLengths, growth_rule
-from twophase.scheduling.sequence import Sequence, SequenceFault, blamed_on
+from twophase.scheduling.sequence import Sequence
 
 
 class Refusal(enum.Enum):
@@ -49,8 +49,7 @@ class PendingMoves:
 @final
 class BlockLedger:
     """Every block that a sequence takes or gives back is entered here, and every sequence place: there are
-    `max_num_seqs`, and each completion takes one. A method that raises has changed nothing. The unforeseen is raised as
-    a SequenceFault while a step is planned: by `admit`, `grow_for_*`, `preempt`, `roll_back`.
+    `max_num_seqs`, and each completion takes one. A method that raises has changed nothing.
 
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
       leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
@@ -146,25 +145,20 @@ class BlockLedger:
         if sequence.num_completions > self.num_free_places:
             return Refusal.PLACES
         salt, is_first_time = sequence.request.cache_salt, sequence.num_preemptions == 0
-        with blamed_on(sequence):
-            table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
-            try:
-                if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
-                    # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit
-                    # that ends before it, those that it sees might not fit into the pool.
-                    self.cache.close(table)
-                    table = self.cache.open((), salt, count_in_stats=False)
-                self._forget_shares()  # others' blocks that were hit do not come back to them
-                refusal = self._refusal(sequence, table, max_uncomputed)
-                if refusal is not None:
-                    self.cache.close(table)
-                elif self.cache.window is None:
-                    self.cache.grow(table, len(sequence.token_ids))
-                elif sequence.num_swapped_tokens > table.num_tokens:
-                    self.cache.restore(table, sequence.num_swapped_tokens)
-            except BaseException:
-                self.cache.close(table)
-                raise
+        table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
+        if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
+            # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit that
+            # ends before it, those that it sees might not fit into the pool.
+            self.cache.close(table)
+            table = self.cache.open((), salt, count_in_stats=False)
+        self._forget_shares()  # others' blocks that were hit do not come back to them
+        refusal = self._refusal(sequence, table, max_uncomputed)
+        if refusal is not None:
+            self.cache.close(table)
+        elif self.cache.window is None:
+            self.cache.grow(table, len(sequence.token_ids))
+        elif sequence.num_swapped_tokens > table.num_tokens:
+            self.cache.restore(table, sequence.num_swapped_tokens)
         self._forget_shares()
         if refusal is None:
             self._enter(sequence, table)
@@ -215,8 +209,6 @@ class BlockLedger:
             copies = self.cache.grow(table, num_tokens)
         except OutOfBlocksError:
             return False
-        except Exception as error:
-            raise SequenceFault(sequence.seq_id, error) from error
         if copies:
             self._note_copies(sequence, copies)
         return True
@@ -227,15 +219,14 @@ class BlockLedger:
         """
         if self.cache.window is None or not num_tokens:
             return num_tokens
-        with blamed_on(sequence):
-            start, table = sequence.num_computed_tokens, sequence.open_table
-            num_spare = self.num_spare_blocks - self._num_kept_free(sequence, table)
-            if sequence.is_decoding:  # then its own blocks were not promised
-                num_spare -= self._num_to_come(sequence)
-            whole = max(len(sequence.token_ids), table.num_tokens)
-            num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
-            end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
-            self.grow(sequence, max(end, table.num_tokens))
+        start, table = sequence.num_computed_tokens, sequence.open_table
+        num_spare = self.num_spare_blocks - self._num_kept_free(sequence, table)
+        if sequence.is_decoding:  # then its own blocks were not promised
+            num_spare -= self._num_to_come(sequence)
+        whole = max(len(sequence.token_ids), table.num_tokens)
+        num_blocks = self.cache.num_blocks_at_once(table, whole, max(0, num_spare))
+        end = min(start + num_tokens, self.cache.num_tokens_within(table, num_blocks))
+        self.grow(sequence, max(end, table.num_tokens))
         self._forget_shares()
         return end - start
 
@@ -246,30 +237,20 @@ class BlockLedger:
         table, num_tokens = sequence.open_table, len(sequence.token_ids)
         # All accepted, a token is drawn after the last of them too; and that one must not be one too many.
         num_drafts = max(0, min(max_drafts, sequence.max_num_tokens - num_tokens - 1))
-        with blamed_on(sequence):
-            num_spare = self.num_spare_blocks
-            while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:
-                num_drafts -= 1
-            if num_drafts:
-                self.moves.drafting.append(sequence)
-                copies = self.cache.grow(table, num_tokens + num_drafts)
-                assert not copies, "the decode planned before has a last block of its own"
+        num_spare = self.num_spare_blocks
+        while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:
+            num_drafts -= 1
+        if num_drafts:
+            self.moves.drafting.append(sequence)
+            copies = self.cache.grow(table, num_tokens + num_drafts)
+            assert not copies, "the decode planned before has a last block of its own"
         return num_drafts
 
-    def fork(self, sequence: Sequence, forks: Seq[Sequence], num_completions: int = 1) -> None:
-        """The completions that a sequence stood for part, sharing its blocks and places: all of them or, on an error,
-        none. The sequence itself stands for `num_completions` from now on."""
-        try:
-            for fork in forks:
-                fork.table = self.cache.fork(sequence.open_table)
-        except BaseException:
-            for fork in forks:
-                if fork.table is not None:
-                    self.cache.close(fork.table)
-            raise
-        num_places = num_completions + sum(fork.num_completions for fork in forks)
-        self.num_places_taken += num_places - sequence.num_completions
-        sequence.num_completions = num_completions
+    def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
+        """The completions that a sequence stood for part, sharing its blocks and places."""
+        for fork in forks:
+            fork.table = self.cache.fork(sequence.open_table)
+        sequence.num_completions = 1
         self._owners.update(forks)
         self._forget_counts()
 
@@ -294,37 +275,18 @@ class BlockLedger:
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
         if sequence.table is not None:
-            self._cancel_copies(sequence)
             self._close(sequence)
         self._drop_host_blocks(sequence)
 
-    def preempt(self, victim: Sequence, *, num_kept: int | None = None, may_swap: bool = True) -> None:
+    def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
         """A running sequence gives its blocks and place back. When swapping, what it computed is saved in host memory,
         if there is room for all of it.
-
-        Args:
-            num_kept: Tokens that it goes on with, all by default. They are saved without the last one, whose logits are
-                needed once more; with a window not at all, for the blocks that it sees may be gone.
         """
-        block_ids, num_computed = self._cancel_copies(victim), victim.num_computed_tokens
-        if num_kept is not None and num_kept <= num_computed:
-            num_computed, may_swap = num_kept - 1, may_swap and self.cache.window is None
-        with blamed_on(victim):
-            self._close(victim)
+        block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
+        self._close(victim)
         if may_swap and self.swap_pool is not None and not victim.host_blocks:
             num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
             self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
-
-    def _cancel_copies(self, sequence: Sequence) -> list[int]:
-        """It loses its blocks while a step is planned, so nothing is copied into them any more; returns where its
-        tokens are until the step is run: its blocks, or those that they were to be copied from."""
-        block_ids = sequence.open_table.block_ids
-        if sequence not in self.moves.filled:
-            return block_ids
-        source_of = {copy.target: copy.source for copy in self.moves.copies if copy.target in block_ids}
-        self.moves.copies = [copy for copy in self.moves.copies if copy.target not in source_of]
-        self.moves.filled = [other for other in self.moves.filled if other is not sequence]
-        return [source_of.get(block_id, block_id) for block_id in block_ids]
 
     def _close(self, sequence: Sequence) -> None:
         self.cache.close(sequence.open_table)
@@ -379,8 +341,7 @@ class BlockLedger:
         nothing in host memory."""
         for sequence in self.moves.drafting:
             if sequence.table is not None:
-                with blamed_on(sequence):
-                    self.cache.truncate(sequence.table, len(sequence.token_ids))
+                self.cache.truncate(sequence.table, len(sequence.token_ids))
         for sequence in self.moves.swapped_out:
             self._drop_host_blocks(sequence)
         self.moves = PendingMoves()

@@ -2,16 +2,14 @@
 
 A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
-run to its end, drop the plan (fail the culprit, if one is known) and call `schedule` again.** What `schedule` leaves
+run to its end, drop the plan and call `schedule` again.** What `schedule` leaves
 behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The next
 `schedule` undoes two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
 for them are preempted and recomputed. And room for drafts: it is taken back.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from itertools import islice
 from typing import NamedTuple, final
 
 from twophase.cache.manager import CacheManager
@@ -25,10 +23,10 @@ from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.ledger import BlockLedger, Refusal
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
-from twophase.scheduling.sequence import Sequence, SequenceFault, SequenceStatus, blamed_on
+from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
-__all__ = ["Scheduler", "SequenceFault", "SequenceUpdate"]
+__all__ = ["Scheduler", "SequenceUpdate"]
 
 
 class SequenceUpdate(NamedTuple):
@@ -113,8 +111,7 @@ class Scheduler:
             InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
                 nothing has changed.
         """
-        cache = self.cache
-        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
+        self.check(request)
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
@@ -124,6 +121,11 @@ class Scheduler:
         self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
         return sequence.seq_id
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequestError if it could never be served as asked, with the numbers."""
+        cache = self.cache
+        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
@@ -139,9 +141,6 @@ class Scheduler:
         """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
 
         Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
-
-        Raises:
-            SequenceFault: As `schedule`.
         """
         queues = self._queues
         if not queues.expected or queues.waiting or self.ledger.admit(queues.expected[0]) is not None:
@@ -178,7 +177,6 @@ class Scheduler:
             now_s: The time, on the clock of the requests' `arrival_s`.
 
         Raises:
-            SequenceFault: Something unforeseen happened to one sequence; see the module's rule.
             PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
         """
         self._plan = None
@@ -204,10 +202,7 @@ class Scheduler:
         return self._plan
 
     def reserve_drafts(self, max_drafts: int) -> StepPlan:
-        """Give each decode of the latest plan room for up to `max_drafts` drafts; returns the plan that tells how many.
-
-        Raises SequenceFault as `schedule` does.
-        """
+        """Give each decode of the latest plan room for up to `max_drafts` drafts; its chunks tell how many."""
         assert self._plan is not None
         assert self._step is not None
         self._plan = self._step.reserve_drafts(self._plan, self.sequences, max_drafts)
@@ -227,11 +222,7 @@ class Scheduler:
 
         `sampled` has `num_samples` tokens for each chunk that samples; for one with drafts, those that were accepted
         and the token drawn after them. Of such a run a sequence takes what comes before its end, to the token.
-        For the beams of a request, which are in the plan together, it has what they go on with: n tokens in all, of
-        which each beam has any number. One that has none is dropped, one that has several different ones forks, and
-        equal ones stay together. No token for any of them ends the request ('stop').
-        Chunks of sequences failed or aborted since the plan was made are skipped. An error in one sequence's
-        bookkeeping ends that sequence alone, with finish reason 'error'.
+        Chunks of sequences failed or aborted since the plan was made are skipped.
 
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
@@ -244,36 +235,21 @@ class Scheduler:
                 self._take_turn(self.sequences[chunk.seq_id])
         self.ledger.commit()
         updates: list[SequenceUpdate] = []
-        branched: set[int] = set()
         for chunk in plan.chunks:
-            sequence = self.sequences.get(chunk.seq_id)
-            if sequence is None or chunk.seq_id in branched:
-                continue
-            if sequence.beams and chunk.num_samples:
-                branched.update(beam.seq_id for beam in sequence.beams)
-                updates += self._branch(sequence.beams, sampled)
-            else:
+            if chunk.seq_id in self.sequences:
                 updates += self._settle(chunk, sampled.get(chunk.seq_id, ()))
         return updates
 
     def _settle(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
         """A chunk's K and V are in its blocks, and these are the tokens drawn after it."""
         sequence = self.sequences[chunk.seq_id]
-        try:
-            if chunk.num_drafts:
-                return [self._confirm_run(sequence, chunk, tuple(tokens))]
-            self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
-            completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
-        except Exception as error:
-            return self.fail(chunk.seq_id, error)
-        updates: list[SequenceUpdate] = []
-        if chunk.num_samples:
-            for completion, token in zip(completions, tokens, strict=True):
-                try:
-                    updates.append(self._append(completion, (token,)))
-                except Exception as error:
-                    updates += self.fail(completion.seq_id, error)
-        return updates
+        if chunk.num_drafts:
+            return [self._confirm_run(sequence, chunk, tuple(tokens))]
+        self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
+        if not chunk.num_samples:
+            return []
+        completions = self._fork(sequence) if chunk.num_samples > 1 else (sequence,)
+        return [self._append(completion, (token,)) for completion, token in zip(completions, tokens, strict=True)]
 
     def abort(self, request_id: str, error: str | None = None) -> list[SequenceUpdate]:
         """End every completion of a request, wherever it stands; nothing happens if it is not unfinished.
@@ -295,18 +271,15 @@ class Scheduler:
         """End one sequence now and free its blocks; allowed at any time, also between `schedule` and `update`.
 
         Returns an update for each completion it stood for: n of them if it had not forked yet, none if it is not
-        unfinished. A beam ends with all the others, and stands for all n.
+        unfinished.
         """
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             return []
-        together, request_id = sequence.together, sequence.request.request_id
+        request_id = sequence.request.request_id
         indices = range(sequence.index, sequence.index + sequence.num_completions)
-        if sequence.beams:
-            indices = range(sequence.request.sampling_params.n)
-        for each in together:
-            self._retire(each)
-            self._note_length(each, reason)
+        self._retire(sequence)
+        self._note_length(sequence, reason)
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     # -- bookkeeping after a step
@@ -317,15 +290,6 @@ class Scheduler:
         for chunk in plan.chunks:
             num_sampled = len(sampled.get(chunk.seq_id, ()))
             most = chunk.num_samples + chunk.num_drafts
-            sequence = self.sequences.get(chunk.seq_id)
-            if sequence is not None and sequence.beams and chunk.num_samples:
-                num_sampled = sum(len(sampled.get(beam.seq_id, ())) for beam in sequence.beams)
-                if num_sampled not in (0, sequence.request.sampling_params.n):
-                    raise ValueError(
-                        f"the beams of request {sequence.request.request_id!r} go on with "
-                        f"{sequence.request.sampling_params.n} tokens in all, or with none; got {num_sampled}."
-                    )
-                continue
             if not chunk.num_samples <= num_sampled <= most and chunk.seq_id in self.sequences:
                 wanted = f"1 to {most}" if chunk.num_drafts else chunk.num_samples
                 raise ValueError(
@@ -345,70 +309,22 @@ class Scheduler:
 
     def _fork(self, sequence: Sequence) -> tuple[Sequence, ...]:
         """The prompt is done: the completions part, sharing its blocks. All of them or, on an error, none."""
-        return self._part(sequence, dict.fromkeys(range(sequence.num_completions), 1))
-
-    def _part(self, sequence: Sequence, shares: Mapping[int, int]) -> tuple[Sequence, ...]:
-        """A sequence and forks of it, by index how many completions each stands for; its own comes first."""
         forks: list[Sequence] = []
-        own, *others = shares.items()
-        for index, num_completions in others:
-            fork = sequence.fork(self._next_seq_id, index, num_completions)
+        for index in range(1, sequence.num_completions):
+            fork = sequence.fork(self._next_seq_id, index)
             fork.rank = usable_rank(self.policy, fork)
             self._next_seq_id += 1
             forks.append(fork)
-        self.ledger.fork(sequence, forks, own[1])
+        self.ledger.fork(sequence, forks)
         for fork in forks:
             self._register(fork)
             self._queues.run(fork)
         return (sequence, *forks)
 
-    # -- beams: what a search chooses is its own business; here they fork, go on, and are dropped
-
-    def _branch(self, beams: list[Sequence], sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
-        """All tokens of a request's beams are computed, and these continue them. `beams` changes, as it is theirs."""
-        request_id = beams[0].request.request_id
-        next_ids = {beam: [token.token_id for token in sampled.get(beam.seq_id, ())] for beam in beams}
-        try:
-            for beam in next_ids:
-                self.ledger.confirm(beam, len(beam.token_ids))
-            if not any(next_ids.values()):
-                return self.finish(beams[0].seq_id, "stop")
-            for beam, token_ids in next_ids.items():
-                if not token_ids:
-                    self._retire(beam)  # before others fork, as they take its index and its places
-            for beam, token_ids in next_ids.items():
-                if token_ids:
-                    self._go_on(beam, Counter(token_ids))
-        except Exception as error:
-            return self.abort(request_id, f"{type(error).__name__}: {error}")
-        return []
-
-    def _go_on(self, beam: Sequence, shares: Mapping[int, int]) -> None:
-        """With each of these tokens, by id for how many completions; it forks if there are several."""
-        taken = {other.index for other in beam.beams}
-        unused = (index for index in range(beam.request.sampling_params.n) if index not in taken)
-        indices = [beam.index, *islice(unused, len(shares) - 1)]
-        sequences = self._part(beam, dict(zip(indices, shares.values(), strict=True)))
-        beam.beams.extend(sequences[1:])
-        self._queues.tenants.charge_output(beam, sum(shares.values()))
-        for sequence, token_id in zip(sequences, shares, strict=True):
-            sequence.token_ids.append(token_id)
-
     def _preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
-        """A running sequence loses its blocks and waits again.
-
-        The beams of a request all do, and one of them waits for all, with the tokens that they have in common: so they
-        share these again when it comes back. What comes after is decoded once more (see `BeamSearch`).
-        """
-        first, *others = victim.together
-        num_kept, num_completions = first.num_common_tokens, sum(beam.num_completions for beam in victim.together)
-        for other in others:
-            with blamed_on(other):
-                self._retire(other)
-        self.ledger.preempt(first, num_kept=num_kept, may_swap=may_swap)
-        del first.token_ids[num_kept:]
-        first.num_completions = num_completions
-        self._queues.preempt(first)
+        """A running sequence loses its blocks and waits again."""
+        self.ledger.preempt(victim, may_swap=may_swap)
+        self._queues.preempt(victim)
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
         """Append the last token of a run; the sequence ends on a stop token, or with as many tokens as it may have."""
@@ -452,8 +368,6 @@ class Scheduler:
         self.ledger.free(sequence)
         self._queues.remove(sequence)
         sequence.become(SequenceStatus.FINISHED)
-        if sequence.beams:
-            sequence.beams.remove(sequence)
         del self.sequences[sequence.seq_id]
         request_id = sequence.request.request_id
         self._seq_ids_of[request_id].remove(sequence.seq_id)

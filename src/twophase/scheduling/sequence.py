@@ -1,15 +1,11 @@
 """One completion on its way: what the scheduler knows about it, and the states it may pass through."""
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from os.path import commonprefix
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
 from twophase.cache.prefix_cache import BlockKey
-from twophase.core.errors import TwophaseError
 from twophase.core.request import Request
 
 
@@ -49,8 +45,7 @@ class Sequence:
         num_prompt_tokens: How many of them are the prompt.
         max_num_tokens: The sequence ends ('length') when it has this many tokens.
         stop_token_ids: Tokens that end it ('stop').
-        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1
-            (more as long as several beams of a search have the same tokens).
+        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
             It is also the number of places (of max_num_seqs) a running sequence takes.
         rank: The policy's sort key; smaller runs first.
         status: See `become`.
@@ -63,8 +58,6 @@ class Sequence:
         block_keys: Noted while it waits, for `CacheManager.open`.
         host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
             FREED where they left its window.
-        beams: In a beam search, the request's sequences, this one among them; one list that all of them share. They
-            have the same number of tokens, and are planned and preempted together. Empty otherwise.
     """
 
     seq_id: int
@@ -86,7 +79,6 @@ class Sequence:
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
     host_blocks: tuple[int, ...] = ()
     num_swapped_tokens: int = 0
-    beams: list["Sequence"] = field(default_factory=list)
 
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
@@ -94,7 +86,7 @@ class Sequence:
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
         eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
-        sequence = cls(
+        return cls(
             seq_id=seq_id,
             request=request,
             index=0,
@@ -105,30 +97,17 @@ class Sequence:
             stop_token_ids=eos_token_ids.union(params.stop_token_ids),
             num_completions=params.n,
         )
-        if params.use_beam_search:
-            sequence.beams.append(sequence)
-        return sequence
 
-    def fork(self, seq_id: int, index: int, num_completions: int = 1) -> "Sequence":
+    def fork(self, seq_id: int, index: int) -> "Sequence":
         """Another completion of the same request, as far as this one is; without blocks."""
         return replace(
             self,
             seq_id=seq_id,
             index=index,
             token_ids=list(self.token_ids),
-            num_completions=num_completions,
+            num_completions=1,
             table=None,
         )
-
-    @property
-    def together(self) -> tuple["Sequence", ...]:
-        """What is planned and preempted with it, itself included."""
-        return tuple(self.beams) or (self,)
-
-    @property
-    def num_common_tokens(self) -> int:
-        """Tokens that all of its beams begin with."""
-        return len(commonprefix([beam.token_ids for beam in self.together]) if self.beams else self.token_ids)  # noqa: RUF071
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -163,20 +142,3 @@ class Sequence:
         if status not in _NEXT_STATUS[self.status]:
             raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
-
-
-class SequenceFault(TwophaseError):
-    """Planning `seq_id` raised (see `__cause__`). Nothing is half-done: `fail(seq_id, ...)` and `schedule` again."""
-
-    def __init__(self, seq_id: int, cause: Exception) -> None:
-        super().__init__(f"scheduling sequence {seq_id} failed: {type(cause).__name__}: {cause}")
-        self.seq_id = seq_id
-
-
-@contextmanager
-def blamed_on(sequence: Sequence) -> Iterator[None]:
-    """Whatever goes wrong inside is this sequence's fault."""
-    try:
-        yield
-    except Exception as error:
-        raise SequenceFault(sequence.seq_id, error) from error

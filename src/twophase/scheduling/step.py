@@ -19,7 +19,7 @@ class StepBuilder:
     and takes blocks and places from the ledger, whose rules are told there.
 
     When a decode finds no block, the running sequence of worst rank that is not planned yet loses its blocks, by
-    `preempt`. The beams of a request are decoded together or not at all.
+    `preempt`.
     """
 
     def __init__(
@@ -83,26 +83,21 @@ class StepBuilder:
     # -- what a policy can do
 
     def decode(self, sequence: Sequence) -> bool:
-        if sequence.beams and sequence.seq_id in self._planned:
-            return True  # with another beam
-        together = sequence.together
-        if not self._has_blocks(sequence) or self._num_tokens + len(together) > self._max_tokens:
+        if not self._has_blocks(sequence) or not self.budget:
             return False
         if not sequence.is_decoding:
             raise PolicyError(
                 f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
             )
-        for each in together:
-            while not self._ledger.grow_for_decode(each):
-                victim = self._worst_unplanned()
-                self._preempt(victim)
-                if victim in together:
-                    return False
-        for each in together:
-            start, block_ids, num_samples = each.num_computed_tokens, each.open_table.block_ids, each.num_completions
-            self._decodes.append(ScheduledChunk(each.seq_id, each.token_ids[start:], start, block_ids, num_samples))
-            self._planned.add(each.seq_id)
-        self._num_tokens += len(together)
+        while not self._ledger.grow_for_decode(sequence):
+            victim = self._worst_unplanned()
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        start, block_ids = sequence.num_computed_tokens, sequence.open_table.block_ids
+        self._decodes.append(ScheduledChunk(sequence.seq_id, sequence.token_ids[start:], start, block_ids, 1))
+        self._planned.add(sequence.seq_id)
+        self._num_tokens += 1
         return True
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
@@ -162,10 +157,9 @@ class StepBuilder:
         return next(sequence for sequence in reversed(self._queues.running) if sequence.seq_id not in self._planned)
 
     def _preempt(self, victim: Sequence) -> None:
-        seq_ids = [each.seq_id for each in victim.together]
         self._lose_blocks(victim)
-        self._preempted.update(seq_ids)
-        self._refusals.update(dict.fromkeys(seq_ids, Refusal.BLOCKS))
+        self._preempted.add(victim.seq_id)
+        self._refusals[victim.seq_id] = Refusal.BLOCKS
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
         """The next chunk of a prefill; returns its tokens."""
@@ -210,8 +204,7 @@ class StepBuilder:
         decodes, budget = [], self.budget
         for chunk in plan.chunks[: plan.num_decodes]:
             sequence = sequences[chunk.seq_id]
-            most = 0 if sequence.beams else min(max_drafts, budget)  # a beam goes on with several tokens, not with one
-            num_drafts = self._ledger.grow_for_drafts(sequence, most)
+            num_drafts = self._ledger.grow_for_drafts(sequence, min(max_drafts, budget))
             budget -= num_drafts
             decodes.append(chunk._replace(num_drafts=num_drafts))
         return replace(plan, chunks=(*decodes, *plan.chunks[plan.num_decodes :]))

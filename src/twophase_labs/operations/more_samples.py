@@ -3,10 +3,10 @@
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
-from twophase import LLM, SamplingParams
+from twophase import LLM, BeamSearchParams, SamplingParams
 from twophase_labs.operations.canary_gate import wilson
 
 NUM_SUMS, NUM_COMPLETIONS = 24, 8
@@ -111,10 +111,12 @@ def beams(way: str, width: int = 4) -> tuple[Sample, ...]:
     tokenizer = engine().tokenizer
     assert tokenizer is not None
     stops = tokenizer.encode("\n", add_special_tokens=False)
-    params = SamplingParams(
-        use_beam_search=True, n=width, temperature=0, max_tokens=MAX_TOKENS[way], stop_token_ids=stops, logprobs=0
-    )
-    return tuple(replace(found[0], num_tokens=sum(s.num_tokens for s in found)) for found in _asked(way, params))
+    params = BeamSearchParams(beam_width=width, max_tokens=MAX_TOKENS[way], stop_token_ids=stops)
+    best = []
+    for output in engine().beam_search([prompt(one, way) for one in sums()], params, use_tqdm=False):
+        found, num_tokens = output.sequences[0], sum(len(each.tokens) for each in output.sequences)
+        best.append(Sample(found.text, last_number(found.text), num_tokens, found.cum_logprob / len(found.tokens)))
+    return tuple(best)
 
 
 def last_number(text: str) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from twophase.config import EngineConfig
+from twophase.core.beam_search import BeamSearchOutput, BeamSearchParams
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
@@ -42,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         stop=tuple(args.stop),
         structured_outputs=_structured_outputs(args),
-        use_beam_search=args.beam_width is not None,
         logprobs=None if args.best_of is None else 0,
     )
     if args.stream and num_completions != 1:
@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidRequestError(
             "--best-of chooses among draws, and --temperature 0 draws the same N times; raise it."
         )
+    beams = None if args.beam_width is None else _beam_search_params(args, params)
     config = _config(args)
     num_ranks = 2 if args.disaggregate else config.tensor_parallel_size
     if num_ranks > 1 and not is_rank():
@@ -61,16 +62,31 @@ def run(args: argparse.Namespace) -> int:
         return run_in_ranks(args, num_ranks)
     text = _read_prompt(args.prompt) if num_ranks == 1 or os.environ["RANK"] == "0" else ""
     with _open(args, config) as llm:
-        return 0 if llm is None else _generate(llm, text, params, args)
+        return 0 if llm is None else _generate(llm, text, params, beams, args)
 
 
-def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Namespace) -> int:
+def _beam_search_params(args: argparse.Namespace, params: SamplingParams) -> BeamSearchParams:
+    for given, why in (
+        (params.stop, "--stop: beams are compared token by token, and a stop string ends a text between them"),
+        (params.structured_outputs, "--json-schema, --regex or --choice: it has no form"),
+    ):
+        if given:
+            raise InvalidRequestError(f"--beam-width does not go with {why}; leave out one of the two.")
+    return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, temperature=args.temperature)
+
+
+def _generate(
+    llm: "LLM", text: str, params: SamplingParams, beams: BeamSearchParams | None, args: argparse.Namespace
+) -> int:
     prompt = _through_chat_template(llm, text) if args.chat else text
     # A stream cannot take back what turns out to be cut off, so a guided text is not streamed unasked.
     wants_stream = args.stream or (sys.stdout.isatty() and params.structured_outputs is None)
     if wants_stream and not args.json and params.n == 1:
         return _stream(llm, prompt, params)
-    output = llm.generate(prompt, params, use_tqdm=False)[0]
+    if beams is None:
+        output = llm.generate(prompt, params, use_tqdm=False)[0]
+    else:
+        output = _as_request(llm.beam_search(prompt, beams, use_tqdm=False)[0])
     if args.best_of is not None:
         output = replace(output, outputs=(best_of(output, mean_logprob),))
     if args.json:
@@ -81,6 +97,23 @@ def _generate(llm: "LLM", text: str, params: SamplingParams, args: argparse.Name
     for said in complaints:
         print(f"twophase: {said}", file=sys.stderr)
     return 1 if complaints else 0
+
+
+def _as_request(found: BeamSearchOutput) -> RequestOutput:
+    """What a beam search found, as a request's completions."""
+    completions = tuple(
+        CompletionOutput(
+            index,
+            each.text,
+            each.tokens,
+            finish_reason=each.finish_reason,
+            stop_reason=each.stop_reason,
+            error=each.error,
+            cumulative_logprob=each.cum_logprob,
+        )
+        for index, each in enumerate(found.sequences)
+    )
+    return RequestOutput("0", found.prompt, found.prompt_token_ids, completions, True, found.metrics)
 
 
 def _complaint(completion: CompletionOutput, params: SamplingParams) -> str | None:
