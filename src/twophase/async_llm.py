@@ -12,7 +12,7 @@ from typing import Any, final
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.rules import checked, number, optional, whole_number
+from twophase.core.rules import DURATION, checked, optional, whole_number
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.metrics import EngineStats
 from twophase.engine.openmp import dismiss_workers
@@ -23,7 +23,7 @@ from twophase.model.prepare import DEFAULT_MODEL
 from twophase.model.tokenizer import Tokenizer
 
 MAX_QUEUE = optional(whole_number(at_least=1))
-DEADLINE = optional(number("a finite number of seconds > 0", lambda x: x > 0))
+DEADLINE = optional(DURATION)
 
 
 @final

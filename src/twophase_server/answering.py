@@ -14,14 +14,16 @@ from twophase.async_llm import RequestStream
 from twophase.core.errors import TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
+from twophase.engine.guidance import GuidanceError
 from twophase_server.body import to_json_in_turns
-from twophase_server.errors import ApiError
+from twophase_server.errors import ApiError, invalid
 from twophase_server.sampling import UsageWish
 from twophase_server.service import Service
 from twophase_server.sse import DONE, EventStream, event
 from twophase_server.tenants import Lease
 
 T = TypeVar("T")
+MAX_LOGPROBS = 300_000  # in one answer
 
 
 class Dialect(abc.ABC):
@@ -77,6 +79,7 @@ async def answer(request: Request, service: Service, lease: Lease, question: Que
     Raises:
         ApiError, TwophaseError: The engine refuses it, or it failed before anything was sent.
     """
+    _require_few_logprobs(question)
     work = Work(service, lease)
     is_streaming = False
     try:
@@ -167,9 +170,26 @@ class Work:
         self._lease.end()
 
 
+def _require_few_logprobs(question: Question) -> None:
+    """Raises ApiError (400) for more log-probabilities than one answer may have."""
+    params, count = question.params, 0
+    if params.prompt_logprobs is not None:
+        count += sum(map(len, question.prompts)) * (params.prompt_logprobs + 1)
+    if params.logprobs is not None:
+        count += len(question.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
+    if count > MAX_LOGPROBS:
+        raise invalid(
+            f"one answer may have {MAX_LOGPROBS} log-probabilities, and up to {count} are asked for: logprobs + 1 for "
+            f"each token, those of echoed prompts included; lower max_tokens or n, or send fewer prompts at once.",
+            "logprobs",
+        )
+
+
 def _require_success(output: RequestOutput) -> None:
     for completion in output.outputs:
         if completion.finish_reason == "error":
+            if (completion.error or "").startswith(GuidanceError.__name__):  # the request's own grammar
+                raise ApiError(400, f"the grammar cannot be followed any further: {completion.error}", "grammar_failed")
             raise ApiError(500, f"the request failed while it ran: {completion.error}", "request_failed")
 
 
@@ -177,10 +197,10 @@ async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenera
     try:
         async with contextlib.aclosing(work.outputs()) as outputs:
             async for position, output in outputs:
-                if output.prompt_logprobs is None:
+                if output.prompt_logprobs is None and not any(each.logprobs for each in output.outputs):
                     for piece in dialect.pieces(position, output):
                         yield event(piece)
-                else:  # of a long prompt they take long
+                else:  # of a long prompt they take long, and so do those that have piled up for a slow reader
                     for text in await asyncio.to_thread(_in_turns, dialect.pieces(position, output)):
                         yield text
     except (ApiError, TwophaseError) as error:  # too late for a status

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
-from twophase.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from twophase.core.sampling_params import MAX_LOGPROBS
 from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_object
@@ -25,7 +25,6 @@ from twophase_server.sampling import (
 )
 from twophase_server.service import Service, service_of
 
-MAX_PROMPT_LOGPROBS = 300_000
 PromptGiven = str | list[int]
 
 
@@ -70,7 +69,6 @@ async def completions(request: Request) -> Response:
         service.require_n(fields.get("n", 1))
         echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
         params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
-        _require_few_logprobs(prompts, params)
         question = Question(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
         dialect = CompletionDialect(
             service, params.n, fields["prompt"] if echo else None, num_logprobs is not None, wants_usage(fields)
@@ -94,17 +92,6 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
     for prompt in prompts:
         service.require_length(len(prompt))
     return prompts
-
-
-def _require_few_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-    """Raises ApiError (400) for prompts with more log-probabilities than one answer may have."""
-    count = 0 if params.prompt_logprobs is None else sum(map(len, prompts)) * (params.prompt_logprobs + 1)
-    if count > MAX_PROMPT_LOGPROBS:
-        raise invalid(
-            f"with echo, tokens of all prompts * (logprobs + 1) must be at most {MAX_PROMPT_LOGPROBS}, got {count}; "
-            f"send fewer prompts in one request.",
-            "logprobs",
-        )
 
 
 class _Shown(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.rules import TEXT, Rule, number, whole_number
+from twophase.core.rules import DURATION, TEXT, Rule, number, whole_number
 from twophase.core.sampling_params import RULES, SamplingParams
 from twophase.core.structured_outputs import StructuredOutputs
 from twophase_server.errors import invalid
@@ -55,7 +55,7 @@ COMMON_RULES: dict[str, Rule] = {
     "priority": whole_number(note="(lower runs first)"),
     "cache_salt": NAME,
     "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
-    "deadline_s": number("a finite number of seconds > 0", lambda x: x > 0),
+    "deadline_s": DURATION,
 }
 
 COMMON_UNSUPPORTED = {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import NON_EMPTY_TEXT, Rule, apply_rules, number, optional, whole_number
+from twophase.core.rules import DURATION, NON_EMPTY_TEXT, Rule, apply_rules, optional, whole_number
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
@@ -22,7 +22,7 @@ def _read_log_level(value: Any) -> str:
     return str(value)
 
 
-SECONDS = optional(number("a finite number of seconds > 0", lambda x: x > 0))
+SECONDS = optional(DURATION)
 
 RULES = {
     "host": NON_EMPTY_TEXT,
@@ -35,7 +35,7 @@ RULES = {
     "max_prompts": whole_number(at_least=1),
     "max_n": whole_number(at_least=1),
     "deadline_s": SECONDS,
-    "read_timeout_s": number("a finite number of seconds > 0", lambda x: x > 0),
+    "read_timeout_s": DURATION,
     "drain_timeout_s": SECONDS,
     "log_level": Rule(f"one of {', '.join(LOG_LEVELS)}", _read_log_level),
 }

@@ -29,7 +29,7 @@ from twophase.engine import engine as engine_module
 from twophase.engine import guidance as guidance_module
 from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
-from twophase.engine.guidance import Guidance, GuidanceError
+from twophase.engine.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
 from twophase.engine.sampler import SampleRow, sample
 from twophase.engine.schema_rules import FORMATS
 
@@ -335,6 +335,39 @@ class TestFaults:
         assert outputs["bad"].outputs[0].finish_reason == "error"
         assert "GuidanceError: llguidance: " in outputs["bad"].outputs[0].error
         assert outputs["good"].outputs[0].finish_reason == "stop"
+
+    def test_a_request_whose_tokens_take_long_ends_and_the_others_go_on(self, model):
+        """A trial sees the beginning of an output only. What comes later has a limit too, for all completions."""
+        engine = guided_engine(model)
+        engine.add_request("slow", prompt_of(0, 4), guided(json=PERSON, n=3))
+        engine.add_request("good", prompt_of(0, 4), guided(json=PERSON))
+        engine.step()
+        guides = [completion.guide for completion in engine._requests["slow"].completions]
+        assert all(guide._slow_steps is guides[0]._slow_steps for guide in guides)
+        guides[0]._slow_steps += [0.3] * (MAX_SLOW_STEPS + 1)
+        outputs = finish(engine)
+        assert {each.finish_reason for each in outputs["slow"].outputs} == {"error"}
+        assert "4 tokens of this request took longer than 50 ms" in outputs["slow"].outputs[0].error
+        assert outputs["good"].outputs[0].finish_reason == "stop"
+
+    def test_a_slow_token_is_noted(self, model, monkeypatch):
+        engine = guided_engine(model)
+        engine.add_request("a", prompt_of(0, 4), guided(json=PERSON))
+        guide = engine._requests["a"].completions[0].guide
+        monkeypatch.setattr("twophase.engine.guidance.time.thread_time", itertools.count(step=0.06).__next__)
+        guide.allowed_after((1, 2, 3, 4), 4)
+        assert guide._slow_steps == [pytest.approx(0.06)]
+
+    def test_the_prompts_of_one_request_share_a_trial(self, model, monkeypatch):
+        guidance = guided_engine(model)._guidance
+        tried = []
+        params = guided(choice=["a"])
+        guidance.compile(params)
+        real = guidance._try
+        monkeypatch.setattr(guidance, "_try", lambda outputs: tried.append(outputs) or real(outputs))
+        guidance.compile(params)
+        guidance.compile(guided(choice=["a"]))  # another request's
+        assert len(tried) == 1
 
 
 def chain_of(length: int):

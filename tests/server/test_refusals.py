@@ -80,7 +80,7 @@ BAD = {
     "choices that are none": (CHAT, {"messages": HI, "structured_outputs": {"choice": "yes"}}, None, "choice must be a list"),
     "vLLM's older name": (CHAT, {"messages": HI, "guided_regex": "a"}, "guided_regex", "use structured_outputs.regex"),
     "min over max": (CHAT, {"messages": HI, "min_tokens": 5, "max_tokens": 4}, None, "min_tokens must not exceed max_tokens"),
-    "a deadline of zero": (CHAT, {"messages": HI, "deadline_s": 0}, "deadline_s", "seconds > 0, got 0"),
+    "a deadline of zero": (CHAT, {"messages": HI, "deadline_s": 0}, "deadline_s", "seconds > 0, at most 1e9, got 0"),
     "a priority": (CHAT, {"messages": HI, "priority": "high"}, "priority", "got 'high'"),
     "a salt": (CHAT, {"messages": HI, "cache_salt": 3}, "cache_salt", "must be text"),
     "a long salt": (CHAT, {"messages": HI, "cache_salt": "u" * 513}, "cache_salt", "must be text of at most 512 characters"),
@@ -95,7 +95,9 @@ BAD = {
     "a conversation that need not be encoded": (CHAT, message(content="fox " * 50_000), None, "characters, so 28572 tokens or more"),
     "a prompt that need not be encoded": (TEXT, {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
     "a prompt that need not be read": (TEXT, {"prompt": [10**6] * 256}, None, "alone has 256 tokens"),
-    "many log-probabilities": (TEXT, {"prompt": [[7] * 255] * 64, "echo": True, "logprobs": 20}, "logprobs", "at most 300000, got 342720"),
+    "many log-probabilities": (TEXT, {"prompt": [[7] * 255] * 64, "echo": True, "logprobs": 20}, "logprobs", "may have 300000 log-probabilities, and up to 364224"),
+    "many completions with log-probabilities": (CHAT, {"messages": HI, "n": 16, "max_tokens": 900, "logprobs": True, "top_logprobs": 20}, "logprobs", "up to 302400 are asked for"),
+    "a deadline beyond all clocks": (TEXT, {"prompt": "a", "deadline_s": 9.3e9}, "deadline_s", "must be a finite number of seconds > 0, at most 1e9"),
     "one prompt of several": (TEXT, {"prompt": [[7] * 9, [7] * 256]}, None, "alone has 256 tokens"),
     "a text that need not be encoded": ("/tokenize", {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
     "tokens that need not be decoded": ("/detokenize", {"tokens": [10**6] * 257}, "tokens", "at most 256, as many as the context has, got 257"),
@@ -229,3 +231,11 @@ def test_without_a_tokenizer(chat_folder, tmp_path):
         found = http.post(TEXT, json={"prompt": [5, 6], "max_tokens": 2, "logprobs": 0, "temperature": 0}).json()
         assert found["choices"][0]["text"] == ""
         assert found["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")
+
+
+def test_a_grammar_that_cannot_be_followed_is_the_requests_own(http):
+    """Valid in all its parts, and yet nothing may come: the stop ids are the only tokens that the pattern allows."""
+    ids = http.post("/tokenize", json={"prompt": "aaa", "add_special_tokens": False}).json()["tokens"]
+    asked = {"prompt": "x", "structured_outputs": {"regex": "a{3}"}, "stop_token_ids": sorted({*ids, ids[0]})}
+    answer = http.post(TEXT, json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "grammar_failed")

@@ -92,6 +92,10 @@ def number(words: str, holds: Callable[[float], bool] = lambda x: True) -> Rule:
     return Rule(words, read)
 
 
+# More is nobody's wish, and beyond 9e9 the system's own waits overflow.
+DURATION = number("a finite number of seconds > 0, at most 1e9", lambda x: 0 < x <= 1e9)
+
+
 def optional(rule: Rule) -> Rule:
     return Rule(f"{rule.words}, or None", lambda value: None if value is None else rule.read(value))
 

@@ -63,6 +63,7 @@ def _schema_text(schema: Any) -> str:
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(found)
+        _check_length("json", len(text))  # first, as the next line is slower
         too_deep = _is_deeper_than(MAX_SCHEMA_DEPTH, found)
     except RecursionError:
         too_deep = True
@@ -79,7 +80,6 @@ def _schema_text(schema: Any) -> str:
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, an object such as {{'type': 'object'}}, got {text[:80]}."
         )
-    _check_length("json", len(text))
     return text
 
 

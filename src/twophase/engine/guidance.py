@@ -43,6 +43,7 @@ MAX_MESSAGE = 300  # characters of what the library has to say
 # What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
 MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
 MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
+MAX_SLOW_STEPS = 3  # tokens of one request, all its completions together, that may take longer all the same
 STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
 TRIAL_WALKS, TRIAL_STEPS = 4, 16
 OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
@@ -92,6 +93,7 @@ class Guidance:
         self._loading = threading.Lock()
         self._vocabulary: Any = None
         self._try: Callable[[StructuredOutputs], str] | None = None
+        self._latest: tuple[StructuredOutputs, str] | None = None  # the prompts of one request share a trial
 
     def compile(self, params: SamplingParams) -> "Grammar":
         """The grammar of a request that has structured outputs.
@@ -111,10 +113,15 @@ class Guidance:
         with self._loading:
             if self._try is None:
                 self._try = self._load()
-        try:
-            grammar = self._try(outputs)
-        except WorkLimitError as error:
-            raise _refusal(outputs, f"compiling it is too much work: {error}") from error
+        latest = self._latest
+        if latest is not None and latest[0] is outputs:
+            grammar = latest[1]
+        else:
+            try:
+                grammar = self._try(outputs)
+            except WorkLimitError as error:
+                raise _refusal(outputs, f"compiling it is too much work: {error}") from error
+            self._latest = (outputs, grammar)
         matcher = _matcher(self._vocabulary, grammar)
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
@@ -142,10 +149,11 @@ class Grammar:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._end_token_ids = end_token_ids
+        self._slow_steps: list[float] = []
 
     def guide(self) -> "Guide":
         """A completion's own state, at its start."""
-        return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids)
+        return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids, self._slow_steps)
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is complete as it stands."""
@@ -161,8 +169,11 @@ class Guide:
     which the prompt and the output are computed once more, leaves it where it should be.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int], slow_steps: list[float] | None = None
+    ) -> None:
         self._matcher = matcher
+        self._slow_steps = [] if slow_steps is None else slow_steps  # seconds; those of the request's other guides, too
         self._num_library_words = -(-vocab_size // WORD_BITS)
         # A model may have tokens, stop ids among them, of which its tokenizer knows nothing.
         self._num_words = max(self._num_library_words, max(end_token_ids) // WORD_BITS + 1)
@@ -182,15 +193,25 @@ class Guide:
             drafts: Tokens that may come after them, all allowed. The guide itself stays before them.
 
         Raises:
-            GuidanceError: The library gave up (a grammar beyond its limits), or no token is left.
+            GuidanceError: The library gave up (a grammar beyond its limits), no token is left, or too many tokens of
+                the request took too long: a trial does not see each output.
         """
+        if len(self._slow_steps) > MAX_SLOW_STEPS:
+            raise GuidanceError(
+                f"{len(self._slow_steps)} tokens of this request took longer than {MAX_STEP_S * 1000:g} ms each to "
+                f"find the alternatives of; ask for less at a time"
+            )
+        start_s = time.thread_time()
         self._read(token_ids, num_prompt_tokens)
-        if not drafts:
-            return self._allowed_by(self._matcher)
-        # A copy, not a rollback: an error that a wrong draft leads to must not stay with the completion.
-        matcher = self._matcher.deep_copy()
-        matcher.consume_tokens(list(drafts))
-        return self._allowed_by(matcher)
+        matcher = self._matcher
+        if drafts:
+            # A copy, not a rollback: an error that a wrong draft leads to must not stay with the completion.
+            matcher = matcher.deep_copy()
+            matcher.consume_tokens(list(drafts))
+        allowed = self._allowed_by(matcher)
+        if (took_s := time.thread_time() - start_s) > MAX_STEP_S:
+            self._slow_steps.append(took_s)
+        return allowed
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
         """How many of these drafts, the first ones, may come one after the other. A token that ends it is none."""
