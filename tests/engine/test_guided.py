@@ -749,7 +749,7 @@ PREEMPTION_MUTANTS = [
         "            _ = guide is None or guide._matcher.reset()",
     ),
     ("state follows the chunk", "guide.allowed_after(token_ids, num", "guide.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
-    ("state of completion 0", ".completions[sequence.index if state.search is None else 0].guide", ".completions[0].guide"),
+    ("state of completion 0", ".completions[sequence.index].guide", ".completions[0].guide"),
 ]  # fmt: skip
 
 
