@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,9 +158,9 @@ def _bodies() -> dict[str, bytes]:
     return {name: json.dumps(make()).encode() for name, (_, make) in REQUESTS.items()}
 
 
-async def _attack(url: str, http: httpx.AsyncClient, seen: Seen, until_s: float, draw: random.Random) -> None:
+async def _attack(url: str, http: httpx.AsyncClient, seen: Seen, until_s: float, names: Iterator[str]) -> None:
     while time.monotonic() < until_s:
-        name = draw.choice([*REQUESTS, "half a body"])
+        name = next(names)
         if name == "half a body":
             seen.answers[name, await _half_a_body(url)] += 1
             continue
@@ -183,7 +183,7 @@ async def _half_a_body(url: str) -> str:
     return "left"
 
 
-async def _part(url: str, seconds: float, num_hostile: int, draw: random.Random) -> Seen:
+async def _part(url: str, seconds: float, num_hostile: int, names: Iterator[str]) -> Seen:
     seen, until_s = Seen(), time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     http = httpx.AsyncClient(base_url=url, timeout=REQUEST_LIMIT_S, trust_env=False, limits=limits)
@@ -192,7 +192,7 @@ async def _part(url: str, seconds: float, num_hostile: int, draw: random.Random)
         for _ in range(NUM_STREAMS):
             clients.create_task(_stream(http, seen, until_s))
         for _ in range(num_hostile):
-            clients.create_task(_attack(url, http, seen, until_s, draw))
+            clients.create_task(_attack(url, http, seen, until_s, names))
     return seen
 
 
@@ -217,7 +217,7 @@ def _write_model(folder: Path) -> None:
 
 async def soak(seconds: float, seed: int = 0) -> tuple[list[Seen], list[int]]:
     """A part without hostile clients (a sixth of the time), then two with; and the idle memory after each."""
-    draw = random.Random(seed)
+    names = itertools.cycle(random.Random(seed).sample([*REQUESTS, "half a body"], len(REQUESTS) + 1))  # all in turns
     _bodies()  # before anything is timed
     with tempfile.TemporaryDirectory(prefix="twophase-hostile-") as name:
         folder = Path(name)
@@ -229,7 +229,7 @@ async def soak(seconds: float, seed: int = 0) -> tuple[list[Seen], list[int]]:
             await server.ready()
             seen, idle_bytes = [], []
             for share, num_hostile in ((1 / 6, 0), (5 / 12, NUM_HOSTILE), (5 / 12, NUM_HOSTILE)):
-                seen.append(await _part(server.url, share * seconds, num_hostile, draw))
+                seen.append(await _part(server.url, share * seconds, num_hostile, names))
                 idle_bytes.append(await _idle_bytes(server))
             assert await server.stop() == 0, server.last_words()
         except BaseException:
