@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from twophase import features
+from twophase_features import pairs as features
 from twophase_server import metric_families
 
 ROOT = Path(__file__).parents[1]

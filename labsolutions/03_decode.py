@@ -1845,7 +1845,7 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 # them a chunk here is one token):
 
 # %%
-from twophase.engine.cuda_graphs import DecodeGraphs, padded_batch_size
+from twophase_features.cuda_graphs import DecodeGraphs, padded_batch_size
 
 show_source(DecodeGraphs.run)
 
@@ -1905,7 +1905,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 
 # %% tags=["setup"]
 from twophase import LLM, SamplingParams
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.decode.own_cache import OwnCache
 from twophase_labs.kit.own_attention import OwnAttention
 

@@ -1131,7 +1131,7 @@ for num_tokens in (100, 500, 2_000, 8_000, 100_000):
 # **Open the engine.** It asks the opposite question, which blocks no query will see any more:
 
 # %%
-from twophase.cache.window import SlidingWindow
+from twophase_features.windows.sliding_window import SlidingWindow
 
 show_source(SlidingWindow.freed_blocks)
 

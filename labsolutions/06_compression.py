@@ -257,8 +257,8 @@ nearest.draw_quality(points)
 # by the result. What would go wrong the other way round?
 
 # %%
-from twophase.quantization import rounding
-from twophase.quantization.schemes import SCHEMES
+from twophase_features.quantization import rounding
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_labs.kit.open_engine import show_source
 
 weight = weight_of("15.mlp.down_proj")
@@ -451,7 +451,7 @@ check("6.4")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.quantization import checkpoints
+from twophase_features.quantization import checkpoints
 
 pack, unpack = use("6.4")
 codes, scales, minima = quantize(weight_of("15.mlp.down_proj"), 4, 64)
@@ -466,7 +466,7 @@ print("and so do you:", torch.equal(unpack(words), codes))
 # `Q4_1` takes 5. This is how the engine reads it:
 
 # %%
-from twophase.quantization import gguf_blocks
+from twophase_features.quantization import gguf_blocks
 
 show_source(gguf_blocks._q4_k)
 
@@ -537,7 +537,7 @@ check("6.5")
 # is that of 512 tokens of another text.
 
 # %%
-from twophase.quantization.linear import DynamicInt8Linear
+from twophase_features.quantization.linear import DynamicInt8Linear
 from twophase_labs.compression import int8_model
 
 int8_linear = use("6.5")

@@ -207,8 +207,8 @@ for name, bytes_per_s in links.items():
 # %% [markdown]
 # ### Two processes, for real
 #
-# The engine does it in `twophase.parallel.disaggregation`. Rank 1 computes prompts, rank 0 decodes; each has the whole
-# model, a pool and a scheduler of its own.
+# The engine does it in `twophase_features.parallel.disaggregation`. Rank 1 computes prompts, rank 0 decodes; each has
+# the whole model, a pool and a scheduler of its own.
 
 # %% [markdown]
 # ```mermaid
@@ -241,7 +241,7 @@ if moved.apart is not None:
 # **Open the engine.** This is its `put_layer`:
 
 # %%
-from twophase.parallel.pages import unpack_layer
+from twophase_features.parallel.pages import unpack_layer
 from twophase_labs.kit.open_engine import show_source
 
 show_source(unpack_layer)
@@ -416,7 +416,7 @@ else:
 # **Open the engine.** Its decision, with the same two steps:
 
 # %%
-from twophase.parallel.disaggregation import DecodeEngine
+from twophase_features.parallel.disaggregation import DecodeEngine
 
 show_source(DecodeEngine._recover)
 
@@ -920,7 +920,7 @@ print("equal to one process:", torch.allclose(together, mine, atol=1e-6))
 # **Open the engine.** Its two, with the counts' own all-to-all before them:
 
 # %%
-from twophase.parallel.expert_parallel import ExpertParallel
+from twophase_features.parallel.expert_parallel import ExpertParallel
 
 show_source(ExpertParallel._dispatch_and_combine)
 
@@ -1166,7 +1166,7 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # ### Going further: a plan that runs
 #
 # One file can be both the plan and the configuration. `twophase plan --write` reads what the deployment should be, and
-# writes the engine's options below it; `LLM.from_plan` opens that engine. The command's parts, on a plan small enough
+# writes the engine's options below it; `open_plan` opens that engine. The command's parts, on a plan small enough
 # to open here:
 
 # %%
@@ -1195,9 +1195,9 @@ print(to_text(plan))
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase import LLM
+from twophase_tools.capacity.plan_file import open_plan
 
-with LLM.from_plan(path) as llm:
+with open_plan(path) as llm:
     print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
 
 # %% [markdown]

@@ -1540,7 +1540,7 @@ for way in more_samples.MAX_TOKENS:
 # $$\text{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}$$
 
 # %%
-from twophase import selection
+from twophase_features import selection
 
 n = more_samples.NUM_COMPLETIONS
 for way in more_samples.MAX_TOKENS:

@@ -19,7 +19,7 @@ if "triton" not in sys.modules:
 from tests.enforced_types import enforce_types, unchecked_types
 
 # Not of twophase_kernels: the hooks' decorators would stand between @triton.jit and the kernel's source.
-enforce_types("twophase", "twophase_server", "twophase_tools", "twophase_labs")
+enforce_types("twophase", "twophase_features", "twophase_server", "twophase_tools", "twophase_labs")
 
 import pytest  # noqa: E402
 

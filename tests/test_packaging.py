@@ -57,7 +57,7 @@ def imported_by(*packages: str) -> dict[str, set[str]]:
 
 
 def test_the_engine_and_its_kernels_need_no_extra():
-    for module, names in imported_by("twophase", "twophase_kernels").items():
+    for module, names in imported_by("twophase", "twophase_features", "twophase_kernels").items():
         assert names <= ENGINE, f"{module} imports {names - ENGINE}: src/twophase/requirements.txt does not bring it"
 
 
@@ -85,7 +85,7 @@ def test_the_course_has_what_it_imports():
 
 
 def test_nothing_is_brought_in_vain():
-    used = set().union(*imported_by("twophase", "twophase_kernels", "twophase_tools").values())
+    used = set().union(*imported_by("twophase", "twophase_features", "twophase_kernels", "twophase_tools").values())
     assert used >= ENGINE, f"nothing imports {ENGINE - used}"
 
 

@@ -57,7 +57,7 @@ def test_every_feature_has_its_lab_its_source_and_its_test():
         targets = re.findall(r"\]\(([^)]+)\)", row)
         for folder in (
             "../labs/",
-            ("../src/twophase/", "../src/twophase_tools/", "../src/twophase_server"),
+            ("../src/twophase/", "../src/twophase_features/", "../src/twophase_tools/", "../src/twophase_server"),
             "../tests/",
         ):
             assert any(target.startswith(folder) for target in targets), f"{folder} is missing in {row}"

@@ -12,14 +12,14 @@ the engine is to be. Names follow vLLM where the same thing exists there.
     for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8, seed=1)):
         print(piece, end="")
 
-Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase.features` says which of
-them go together. Every error that is raised on purpose is a `TwophaseError`; it names the rule, the value and the
+Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase_features.pairs` says which
+of them go together. Every error that is raised on purpose is a `TwophaseError`; it names the rule, the value and the
 likely fix.
 
 Where your own parts can go:
 
     LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
-    LLM(drafter=...)            guesses tokens: twophase.engine.drafters.Drafter
+    LLM(drafter=...)            guesses tokens: twophase_features.speculation.drafters.Drafter
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
     LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.manager.CacheManager
 
@@ -37,15 +37,15 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from twophase.config import EngineConfig
-from twophase.core.beam_search import BeamSearchParams
 from twophase.core.errors import TwophaseError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
+from twophase_features.beam_search.params import BeamSearchParams
 
 if TYPE_CHECKING:
-    from twophase.async_llm import AsyncLLM
     from twophase.llm import LLM
+    from twophase_features.serving.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "AsyncLLM":
-        from twophase.async_llm import AsyncLLM
+        from twophase_features.serving.async_llm import AsyncLLM
 
         return AsyncLLM
     raise AttributeError(f"module 'twophase' has no attribute {name!r}")

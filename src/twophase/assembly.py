@@ -10,33 +10,33 @@ import torch
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
-from twophase.cache.groups import LayerGroups
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.engine._context import plain_context
-from twophase.engine.draft_model import DraftModelDrafter, open_draft_model
-from twophase.engine.drafters import Drafter, NgramDrafter
 from twophase.engine.engine import Engine
-from twophase.engine.guidance import Guidance
 from twophase.engine.runner import ModelRunner, Runner
-from twophase.engine.speculation import Speculator
-from twophase.engine.speculation_gate import SpeculationGate
-from twophase.engine.window import resolve_window, windowed_cache
-from twophase.features import check_pairs
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
-from twophase.model.prepare import resolve_model
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
-from twophase.parallel.tensor_parallel import TensorParallelGroup
-from twophase.quantization.schemes import SCHEMES
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes, with_swap_space
+from twophase_features.model_store.prepare import resolve_model
+from twophase_features.pairs import check_pairs
+from twophase_features.parallel.tensor_parallel import TensorParallelGroup
+from twophase_features.quantization.schemes import SCHEMES
+from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
+from twophase_features.speculation.drafters import Drafter, NgramDrafter
+from twophase_features.speculation.gate import SpeculationGate
+from twophase_features.speculation.speculator import Speculator
+from twophase_features.structured_outputs.guidance import Guidance
+from twophase_features.windows.layer_groups import LayerGroups
+from twophase_features.windows.resolve import resolve_window, windowed_cache
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 @final

@@ -1,7 +1,8 @@
 """Every option of the engine: what it is, its default and its rule. `LLM`, the command line and the tests make views.
 
 An option is a field with its lines of documentation here, and a row of `RULES`. Which options go together is the
-business of `twophase.features`. Nothing heavy is imported: the command line reads this before it knows what to run.
+business of `twophase_features.pairs`. Nothing heavy is imported: the command line reads this before it knows what to
+run.
 """
 
 import difflib
@@ -14,7 +15,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.rules import FLAG, Rule, apply_rules, number, whole_number
 from twophase.core.sampling_params import MAX_SEED
 from twophase.core.speculative import SpeculativeConfig
-from twophase.quantization.schemes import SCHEMES
+from twophase_features.quantization.schemes import SCHEMES
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_TRACE_STEPS = 10_000
@@ -97,7 +98,10 @@ RULES: Mapping[str, Rule] = {
         _kept("a SpeculativeConfig(...), or None", lambda value: isinstance(value, SpeculativeConfig))
     ),
     "drafter": _unless_none(
-        _kept("a drafter (twophase.engine.drafters.Drafter), or None", _has("note_plan", "propose", "forget"))
+        _kept(
+            "a drafter (twophase_features.speculation.drafters.Drafter), or None",
+            _has("note_plan", "propose", "forget"),
+        )
     ),
     "tensor_parallel_size": whole_number(1),
     "enable_expert_parallel": FLAG,
@@ -158,8 +162,8 @@ class EngineConfig:
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
             `SpeculativeConfig()`.
         tensor_parallel_size: Processes that share the model. All are started by torchrun and run the line that makes
-            the LLM; only rank 0 gets beyond it (see twophase.parallel.tensor_parallel). Close the LLM, or use it in
-            a `with` block, to let the other processes go.
+            the LLM; only rank 0 gets beyond it (see twophase_features.parallel.tensor_parallel). Close the LLM, or use
+            it in a `with` block, to let the other processes go.
         enable_expert_parallel: Share out whole experts among these processes, in place of a part of each. Each gets as
             many as the others; attention is shared as ever.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.

@@ -13,15 +13,14 @@ from typing import Any, final
 
 from twophase.assembly import assemble
 from twophase.config import EngineConfig, configured
-from twophase.core.beam_search import BeamSearchOutput, BeamSearchParams
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
-from twophase.model.prepare import DEFAULT_MODEL
-from twophase.plan_file import read_plan
+from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -54,7 +53,7 @@ class LLM:
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: An option that cannot work, or two that do not go together (see `twophase.features`).
+        ConfigError: An option that cannot work, or two that do not go together (see `twophase_features.pairs`).
         TypeError: There is no such option.
         BackendUnavailableError: The attention backend asked for cannot run here.
         PeerLostError: One of the processes did not come.
@@ -73,22 +72,6 @@ class LLM:
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
-
-    @classmethod
-    def from_plan(cls, path: str | Path, *, model: str | Path | None = None, **options: Any) -> "LLM":
-        """Open the engine of a plan: the file of `twophase plan`, with the section that its `--write` puts there.
-
-        Args:
-            path: Of the file.
-            model: In place of the plan's; None: the plan's.
-            options: In place of the plan's own: the fields of `EngineConfig`.
-
-        Raises:
-            ConfigError: The file has no such section, or it is not that of the plan above it, or breaks a rule.
-            ModelFolderError, TypeError, BackendUnavailableError, PeerLostError, SystemExit: As `LLM`.
-        """
-        planned = read_plan(Path(path))
-        return cls(planned.model if model is None else model, planned.config, **options)
 
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
@@ -181,7 +164,7 @@ class LLM:
         """
         from tqdm import tqdm
 
-        from twophase.beam_search import search_beams
+        from twophase_features.beam_search.search import search_beams
 
         self._check_usable()
         if not isinstance(params, BeamSearchParams):

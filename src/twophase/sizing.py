@@ -8,12 +8,12 @@ import torch
 
 from twophase.cache.kv_cache import KVCacheSpec, num_blocks_that_fit
 from twophase.cache.memory import GIB, free_host_memory_bytes
-from twophase.cache.window import SlidingWindow
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.sizes import activation_bytes
 from twophase.model.config import ModelConfig
 from twophase.scheduling.config import SchedulerConfig
+from twophase_features.windows.sliding_window import SlidingWindow
 
 # A prefill chunk delays the decodes beside it: about a second at these sizes on a CPU, a few milliseconds on a GPU.
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}

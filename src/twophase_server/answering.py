@@ -10,11 +10,11 @@ from typing import Any, TypeVar, final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twophase.async_llm import RequestStream
 from twophase.core.errors import TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.guidance import GuidanceError
+from twophase_features.serving.async_llm import RequestStream
+from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_server.body import to_json_in_turns
 from twophase_server.errors import ApiError, invalid
 from twophase_server.sampling import UsageWish

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from twophase.async_llm import AsyncLLM
 from twophase.core.errors import TwophaseError
+from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.errors import ApiError
 from twophase_server.in_flight import InFlight, ThroughTheDoor
 from twophase_server.metrics import ServerMetrics

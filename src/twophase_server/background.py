@@ -7,8 +7,8 @@ from typing import final
 
 from starlette.applications import Starlette
 
-from twophase.async_llm import AsyncLLM
 from twophase.llm import LLM
+from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.run import DrainingServer, listen
 from twophase_server.settings import ServerSettings
 

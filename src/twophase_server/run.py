@@ -12,9 +12,9 @@ from typing import final
 
 import uvicorn
 
-from twophase.async_llm import AsyncLLM
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
+from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.app import create_app
 from twophase_server.connection import MAX_HEAD_BYTES, Connection
 from twophase_server.errors import ApiError

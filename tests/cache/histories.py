@@ -10,8 +10,8 @@ import pytest
 from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, snapshot
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 NewCache = Callable[..., CacheManager]
 

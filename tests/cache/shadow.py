@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.plan import BlockCopy, StepPlan
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 
 def fingerprints(token_ids: Sequence[int], salt: str = "") -> list[int]:

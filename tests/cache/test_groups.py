@@ -10,8 +10,8 @@ from tests.cache.test_invariants import computed
 from twophase.cache import groups as groups_module
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import OutOfBlocksError
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 SEES_ALL = (True, False, False)
 

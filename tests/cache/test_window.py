@@ -8,8 +8,8 @@ from tests.cache.shadow import is_visible, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED, SlidingWindow, kept_blocks
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
+from twophase_features.windows.sliding_window import FREED, SlidingWindow, kept_blocks
 
 
 @pytest.fixture(params=["typed", "plain"])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.worker_process import WorkerProcess, WorkLimitError
+from twophase_features.worker_process import WorkerProcess, WorkLimitError
 
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="not run here: no limits on time and memory")
 

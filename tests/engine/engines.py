@@ -4,7 +4,6 @@ import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
@@ -12,6 +11,7 @@ from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, layer_groups
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
+from twophase_features.windows.sliding_window import SlidingWindow
 
 BLOCK_SIZE = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

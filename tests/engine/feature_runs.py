@@ -15,8 +15,8 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.attention.triton_backend import TritonBackend
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
-from twophase.parallel import tensor_parallel
-from twophase.scheduling.named_policies import POLICIES
+from twophase_features.named_policies import POLICIES
+from twophase_features.parallel import tensor_parallel
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {
@@ -178,7 +178,10 @@ def check_features(names, seed: int, folder) -> None:
     options, requests = options_of(rng, names, folder), draw_requests(rng, names, 3 if is_slow else 6)
     expected = each_alone(names, options, folder, requests)
     prompts, params = [prompt for prompt, _ in requests], [each for _, each in requests]
-    with patch("twophase.engine.speculation.logger.warning") as complain, opened(names, options, folder) as generate:
+    with (
+        patch("twophase_features.speculation.speculator.logger.warning") as complain,
+        opened(names, options, folder) as generate,
+    ):
         for turn in range(1 if is_slow else 2):
             outputs = generate(prompts, params)
             got, wanted = [*map(results_of, outputs)], [*map(results_of, expected)]

@@ -5,12 +5,12 @@ import torch
 from tests.engine.engines import make_engine, run, tokens_of, with_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.engine.draft_model import DraftModelDrafter
-from twophase.engine.drafters import NgramDrafter
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
-from twophase.engine.speculation import Speculator
 from twophase.model.llama import LlamaModel
+from twophase_features.speculation.draft_model import DraftModelDrafter
+from twophase_features.speculation.drafters import NgramDrafter
+from twophase_features.speculation.speculator import Speculator
 
 
 class Silent:

@@ -8,14 +8,14 @@ from itertools import product
 import pytest
 import torch
 
-import twophase.beam_search as beam_search_module
+import twophase_features.beam_search.search as beam_search_module
 from tests.engine.engines import BLOCK_SIZE, check_idle, prompt_of
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, BeamSearchParams, SamplingParams
-from twophase.beam_search import search_beams
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
+from twophase_features.beam_search.search import search_beams
 
 # Logits agree with transformers' within 1e-4 (tests/model), so a log-probability does within twice that.
 LOGPROB_TOLERANCE = 2e-4
@@ -438,4 +438,4 @@ def test_the_rules():
     ids=lambda value: value if " " in value else "",
 )
 def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.beam_search", old, new), check_rules)
+    KillTable.record(Mutant(name, "twophase_features.beam_search.search", old, new), check_rules)

@@ -20,10 +20,10 @@ from twophase.attention import triton_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.plan import ScheduledChunk
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine import cuda_graphs
 from twophase.engine.packing import pack
-from twophase.engine.speculation import Speculator
 from twophase.model import llama
+from twophase_features import cuda_graphs
+from twophase_features.speculation.speculator import Speculator
 from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 9, 17, 40))]
@@ -195,7 +195,7 @@ GRAPH_MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), GRAPH_MUTANTS, ids=[row[0] for row in GRAPH_MUTANTS])
 def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
     check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
-    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
 
 
 @pytest.mark.mutants
@@ -203,7 +203,7 @@ def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
 def test_a_graph_for_the_tables_of_all_groups_is_noticed(cpu_model, eager_tokens):
     check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
     mutant = Mutant(
-        "all groups", "twophase.engine.cuda_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
+        "all groups", "twophase_features.cuda_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
     )
     KillTable.record(mutant, check)
 
@@ -307,14 +307,14 @@ ROOM_MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), ROOM_MUTANTS, ids=[row[0] for row in ROOM_MUTANTS])
 def test_room_mutants_are_killed(name, old, new, cpu_model):
     check = functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3))
-    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), VERIFICATION_MUTANTS, ids=[row[0] for row in VERIFICATION_MUTANTS])
 def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
     check = functools.partial(check_played_verifications, model=cpu_model, expected=verified)
-    KillTable.record(Mutant(name, "twophase.engine.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
 
 
 BACKEND_MUTANTS = [

@@ -10,8 +10,8 @@ from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
-from twophase.cache.window import FREED
 from twophase.core.plan import SampledToken
+from twophase_features.windows.sliding_window import FREED
 
 WINDOW, NUM_SINKS, BLOCK_SIZE = 16, 3, 4
 PARAMS = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -188,7 +188,7 @@ def check_cut(module, folder, expected) -> None:
         test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again=12)
 
 
-DRAFT_MODEL = "twophase.engine.draft_model"
+DRAFT_MODEL = "twophase_features.speculation.draft_model"
 
 
 @pytest.mark.mutants

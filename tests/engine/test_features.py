@@ -12,8 +12,8 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, features
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.features import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
-from twophase.parallel.disaggregation import disaggregated
+from twophase_features.pairs import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
+from twophase_features.parallel.disaggregation import disaggregated
 
 PAIRS = list(combinations(FEATURES, 2))
 WORKING = [pair for pair in PAIRS if isinstance(TABLE[pair], Works)]
@@ -209,4 +209,4 @@ def test_the_table_by_hand(folder):
     ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",
 )
 def test_table_mutants_are_killed(name, old, new, folder):
-    KillTable.record(Mutant(name, "twophase.features", old, new), lambda module: check_table(module, folder))
+    KillTable.record(Mutant(name, "twophase_features.pairs", old, new), lambda module: check_table(module, folder))

@@ -29,9 +29,9 @@ from twophase.engine import engine as engine_module
 from twophase.engine import guidance as guidance_module
 from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
-from twophase.engine.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
 from twophase.engine.sampler import SampleRow, sample
-from twophase.engine.schema_rules import FORMATS
+from twophase_features.structured_outputs.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
+from twophase_features.structured_outputs.schema_rules import FORMATS
 
 NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
 PERSON = {
@@ -354,7 +354,9 @@ class TestFaults:
         engine = guided_engine(model)
         engine.add_request("a", prompt_of(0, 4), guided(json=PERSON))
         guide = engine._requests["a"].completions[0].guide
-        monkeypatch.setattr("twophase.engine.guidance.time.thread_time", itertools.count(step=0.06).__next__)
+        monkeypatch.setattr(
+            "twophase_features.structured_outputs.guidance.time.thread_time", itertools.count(step=0.06).__next__
+        )
         guide.allowed_after((1, 2, 3, 4), 4)
         assert guide._slow_steps == [pytest.approx(0.06)]
 
@@ -735,7 +737,7 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, module, old, new, check = mutant
-    through = "twophase.engine.guidance" if module == "schema_rules" else None
+    through = "twophase_features.structured_outputs.guidance" if module == "schema_rules" else None
     KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new, through), GUIDE_CHECKS[check])
 
 

@@ -9,11 +9,11 @@ from tests.engine.test_window import generate as generate_all
 from tests.model.tiny import WINDOW, make_folder
 from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.attention.torch_backend import TorchBackend
-from twophase.cache.groups import group_layers
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.scheduling.named_policies import POLICIES
+from twophase_features.named_policies import POLICIES
+from twophase_features.windows.layer_groups import group_layers
+from twophase_features.windows.sliding_window import SlidingWindow
 
 NUM_TOKENS = 14
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows

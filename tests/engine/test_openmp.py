@@ -19,7 +19,7 @@ BEGIN = """
 import os, sys, time, torch
 torch.set_num_threads(3)
 from twophase import LLM, AsyncLLM
-from twophase.engine.openmp import dismiss_workers
+from twophase_features.serving.openmp import dismiss_workers
 
 def compute():
     torch.ones(1_000_000).exp()

@@ -11,8 +11,8 @@ from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
 from twophase.engine import packing
-from twophase.engine.cuda_graphs import padded_batch_size, padded_context
 from twophase.engine.packing import TABLE_COLUMNS, pack
+from twophase_features.cuda_graphs import padded_batch_size, padded_context
 
 
 def chunk(seq_id, token_ids, start, block_ids, num_samples=1):

@@ -11,7 +11,6 @@ import pytest
 from tests.engine.engines import check_idle, prompt_of, tokens_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.cache.window import SlidingWindow
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     ContinuousPolicy,
@@ -21,6 +20,7 @@ from twophase.scheduling.policies import (
     PriorityPolicy,
     StaticPolicy,
 )
+from twophase_features.windows.sliding_window import SlidingWindow
 
 LONGEST = 64
 WINDOW = SlidingWindow(12, 3)

@@ -8,11 +8,11 @@ import torch
 
 from tests.engine.sampling_oracle import chi_square_p_value, probabilities
 from tests.mutation import KillTable, Mutant
-from twophase.beam_search import NextTokenParams
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine import sampler
 from twophase.engine.philox import philox4x32, uniforms
 from twophase.engine.sampler import SampleRow, SamplingError, sample
+from twophase_features.beam_search.search import NextTokenParams
 
 NUM_DRAWS = 5_000
 VOCAB_SIZE = 300  # three chunks of the CDF, the last one padded

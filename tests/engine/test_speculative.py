@@ -20,8 +20,8 @@ from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
-from twophase.engine.drafters import NgramDrafter, NgramIndex, usable
 from twophase.llm import LLM
+from twophase_features.speculation.drafters import NgramDrafter, NgramIndex, usable
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((3, 17, 1, 30, 8, 16))]

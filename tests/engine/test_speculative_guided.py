@@ -9,8 +9,8 @@ from tests.engine.engines import make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import Answering, Oracle, drafting_with, speculating
 from tests.engine.test_guided import NUM_PADDING, PERSON, guided, load_guided_model
 from tests.engine.tokenizers_for_tests import byte_level
-from twophase.engine.drafters import NgramDrafter
-from twophase.engine.guidance import Guidance
+from twophase_features.speculation.drafters import NgramDrafter
+from twophase_features.structured_outputs.guidance import Guidance
 
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((5, 9, 3))]
 

@@ -8,8 +8,8 @@ from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError
+from twophase_features.windows.sliding_window import SlidingWindow
 
 OPTIONS = {
     "block_size": 4,

@@ -3,7 +3,7 @@
 import pytest
 
 from twophase.core.errors import ModelFolderError
-from twophase.model.prepare import prepare_default_model
+from twophase_features.model_store.prepare import prepare_default_model
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,13 @@ import pytest
 
 from twophase.core.errors import ModelFolderError
 from twophase.model import _atomic_folder as atomic_folder
-from twophase.model._atomic_folder import build, changed_files, check_free_space, is_complete, only_one_process
+from twophase_features.model_store._atomic_folder import (
+    build,
+    changed_files,
+    check_free_space,
+    is_complete,
+    only_one_process,
+)
 
 RECIPE = {"version": 1}
 CONTENTS = {"big": b"b" * 100_000, "small": b"s"}
@@ -151,7 +157,7 @@ def test_a_disk_known_to_be_too_small_is_refused_beforehand(tmp_path, monkeypatc
 HOLDS_LOCK = """
 import sys, time
 from pathlib import Path
-from twophase.model._atomic_folder import only_one_process
+from twophase_features.model_store._atomic_folder import only_one_process
 with only_one_process(Path(sys.argv[1]), lambda: None):
     print("locked", flush=True)
     time.sleep(60)

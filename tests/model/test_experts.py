@@ -6,10 +6,10 @@ import torch
 from tests.engine.engines import make_engine, prompt_of, run
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.model import experts
 from twophase.model.config import ExpertsConfig, load_config
-from twophase.model.experts import ExpertLoad
 from twophase.model.linear import GroupedLinear, Linear, make_grouped_linear, make_linear
+from twophase_features import experts
+from twophase_features.experts import ExpertLoad
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, HIDDEN = 5, 12
@@ -162,4 +162,4 @@ def check_all(module) -> None:
     ],
 )
 def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.model.experts", old, new), check_all)
+    KillTable.record(Mutant(name, "twophase_features.experts", old, new), check_all)

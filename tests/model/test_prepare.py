@@ -13,9 +13,15 @@ import torch
 from safetensors import safe_open
 
 from twophase.core.errors import ModelFolderError
-from twophase.model import prepare
-from twophase.model.prepare import DEFAULT_MODEL, default_model_dir, prepare_default_model, resolve_model, verify
-from twophase.quantization.gguf_file import to_half_split
+from twophase_features.model_store import prepare
+from twophase_features.model_store.prepare import (
+    DEFAULT_MODEL,
+    default_model_dir,
+    prepare_default_model,
+    resolve_model,
+    verify,
+)
+from twophase_features.quantization.gguf_file import to_half_split
 
 
 @pytest.fixture
@@ -35,7 +41,9 @@ def test_twophase_home_overrides_the_platform_cache(empty_home, monkeypatch, tmp
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform == "win32", reason="not run here: SIGKILL is POSIX")
 def test_killed_while_writing_weights_then_completed(smollm2_folder, empty_home):
-    child = subprocess.Popen([sys.executable, "-c", "from twophase.model.prepare import *; prepare_default_model()"])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "from twophase_features.model_store.prepare import *; prepare_default_model()"]
+    )
     half_written = empty_home / f".{DEFAULT_MODEL}.partial" / "model.safetensors.tmp"
     while child.poll() is None and not half_written.exists():
         time.sleep(0.005)

@@ -14,9 +14,9 @@ import time
 
 from twophase import LLM, BeamSearchParams, SamplingParams
 from twophase.core.errors import PeerLostError
-from twophase.parallel import pages
-from twophase.parallel.disaggregation import DecodeEngine, disaggregated
-from twophase.parallel.prefill_worker import PrefillWorker
+from twophase_features.parallel import pages
+from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
+from twophase_features.parallel.prefill_worker import PrefillWorker
 
 TEXTS = [
     "The capital of France is",

@@ -15,7 +15,7 @@ def idle_then_lose_one() -> int:
     import torch
 
     from twophase.core.errors import PeerLostError
-    from twophase.parallel.peers import Peers
+    from twophase_features.parallel.peers import Peers
 
     with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
         message = torch.zeros(3, dtype=torch.int64)
@@ -50,7 +50,7 @@ def driver_dies() -> int:
     import torch
 
     from twophase.core.errors import PeerLostError
-    from twophase.parallel.peers import Peers
+    from twophase_features.parallel.peers import Peers
 
     with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
         if RANK == 0:

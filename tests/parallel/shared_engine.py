@@ -10,10 +10,10 @@ from pathlib import Path
 if '"checked": true' in sys.argv[-1]:  # the shapes and types of everything; takes three seconds of each rank
     from tests.enforced_types import enforce_types
 
-    enforce_types("twophase")
+    enforce_types("twophase", "twophase_features")
 
 from twophase import LLM, SamplingParams
-from twophase.parallel.peers import Peers
+from twophase_features.parallel.peers import Peers
 
 
 def lose_rank(folder: Path, how: str, after: int, method: str = "all_reduce") -> None:

@@ -91,4 +91,4 @@ def test_mutant_is_killed(folder, name, module, old, new, check):
             check(folder)
 
     # The two sides import each other's pages: a mutant of that module is seen through the worker, and through itself.
-    KillTable.record(Mutant(name, f"twophase.parallel.{module}", old, new), with_module)
+    KillTable.record(Mutant(name, f"twophase_features.parallel.{module}", old, new), with_module)

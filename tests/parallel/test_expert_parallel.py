@@ -14,8 +14,8 @@ from twophase import LLM
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import TensorFiles, load_weights
-from twophase.parallel.launch import is_running
-from twophase.parallel.sharding import Shard
+from twophase_features.parallel.launch import is_running
+from twophase_features.parallel.sharding import Shard
 
 WHOLE = {"enable_expert_parallel": True}
 
@@ -142,5 +142,5 @@ MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
 def test_mutant_is_killed(name, old, new, tmp_path):
     folder, _ = make_folder("qwen3-moe", tmp_path)
-    mutant = Mutant(name, "twophase.parallel.expert_parallel", old, new)
+    mutant = Mutant(name, "twophase_features.parallel.expert_parallel", old, new)
     KillTable.record(mutant, lambda module: check_logits(folder, 2, dispatcher=module.ExpertParallel))

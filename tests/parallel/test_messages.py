@@ -7,8 +7,8 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.parallel import _messages as messages
-from twophase.parallel._messages import FIRST_INTS, Kind, Work
+from twophase_features.parallel import _messages as messages
+from twophase_features.parallel._messages import FIRST_INTS, Kind, Work
 
 
 def random_work(rng: random.Random) -> Work:
@@ -54,4 +54,4 @@ MUTANTS = [
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
 def test_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.parallel._messages", old, new), check_round_trips)
+    KillTable.record(Mutant(name, "twophase_features.parallel._messages", old, new), check_round_trips)

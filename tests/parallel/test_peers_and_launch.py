@@ -23,10 +23,10 @@ from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
 from twophase.engine._isolation import isolate
 from twophase.engine.runner import ModelRunner
-from twophase.parallel.launch import is_running, run_local
-from twophase.parallel.peers import Peers
-from twophase.parallel.sharding import Shard
-from twophase.parallel.tensor_parallel import DriverRunner
+from twophase_features.parallel.launch import is_running, run_local
+from twophase_features.parallel.peers import Peers
+from twophase_features.parallel.sharding import Shard
+from twophase_features.parallel.tensor_parallel import DriverRunner
 
 SCRIPT = Path(__file__).with_name("scripts.py")
 
@@ -85,7 +85,7 @@ def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_pa
 def test_no_rank_outlives_its_caller(how, tmp_path):
     """As when a notebook's kernel dies."""
     code = f"""
-import sys; from twophase.parallel.launch import run_local
+import sys; from twophase_features.parallel.launch import run_local
 run_local({str(SCRIPT)!r}, 2, ["sleep_for_ever", {str(tmp_path)!r}], 120)"""
     caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:
@@ -200,7 +200,7 @@ PEERS_MUTANTS = [
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), PEERS_MUTANTS, ids=[each[0] for each in PEERS_MUTANTS])
 def test_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.parallel.peers", old, new), check_place)
+    KillTable.record(Mutant(name, "twophase_features.parallel.peers", old, new), check_place)
 
 
 def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path):

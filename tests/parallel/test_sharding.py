@@ -11,9 +11,9 @@ from tests.parallel.together import sharded_logits, whole_runner
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
 from twophase.model.config import load_config
-from twophase.parallel import sharding
-from twophase.parallel.expert_parallel import ExpertParallel
-from twophase.parallel.sharding import Shard, share
+from twophase_features.parallel import sharding
+from twophase_features.parallel.expert_parallel import ExpertParallel
+from twophase_features.parallel.sharding import Shard, share
 
 # A prompt and a later decode of it, beside another prompt: attention reads pages of both kinds.
 TOKENS = list(range(3, 20))
@@ -113,5 +113,5 @@ MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, _, _ in MUTANTS])
 def test_mutant_is_killed(name, old, new, tmp_path):
     folder, _ = make_folder("llama-biases", tmp_path)
-    mutant = Mutant(name, "twophase.parallel.sharding", old, new)
+    mutant = Mutant(name, "twophase_features.parallel.sharding", old, new)
     KillTable.record(mutant, lambda module: check_logits(folder, 2, module))

@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from twophase.parallel.peers import Peers
+from twophase_features.parallel.peers import Peers
 
 
 def lines_between(world_size: int) -> dict:

@@ -15,7 +15,7 @@ from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
 from twophase.model.weights import load_weights
-from twophase.parallel import sharding
+from twophase_features.parallel import sharding
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from twophase import LLM
-from twophase.parallel._channel import Inbox, Link
-from twophase.parallel._protocol import Pages
-from twophase.parallel.disaggregation import DecodeEngine
-from twophase.parallel.pages import KVReceiver
-from twophase.parallel.prefill_worker import PrefillWorker
+from twophase_features.parallel._channel import Inbox, Link
+from twophase_features.parallel._protocol import Pages
+from twophase_features.parallel.disaggregation import DecodeEngine
+from twophase_features.parallel.pages import KVReceiver
+from twophase_features.parallel.prefill_worker import PrefillWorker
 
 OPTIONS = {
     "device": "cpu",

@@ -14,7 +14,7 @@ from tests.quantization.writers import awq, compressed_config, gptq, gptq_v2, pa
 from twophase import LLM
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.model.config import load_config
-from twophase.quantization.checkpoint_config import read_quantization_config
+from twophase_features.quantization.checkpoint_config import read_quantization_config
 
 PROMPT = [5, 17, 99, 3, 64, 23, 88]
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}

@@ -12,10 +12,10 @@ from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.model import weights
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
-from twophase.parallel.sharding import Shard
-from twophase.quantization.linear import DynamicInt8Linear, Int4Linear
-from twophase.quantization.rounding import quantize
-from twophase.quantization.schemes import SCHEMES, head_scheme
+from twophase_features.parallel.sharding import Shard
+from twophase_features.quantization.linear import DynamicInt8Linear, Int4Linear
+from twophase_features.quantization.rounding import quantize
+from twophase_features.quantization.schemes import SCHEMES, head_scheme
 
 PROMPT = [5, 17, 99, 3, 64, 23, 88]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}

@@ -12,9 +12,9 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import ModelFolderError
 from twophase.model.config import load_config
-from twophase.model.prepare import prepare_as_stored
 from twophase.model.weights import open_tensors
-from twophase.quantization import gguf_blocks
+from twophase_features.model_store.prepare import prepare_as_stored
+from twophase_features.quantization import gguf_blocks
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in gguf_blocks.BLOCK_TYPES}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
@@ -62,7 +62,7 @@ def test_a_type_of_block_equals_the_gguf_package(name):
     check_type(name)(gguf_blocks)
 
 
-BLOCKS = "twophase.quantization.gguf_blocks"
+BLOCKS = "twophase_features.quantization.gguf_blocks"
 MUTANTS = {
     "Q4_0": Mutant("zero is in the wrong place", BLOCKS, "16).to(torch.int8) - 8", "16).to(torch.int8) - 7"),
     "Q4_1": Mutant("minima are scales", BLOCKS, "scales_and_minima[:, 1:]", "scales_and_minima[:, :1]"),

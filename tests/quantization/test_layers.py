@@ -9,12 +9,18 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
 from twophase.model.linear import LinearLayer
-from twophase.quantization import linear, rounding, weight
-from twophase.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase.quantization.linear import DynamicInt8Linear, Int4Linear, SideBySide, StoredLinear, make_quantized_linear
-from twophase.quantization.rounding import quantize
-from twophase.quantization.schemes import SCHEMES, Scheme, head_scheme
-from twophase.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
+from twophase_features.quantization import linear, rounding, weight
+from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
+from twophase_features.quantization.linear import (
+    DynamicInt8Linear,
+    Int4Linear,
+    SideBySide,
+    StoredLinear,
+    make_quantized_linear,
+)
+from twophase_features.quantization.rounding import quantize
+from twophase_features.quantization.schemes import SCHEMES, Scheme, head_scheme
+from twophase_features.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
 
 OUTPUTS, INPUTS = 48, 128
 INT4 = [name for name in SCHEMES if name.startswith("int4")]
@@ -281,7 +287,7 @@ def test_a_cpu_without_bf16_multiplies_in_float32(monkeypatch):
     assert layer.num_bytes == 4 * OUTPUTS * INPUTS
 
 
-ROUNDING, LAYERS, STORED = (f"twophase.quantization.{name}" for name in ("rounding", "linear", "weight"))
+ROUNDING, LAYERS, STORED = (f"twophase_features.quantization.{name}" for name in ("rounding", "linear", "weight"))
 MUTANTS = {
     "rounding": (
         check_rounding,

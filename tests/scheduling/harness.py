@@ -10,7 +10,6 @@ from typing import ClassVar
 import twophase.scheduling.scheduler
 from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_tables
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -24,6 +23,7 @@ from twophase.scheduling.policies import (
     RotatingPolicy,
 )
 from twophase.scheduling.policy import Policy
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DECODES_NEVER_WAIT = (
     PriorityPolicy,

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.admission import num_blocks_at_most
 from twophase.scheduling.config import SchedulerConfig
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 @pytest.mark.parametrize(

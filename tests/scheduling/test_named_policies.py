@@ -6,8 +6,8 @@ import re
 import pytest
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.named_policies import POLICIES, policy_from_text, usage
 from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase_features.named_policies import POLICIES, policy_from_text, usage
 from twophase_tools.cli.engine_options import POLICY_HELP
 from twophase_tools.cli.main import main
 

@@ -4,13 +4,13 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_policies import Learners
-from twophase.cache.window import SlidingWindow
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     DeadlinePolicy,
     PrefillFirstPolicy,
     by_priority,
 )
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 def first_step_of(harness: Harness, name: str) -> int:

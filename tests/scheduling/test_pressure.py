@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
@@ -22,6 +21,7 @@ from twophase.scheduling.policies import (
     RotatingPolicy,
     StaticPolicy,
 )
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 def random_harness(rng: random.Random, **options) -> Harness:

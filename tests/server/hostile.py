@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from tests.model.tiny import make_folder
-from twophase.model.prepare import default_model_dir
+from twophase_features.model_store.prepare import default_model_dir
 from twophase_tools.bench.server_process import ServerProcess, free_port
 
 NUM_STREAMS, NUM_HOSTILE = 4, 8

@@ -38,7 +38,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server, path, streams):
 
 def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypatch):
     """Of two prompts the engine has accepted one."""
-    from twophase.async_llm import AsyncLLM
+    from twophase_features.serving.async_llm import AsyncLLM
 
     real, is_second_asked = AsyncLLM.submit, threading.Event()
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, held, openai_client, serving, until
 from tests.server.test_connections import post
-from twophase.engine import thread
+from twophase_features.serving import thread
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]

@@ -28,7 +28,7 @@ def thread_mutant(name, old, new, test, **arguments):
                 patch.setattr(test_async_llm, "PATIENCE_S", IMPATIENCE_S)
             test(llm, **arguments)
 
-    return pytest.param(Mutant(name, "twophase.engine.thread", old, new), check, id=name)
+    return pytest.param(Mutant(name, "twophase_features.serving.thread", old, new), check, id=name)
 
 
 def tenants_mutant(name, old, new, *tests):

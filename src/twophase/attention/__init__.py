@@ -1,5 +1,4 @@
 """One thin interface to attention; a torch backend and a Triton backend behind it.
 
-Public: `interface` (what a backend is), `select` (one by name), `torch_backend`, `triton_backend`, `mixed_backend` (for
-layers of different kinds).
+Public: `interface` (what a backend is), `select` (one by name), `torch_backend`, `triton_backend`.
 """

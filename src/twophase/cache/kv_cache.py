@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from twophase.cache.groups import LayerGroups
 from twophase.cache.memory import GIB, free_memory_bytes
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES, kv_bytes_per_token
+from twophase_features.windows.layer_groups import LayerGroups
 
 KVFormat = Literal["none", "int8", "fp8_e4m3"]
 

@@ -8,9 +8,9 @@ from itertools import chain, repeat
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.prefix_cache import BlockKey, PrefixCache
-from twophase.cache.window import FREED, SlidingWindow
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from twophase.cache.window import FREED, SlidingWindow
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
 BlockKey = tuple[bytes, bytes]  # what a full block is looked up by: its chained digest, and its tokens' bytes

@@ -10,7 +10,7 @@ from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
 MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
-# Before anything is compiled; how much work that may be, `twophase.engine.guidance` measures.
+# Before anything is compiled; how much work that may be, `twophase_features.structured_outputs.guidance` measures.
 MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
@@ -20,7 +20,8 @@ class StructuredOutputs:
     """The whole output, from its first character to its end, is of this form. Exactly one field is given.
 
     Only what can be read off the field itself is checked here; whether the engine can enforce it, `Engine.add_request`
-    tells (see `twophase.engine.guidance`). Everything is kept as text, so it cannot be changed afterwards.
+    tells (see `twophase_features.structured_outputs.guidance`). Everything is kept as text, so it cannot be changed
+    afterwards.
 
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,

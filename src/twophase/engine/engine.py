@@ -15,8 +15,6 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine._isolation import isolate
-from twophase.engine.drafters import DraftRequest
-from twophase.engine.guidance import Grammar, Guidance, Guide
 from twophase.engine.metrics import EngineStats, StatLogger, StepTimes, TraceChunk
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.prompts import (
@@ -32,8 +30,10 @@ from twophase.engine.rejection import accepted_run
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
-from twophase.engine.speculation import Speculator
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
+from twophase_features.speculation.drafters import DraftRequest
+from twophase_features.speculation.speculator import Speculator
+from twophase_features.structured_outputs.guidance import Grammar, Guidance, Guide
 
 Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]

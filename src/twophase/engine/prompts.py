@@ -7,7 +7,7 @@ from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
-from twophase.engine.guidance import Grammar, Guidance
+from twophase_features.structured_outputs.guidance import Grammar, Guidance
 
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
 Prompt = str | Mapping[str, Any] | Sequence[int]

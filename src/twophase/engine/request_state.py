@@ -7,8 +7,8 @@ from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
-from twophase.engine.guidance import Grammar, Guide
 from twophase.engine.sampler import Bias, bias_of
+from twophase_features.structured_outputs.guidance import Grammar, Guide
 
 
 @dataclass(slots=True)

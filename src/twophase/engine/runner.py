@@ -13,9 +13,9 @@ from twophase.cache.kv_cache import KVCache
 from twophase.cache.swap_space import SwapSpace
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
 from twophase.core.sizes import SCORED_ROWS
-from twophase.engine.cuda_graphs import DecodeGraphs
 from twophase.engine.packing import pack
 from twophase.model.llama import LlamaModel
+from twophase_features.cuda_graphs import DecodeGraphs
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]

@@ -15,7 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from twophase.core.worker_process import WorkerProcess
+from twophase_features.worker_process import WorkerProcess
 
 CPU_S, MAX_BYTES = 1.0, 128 * 2**20
 MAX_MESSAGE_CHARS = 300

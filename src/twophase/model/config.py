@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
-from twophase.quantization.checkpoint_config import CheckpointFormat, read_quantization_config
+from twophase_features.quantization.checkpoint_config import CheckpointFormat, read_quantization_config
 
 RopeType = Literal["default", "linear", "llama3"]
 Activation = Literal["silu", "gelu_tanh"]

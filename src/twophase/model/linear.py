@@ -20,7 +20,7 @@ PACK_FOR_ROWS = 32
 @runtime_checkable
 class LinearLayer(Protocol):
     """x @ weight.T + bias, whatever the weight is stored as: plain (`Linear`), or in few bits
-    (twophase.quantization.linear)."""
+    (twophase_features.quantization.linear)."""
 
     @property
     def num_outputs(self) -> int:

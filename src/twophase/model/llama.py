@@ -15,14 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.mixed_backend import MixedBackend
 from twophase.attention.torch_backend import rms_norm
-from twophase.cache.groups import LayerGroups, group_layers
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.model.config import ModelConfig
-from twophase.model.experts import DispatchExperts, SparseMLP, mix_experts
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
+from twophase_features.experts import DispatchExperts, SparseMLP, mix_experts
+from twophase_features.windows.layer_groups import LayerGroups, group_layers
+from twophase_features.windows.mixed_backend import MixedBackend
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
@@ -59,9 +59,11 @@ class LlamaModel:
         backend: What computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
-            cut so that each block's output is a partial sum (twophase.parallel.sharding). None: they are all of it.
+            cut so that each block's output is a partial sum (twophase_features.parallel.sharding). None: they are all
+            of it.
         dispatch_experts: Has each token's experts computed by the processes that hold them, where each process holds
-            some experts whole (twophase.parallel.expert_parallel). None: every expert is here, or a part of each.
+            some experts whole (twophase_features.parallel.expert_parallel). None: every expert is here, or a part of
+            each.
 
     Attributes:
         watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of

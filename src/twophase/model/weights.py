@@ -19,15 +19,15 @@ from twophase.cache.memory import free_host_memory_bytes
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 from twophase.model.config import ModelConfig, read_json_object
-from twophase.model.experts import EXPERT_NAMES, SparseMLP, expert_shapes, is_sparse
 from twophase.model.linear import GroupedLinear, Linear, LinearLayer, make_grouped_linear, make_linear
-from twophase.quantization.checkpoint_config import CheckpointFormat
-from twophase.quantization.checkpoints import StoredTensor, is_quantized, read_weight, stored_tensors
-from twophase.quantization.gguf_file import GGUFWeights, find_gguf
-from twophase.quantization.linear import SideBySide, make_quantized_linear
-from twophase.quantization.rounding import NotFiniteError, quantize
-from twophase.quantization.schemes import Scheme, head_scheme
-from twophase.quantization.weight import QuantizedWeight, can_stack, stack
+from twophase_features.experts import EXPERT_NAMES, SparseMLP, expert_shapes, is_sparse
+from twophase_features.quantization.checkpoint_config import CheckpointFormat
+from twophase_features.quantization.checkpoints import StoredTensor, is_quantized, read_weight, stored_tensors
+from twophase_features.quantization.gguf_file import GGUFWeights, find_gguf
+from twophase_features.quantization.linear import SideBySide, make_quantized_linear
+from twophase_features.quantization.rounding import NotFiniteError, quantize
+from twophase_features.quantization.schemes import Scheme, head_scheme
+from twophase_features.quantization.weight import QuantizedWeight, can_stack, stack
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -6,12 +6,12 @@ from collections.abc import Sequence as Seq
 from numbers import Real
 from typing import Any
 
-from twophase.cache.window import SlidingWindow
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.sequence import Sequence
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 def check_request(

@@ -10,12 +10,12 @@ from typing import final
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import FREED
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import BlockCopy, BlockSwap
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.growth import OutputLengths, growth_rule
 from twophase.scheduling.sequence import Sequence
+from twophase_features.windows.sliding_window import FREED
 
 
 class Refusal(enum.Enum):

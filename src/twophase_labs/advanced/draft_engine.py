@@ -9,9 +9,9 @@ from typing import final
 
 from twophase import LLM, SamplingParams
 from twophase.core.plan import StepPlan
-from twophase.engine.drafters import Drafter, DraftRequest
-from twophase.engine.speculation import Speculator
-from twophase.engine.speculation_gate import SpeculationGate
+from twophase_features.speculation.drafters import Drafter, DraftRequest
+from twophase_features.speculation.gate import SpeculationGate
+from twophase_features.speculation.speculator import Speculator
 from twophase_labs.advanced.prefix_service import shared_engine
 
 NUM_DRAFTS = 4

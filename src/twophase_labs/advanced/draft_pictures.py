@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.advanced.draft_pair import PairRun
+from twophase_tools.colours import COLOURS, INK, LINE
 
 BLUE, ORANGE, GREEN, _, SKY, VERMILION, _ = COLOURS
 STYLES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"))

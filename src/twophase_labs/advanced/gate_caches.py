@@ -12,8 +12,8 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase.engine.drafters import NgramDrafter
-from twophase.engine.speculation import Speculator
+from twophase_features.speculation.drafters import NgramDrafter
+from twophase_features.speculation.speculator import Speculator
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS
 from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprises_at_fact, text_ids
 from twophase_tools.bench import quality_tasks

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_tools.bench.quality import estimate
+from twophase_tools.colours import COLOURS, INK, LINE
 
 
 def with_margin(mean: float, margin: float) -> str:

@@ -10,7 +10,7 @@ import jsonschema
 
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.outputs import CompletionOutput
-from twophase.engine.guidance import Guidance
+from twophase_features.structured_outputs.guidance import Guidance
 from twophase_labs.advanced.one_copy import open_llm
 
 CITIES = ("Paris", "Cairo", "Tokyo", "Rome", "Delhi", "Quito", "Berlin", "Dublin", "Seoul", "Vienna", "Hanoi", "Prague")

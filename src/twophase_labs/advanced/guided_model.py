@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.model.tokenizer import Tokenizer
+from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_labs.kit.models import smollm2
 
 EXAMPLE = 'City: Oslo\nRecord: {"city": "Oslo", "inhabitants": 700000}\n\n'

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
+from twophase_tools.colours import COLOURS, INK, LINE
 
 BLUE, ORANGE = COLOURS[0], COLOURS[5]
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, INK
 from twophase_labs.advanced.window_engine import text_ids
+from twophase_tools.colours import COLOURS, INK
 
 LAYERS = (2, 9, 16, 23)
 Keep = Callable[[Float[Tensor, "T T"]], Sequence[int]]

@@ -4,7 +4,7 @@ from typing import Any
 from unittest.mock import patch
 
 from twophase import LLM, assembly
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.advanced.prefix_service import shared_engine
 
 

@@ -23,19 +23,19 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager, CacheStats
-from twophase.core.colours import COLOURS, INK
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.outputs import RequestOutput
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.engine.guidance import GuidanceError
 from twophase.engine.runner import Runner, TakeLogits
-from twophase.engine.speculation import Speculator
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase_features.model_store.prepare import DEFAULT_MODEL
+from twophase_features.speculation.speculator import Speculator
+from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
 from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
 from twophase_labs.advanced.guided_model import end_id, token_texts
 from twophase_labs.advanced.one_copy import open_llm
+from twophase_tools.colours import COLOURS, INK
 
 Names = list[Any]
 Hashes = Callable[[Sequence[int], int, str], Names]

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrow, Rectangle
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = COLOURS
 OF_SEVERAL, OF_ONE = (BLUE, ORANGE, VERMILION, SKY), (GREEN, PINK, YELLOW)

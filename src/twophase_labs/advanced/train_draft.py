@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from twophase import LLM, SamplingParams
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import Runner, TakeLogits
-from twophase.model.prepare import cache_home
+from twophase_features.model_store.prepare import cache_home
 from twophase_labs.advanced.one_copy import open_llm
 from twophase_labs.kit.models import smollm2
 

@@ -16,9 +16,9 @@ from twophase import LLM
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
-from twophase.cache.window import SlidingWindow
-from twophase.model.prepare import DEFAULT_MODEL, resolve_model
 from twophase.model.tokenizer import Tokenizer
+from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
+from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_labs.advanced.one_copy import open_llm
 from twophase_tools.bench.perplexity import prose, step_logits
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 from twophase_labs.advanced.window_engine import Reading
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS
 STYLES = ((BLUE, "-", "o"), (VERMILION, "--", "s"), (GREEN, "-.", "^"))

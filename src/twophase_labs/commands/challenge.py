@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         EntryError, EntrantError: The file does not play, or cannot be entered.
     """
-    from twophase.model.prepare import cache_home
+    from twophase_features.model_store.prepare import cache_home
     from twophase_labs.scheduling import challenge, leaderboard
 
     folder, seeds = args.folder or cache_home() / "challenge", tuple(args.seed or challenge.SEEDS)

@@ -11,13 +11,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase.model.linear import LinearLayer, make_linear
-from twophase.quantization.linear import FEW_ROWS, Int4Linear, make_quantized_linear
-from twophase.quantization.rounding import quantize
-from twophase.quantization.schemes import SCHEMES
+from twophase_features.quantization.linear import FEW_ROWS, Int4Linear, make_quantized_linear
+from twophase_features.quantization.rounding import quantize
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_labs.compression.changed_model import linears, weight_of
 from twophase_labs.kit.timing import seconds
+from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_INPUTS = 576
 NAMES = {"float32": "float32", "bf16": "bf16, packed", "4 bits": "4 bits, groups of 64"}

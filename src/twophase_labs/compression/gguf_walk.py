@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
-from twophase.model.prepare import DEFAULT_MODEL_AS_STORED, resolve_model
-from twophase.quantization.gguf_file import find_gguf, hugging_face_name, to_half_split
+from twophase_features.model_store.prepare import DEFAULT_MODEL_AS_STORED, resolve_model
+from twophase_features.quantization.gguf_file import find_gguf, hugging_face_name, to_half_split
 from twophase_labs.compression.changed_model import linears
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLOCK_BYTES = 20
 # Query and key rows are in llama.cpp's order, the pairs of RoPE side by side.

@@ -18,8 +18,8 @@ from torch import Tensor
 from twophase import LLM, SamplingParams
 from twophase.model.linear import LinearLayer, make_linear
 from twophase.model.weights import ModelWeights
-from twophase.quantization.linear import make_quantized_linear
-from twophase.quantization.weight import QuantizedWeight
+from twophase_features.quantization.linear import make_quantized_linear
+from twophase_features.quantization.weight import QuantizedWeight
 from twophase_labs.compression.changed_model import linears, recorded_inputs
 from twophase_labs.compression.step_bytes import open_engine
 from twophase_tools.bench.perplexity import more_prose, prose, step_logits

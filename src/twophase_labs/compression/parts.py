@@ -8,7 +8,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.compression.own_engine import (
     KINDS,
     NUM_LAYERS,
@@ -19,6 +18,7 @@ from twophase_labs.compression.own_engine import (
     in_groups,
     matrix,
 )
+from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256
 FORMATS = ("4 bits", "8 bits", "16 bits")

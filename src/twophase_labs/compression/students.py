@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from twophase.core.colours import COLOURS, INK
 from twophase_labs.advanced.train_draft import DraftNetwork
 from twophase_labs.kit.models import smollm2
+from twophase_tools.colours import COLOURS, INK
 
 BEGINNING = "Once upon a time, there was"
 NUM_STORIES, NUM_TRAINED, NUM_NEW, NUM_LIKELIEST = 24, 18, 24, 8

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs
 from twophase_labs.kit.timing import seconds
+from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256  # enough for ratios of 2 and more
 SHAPE = (1536, 576)  # of an up projection

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from twophase.core.colours import DECODE, PREFILL
 from twophase.core.outputs import StepTrace
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
+from twophase_tools.colours import DECODE, PREFILL
 
 PREFILL_STYLE: dict[str, Any] = {"facecolor": PREFILL, "alpha": 0.8, "edgecolor": "white", "hatch": "//"}
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twophase.model.prepare import DEFAULT_MODEL, resolve_model
+from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 
 
 @cache

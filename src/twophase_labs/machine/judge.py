@@ -345,7 +345,7 @@ def unavailable(exercise: Exercise) -> str:
         except KernelsUnavailableError as error:
             return f"needs Triton: {error}"
     if "model" in exercise.needs:
-        from twophase.model.prepare import default_model_dir
+        from twophase_features.model_store.prepare import default_model_dir
 
         if not (default_model_dir() / "config.json").exists():
             return "needs the model; run `twophase model prepare`"

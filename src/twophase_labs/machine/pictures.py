@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 
 def draw_block_tables(

@@ -40,7 +40,7 @@ def watch_transfer(llm: LLM) -> dict[str, float]:
 
 
 def main() -> None:
-    from twophase.parallel.disaggregation import disaggregated  # which only ranks need
+    from twophase_features.parallel.disaggregation import disaggregated  # which only ranks need
 
     torch.set_num_threads(1)
     with disaggregated(**OPTIONS, step_timeout_s=120, startup_timeout_s=300) as llm:

@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.many_machines.fleets import Outcome, Scaled
+from twophase_tools.colours import COLOURS, INK, LINE
 
 
 def draw_fleets(outcomes: Sequence[Outcome]) -> Figure:

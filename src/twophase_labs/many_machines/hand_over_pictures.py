@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, Rectangle
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE, PREFILL
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE, PREFILL
 
 BLUE, GREEN, SKY = COLOURS[0], COLOURS[2], COLOURS[4]
 NUM_SHOWN = 12

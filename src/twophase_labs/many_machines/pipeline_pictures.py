@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 from twophase_labs.many_machines.stages import bubble_share
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 Spans = list[list[tuple[float, float]]]
 

@@ -6,10 +6,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.operations.bottlenecks import PARTS, Service
 from twophase_labs.operations.canary_gate import Line
 from twophase_labs.operations.more_samples import Accuracy
+from twophase_tools.colours import COLOURS, INK, LINE
 
 
 def draw_looks(looks: Mapping[int, Sequence[Line]], names: Sequence[str]) -> Figure:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK
 from twophase_labs.operations.incidents import Hour
 from twophase_labs.operations.machines import Machine
 from twophase_labs.operations.service import ON_H100, ON_L4, Setting, Traffic
+from twophase_tools.colours import COLOURS, INK
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.step_load import StepLoad
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK
 from twophase.scheduling.policies import ChunkedPrefillPolicy
 from twophase_labs.operations.dashboards import SHOWN
 from twophase_labs.operations.incidents import FAST_LINK, Hour, outcome
 from twophase_labs.operations.overload import LAST, Overload
+from twophase_tools.colours import COLOURS, INK
 
 COLUMN_OF = {hour.cause: name for name, (hour, _) in SHOWN.items()}
 

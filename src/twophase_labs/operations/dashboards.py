@@ -7,7 +7,6 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.operations.incidents import (
     BATCHING,
     FORMAT,
@@ -19,6 +18,7 @@ from twophase_labs.operations.incidents import (
     Hour,
     Sample,
 )
+from twophase_tools.colours import COLOURS, INK, LINE
 
 # In the order of the columns; the notebook does not say which is which.
 SHOWN: Mapping[str, tuple[Hour, int]] = {

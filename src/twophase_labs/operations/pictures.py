@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_labs.operations.burst import VALUES, Burst, Told
 from twophase_labs.operations.six_terms import TERMS, Timed
+from twophase_tools.colours import COLOURS, INK, LINE
 
 TERM_COLOURS = dict(zip(TERMS, (COLOURS[0], COLOURS[5], COLOURS[3], COLOURS[1], COLOURS[2], COLOURS[4]), strict=True))
 HATCHES = dict(zip(TERMS, ("", "//", "..", "", "xx", "\\\\"), strict=True))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, EMPTY, INK
 from twophase_tools.capacity.config import parse_config
 from twophase_tools.capacity.memory import MemoryTable, blocks_of, memory_table
+from twophase_tools.colours import COLOURS, EMPTY, INK
 
 L4 = "{name: L4, memory: 24 GB, flops_per_s: 121e12, bytes_per_s: 300e9, link_bytes_per_s: 32e9}"
 H100 = "h100"

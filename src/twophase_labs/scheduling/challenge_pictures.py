@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from twophase.core.colours import COLOURS, INK
+from twophase_tools.colours import COLOURS, INK
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, EMPTY, INK
 from twophase_labs.scheduling.classes import RUSH_S, of_class, ttfts
+from twophase_tools.colours import COLOURS, EMPTY, INK
 from twophase_tools.load.records import RequestRecord
 
 BLUE, ORANGE, GREEN, _, _, VERMILION, _ = COLOURS

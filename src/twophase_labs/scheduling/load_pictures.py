@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, LINE
+from twophase_tools.colours import COLOURS, LINE
 
 BLUE, ORANGE, GREEN, *_ = COLOURS
 

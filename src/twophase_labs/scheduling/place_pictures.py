@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from twophase.core.colours import COLOURS, EMPTY, INK, LINE
 from twophase_labs.scheduling.teaching import Log
+from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 Spans = Sequence[tuple[int, int]]
 SKY, VERMILION = COLOURS[4], COLOURS[5]

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from twophase.core.colours import DECODE, INK, PREFILL
+from twophase_tools.colours import DECODE, INK, PREFILL
 
 PHASES = ((False, PREFILL, "s", "with prefill"), (True, DECODE, "o", "decodes only"))
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)

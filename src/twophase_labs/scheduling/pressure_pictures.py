@@ -9,7 +9,7 @@ from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from twophase.core.colours import COLOURS, INK
+from twophase_tools.colours import COLOURS, INK
 
 BLUE, _, GREEN, _, _, VERMILION, _ = COLOURS
 

@@ -17,9 +17,9 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.llm import LLM
-from twophase.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_tools.bench.machine import num_usable_cores, record_machine
 
 NUM_RANKS = 2

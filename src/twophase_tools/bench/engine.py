@@ -100,7 +100,7 @@ def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads
     from twophase.model.config import load_config
     from twophase.model.device_and_dtype import resolve_device, resolve_dtype
     from twophase.model.llama import model_backend
-    from twophase.model.prepare import resolve_model
+    from twophase_features.model_store.prepare import resolve_model
 
     folder = resolve_model(model)
     config = load_config(folder)

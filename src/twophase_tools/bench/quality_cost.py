@@ -10,7 +10,7 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
-from twophase.quantization.schemes import SCALE_BYTES
+from twophase_features.quantization.schemes import SCALE_BYTES
 from twophase_tools.simulate.model_shapes import model_shape
 
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4

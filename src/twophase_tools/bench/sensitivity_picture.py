@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from twophase.core.colours import COLOURS, INK, LINE
 from twophase_tools.bench.sensitivity import Damage, SensitivityReport
+from twophase_tools.colours import COLOURS, INK, LINE
 
 BLUE, ORANGE, GREEN, *_ = COLOURS
 NAMED_LAYERS = 12  # more ticks than that cannot be read

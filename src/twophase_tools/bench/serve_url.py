@@ -42,7 +42,7 @@ def bench_url(
         ServerError: Nobody answers at the URL.
     """
     from twophase.model.config import load_config
-    from twophase.model.prepare import resolve_model
+    from twophase_features.model_store.prepare import resolve_model
 
     if retries < 0:
         raise ConfigError(f"--retries must be at least 0, got {retries}.")

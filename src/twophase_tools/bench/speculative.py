@@ -13,9 +13,9 @@ from typing import Any
 
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
-from twophase.engine.speculation import Speculator
-from twophase.engine.speculation_gate import SpeculationGate
 from twophase.llm import LLM
+from twophase_features.speculation.gate import SpeculationGate
+from twophase_features.speculation.speculator import Speculator
 from twophase_tools.bench.machine import MachineRecord, record_machine
 
 WAYS = ("without", "always", "while it pays")

@@ -15,11 +15,11 @@ import torch
 from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
-from twophase.model.experts import SparseMLP
 from twophase.model.linear import LinearLayer
 from twophase.model.weights import DenseMLP, ModelWeights
-from twophase.parallel.peers import Traffic
-from twophase.parallel.tensor_parallel import DriverRunner
+from twophase_features.experts import SparseMLP
+from twophase_features.parallel.peers import Traffic
+from twophase_features.parallel.tensor_parallel import DriverRunner
 from twophase_tools.bench.machine import num_usable_cores, record_machine
 
 KIB, MIB = 1024, 1024**2

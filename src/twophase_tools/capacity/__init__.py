@@ -7,9 +7,10 @@ memory                       bytes of weights, workspace and K/V on one GPU; blo
 workload_cost, steady_state  what a mean request costs by roofline, and many of them at once, by Little's law
 pools                        prefill and decode on engines of their own: how many of each
 cautions                     what should make one think again, with the number that says so
+plan_file                    that section, read and opened as an engine
 plan, report                 all of it together, as text and as JSON
 engine_section               the engine's options as the plan has them, written below it
 simulation                   the same engines under a simulated clock
 """
 
-__all__ = ["cautions", "config", "engine_section", "memory", "plan", "pools", "report", "simulation"]
+__all__ = ["cautions", "config", "engine_section", "memory", "plan", "plan_file", "pools", "report", "simulation"]

@@ -7,9 +7,9 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
-from twophase.plan_file import split
-from twophase.quantization.schemes import SCHEMES
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity import kinds
+from twophase_tools.capacity.plan_file import split
 from twophase_tools.capacity.yaml_file import Key, YamlFile, read_text
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import Assumptions

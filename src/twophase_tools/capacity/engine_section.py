@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase.model.prepare import DEFAULT_MODEL
-from twophase.plan_file import with_section
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.plan_file import with_section
 from twophase_tools.capacity.yaml_file import read_text
 
 # Of the models that a plan knows by name: what `LLM` calls them.

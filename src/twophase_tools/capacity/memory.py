@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from twophase.cache.window import SlidingWindow
 from twophase.core.sizes import MLP_UNIT, activation_bytes
+from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_tools.capacity.config import Eviction, PlanConfig
 from twophase_tools.simulate.model_shapes import ModelShape
 
@@ -59,7 +59,7 @@ def host_weight_bytes(shape: ModelShape, dtype: "torch.dtype", keeps_plain: bool
         dtype: Of the activations, and of plain layers.
         keeps_plain: Whether layers in 4 bits have a plain copy besides, for steps of many rows.
     """
-    from twophase.quantization.linear import host_layer_bytes
+    from twophase_features.quantization.linear import host_layer_bytes
 
     def layer(num_outputs: int, num_inputs: int) -> int:
         return host_layer_bytes(shape.scheme, num_outputs, num_inputs, dtype, keeps_plain)

@@ -393,8 +393,8 @@ def _workload(args: argparse.Namespace) -> "Workload":
 
 
 def _dataset(args: argparse.Namespace, load: "Load") -> "Workload":
-    from twophase.model.prepare import resolve_model
     from twophase.model.tokenizer import Tokenizer
+    from twophase_features.model_store.prepare import resolve_model
     from twophase_tools.load.dataset import read_dataset
 
     return read_dataset(args.dataset, Tokenizer.from_folder(resolve_model(args.model)).encode, load)

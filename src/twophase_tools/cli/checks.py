@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, ModelFolderError
-from twophase.model import prepare
+from twophase_features.model_store import prepare
 from twophase_tools import extras
 from twophase_tools.cli.diagnosis import Check, Finding
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 
 from twophase.config import EngineConfig
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_tools.cli.checks import CHECKS, check_weights
 from twophase_tools.cli.diagnosis import Check, Diagnosis, Finding
 from twophase_tools.cli.engine_options import engine_config

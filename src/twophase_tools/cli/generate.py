@@ -8,14 +8,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from twophase.config import EngineConfig
-from twophase.core.beam_search import BeamSearchOutput, BeamSearchParams
 from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
-from twophase.features import check_pairs
-from twophase.selection import best_of, mean_logprob
+from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
+from twophase_features.pairs import check_pairs
+from twophase_features.selection import best_of, mean_logprob
 from twophase_tools.cli.arguments import read_standard_input, read_text
 from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
@@ -154,7 +154,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 def _open(args: argparse.Namespace, config: EngineConfig) -> "AbstractContextManager[LLM | None]":
     """The model; None in a process that computes prompts for another's."""
     if args.disaggregate:
-        from twophase.parallel.disaggregation import disaggregated
+        from twophase_features.parallel.disaggregation import disaggregated
 
         return disaggregated(args.model, config=config)
     from twophase.llm import LLM

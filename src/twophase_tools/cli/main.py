@@ -19,7 +19,7 @@ from twophase.core.errors import (
     ModelFolderError,
     TwophaseError,
 )
-from twophase.model.prepare import DEFAULT_MODEL
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_tools.cli import plan, profile, serve, simulate
 from twophase_tools.cli.arguments import text, whole
 from twophase_tools.cli.engine_options import add_engine_options, add_speculative_options

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from twophase.core.errors import ModelFolderError
-from twophase.model import prepare
+from twophase_features.model_store import prepare
 
 
 def run(args: argparse.Namespace) -> int:

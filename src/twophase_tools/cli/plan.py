@@ -15,7 +15,9 @@ def add_parser(subparsers: Any) -> None:
     source.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="the file; --example prints one")
     source.add_argument("--example", action="store_true", help="print a file to start from")
     parser.add_argument(
-        "--write", action="store_true", help="put the engine's options into the file, for LLM.from_plan to open"
+        "--write",
+        action="store_true",
+        help="put the engine's options into the file, for open_plan to open",
     )
     parser.add_argument("--json", action="store_true", help="machine-readable results")
     parser.set_defaults(run=run)

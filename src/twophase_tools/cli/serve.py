@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     check_installed("twophase serve", "starlette", "uvicorn", "prometheus_client", extra="server")
     from dataclasses import replace
 
-    from twophase.features import check_pairs
+    from twophase_features.pairs import check_pairs
     from twophase_server.run import serve
     from twophase_tools.cli.generate import speculative_config
 

@@ -258,7 +258,7 @@ def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], lis
 
 def _calibration(args: argparse.Namespace) -> "Calibration":
     """The stored one, if it is of this machine, model and versions; else, or when asked for, a new one."""
-    from twophase.model.prepare import cache_home
+    from twophase_features.model_store.prepare import cache_home
     from twophase_tools.simulate.calibrate import calibrate, read_calibration
 
     path, key = cache_home() / "calibration.json", _calibration_key(args)
@@ -281,8 +281,8 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     from twophase.config import EngineConfig
     from twophase.model.config import load_config
     from twophase.model.device_and_dtype import resolve_device
-    from twophase.model.prepare import DEFAULT_MODEL, resolve_model
     from twophase.sizing import limits_of
+    from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
     from twophase_tools.bench.machine import record_machine
 
     folder, device, machine = resolve_model(args.model or DEFAULT_MODEL), resolve_device("auto"), record_machine()
@@ -299,7 +299,7 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
 
 def _open_rig(args: argparse.Namespace, **limits: Any) -> "Rig":
     from twophase.llm import LLM
-    from twophase.model.prepare import DEFAULT_MODEL
+    from twophase_features.model_store.prepare import DEFAULT_MODEL
     from twophase_tools.simulate.rig import Rig
 
     return Rig(LLM(args.model or DEFAULT_MODEL, skip_tokenizer_init=True, **limits), cpu_time=args.cpu_time)

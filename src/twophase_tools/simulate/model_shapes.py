@@ -7,7 +7,7 @@ from typing import Any
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.core.sizes import kv_bytes_per_token
 from twophase.model.config import ExpertsConfig
-from twophase.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
+from twophase_features.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
 
 BFLOAT16_BYTES = 2
 
@@ -197,7 +197,7 @@ def model_shape(name: str) -> ModelShape:
     if name in MODELS:
         return MODELS[name]
     from twophase.model.config import load_config
-    from twophase.model.prepare import resolve_model
+    from twophase_features.model_store.prepare import resolve_model
 
     try:
         config = load_config(resolve_model(name))

@@ -20,12 +20,12 @@ from twophase.core.outputs import StepTrace
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.engine.metrics import WaitingRequests
-from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase.scheduling.sequence import SequenceStatus
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.simulate.cost_model import CostModel, StepCost
+from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase_tools.simulate.observers import Observer, Recorder
 from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.step_load import load_of
@@ -60,7 +60,7 @@ class Replica:
 
     Args:
         scheduler: Fresh; nothing in it is unfinished.
-        fast_forward: Do long stretches of decodes at once (see `twophase.scheduling.fast_forward`). The results are
+        fast_forward: Do long stretches of decodes at once (see `twophase_tools.simulate.fast_forward`). The results are
             the same; without it, each step is planned.
 
     Attributes:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from twophase import SamplingParams
-from twophase.engine.speculation import Speculator
+from twophase_features.speculation.speculator import Speculator
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_pair import ModelDrafter, SmallModel
 from twophase_labs.advanced.guided_machine import trie_of

@@ -8,7 +8,7 @@ import torch
 
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.plan import ScheduledChunk
-from twophase.engine.guidance import Guidance
+from twophase_features.structured_outputs.guidance import Guidance
 from twophase_labs.advanced import guided_model
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.own_engine import (

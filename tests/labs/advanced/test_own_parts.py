@@ -5,7 +5,7 @@ import torch
 
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase.cache.window import SlidingWindow, kept_blocks
+from twophase_features.windows.sliding_window import SlidingWindow, kept_blocks
 from twophase_labs.advanced.gate_caches import FewBits
 from twophase_labs.advanced.window_engine import OwnMask, OwnWindow
 

@@ -9,11 +9,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
-from twophase.core.colours import DECODE, PREFILL
 from twophase_labs.decode import run_pictures
 from twophase_labs.machine import themes
 from twophase_labs.machine.pictures import draw_block_tables
 from twophase_labs.scheduling import prediction_pictures
+from twophase_tools.colours import DECODE, PREFILL
 from twophase_tools.load import pictures
 
 

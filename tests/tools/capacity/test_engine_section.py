@@ -10,14 +10,16 @@ from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from tests.tools.capacity.plans import text
 from tests.tools.capacity.test_memory import as_on_a_gpu, tensors_in
-from twophase import LLM, SamplingParams, plan_file
+from twophase import SamplingParams
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.scheduling.policies import ChunkedPrefillPolicy
 from twophase.sizing import step_bytes
+from twophase_tools.capacity import plan_file
 from twophase_tools.capacity.config import EXAMPLE, parse_config, read_config
 from twophase_tools.capacity.engine_section import engine_options, write_engine
 from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.plan_file import open_plan
 
 SMALL = {
     "model": "model",
@@ -54,7 +56,7 @@ def test_the_engine_holds_what_the_plan_says(case, tmp_path, monkeypatch):
     monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)  # packed, weights tell no size
     family, changes = CASES[case]
     path, plan = written_plan(tmp_path, family, **changes)
-    llm = LLM.from_plan(path, device="cpu", skip_tokenizer_init=True)
+    llm = open_plan(path, device="cpu", skip_tokenizer_init=True)
     table, config, limits = plan.memory, plan.config, llm.scheduler.config
     assert llm.model_dir == tmp_path / "model"
     assert llm.scheduler.cache.num_blocks == llm.kv_cache.num_blocks == table.num_blocks > 16
@@ -86,7 +88,7 @@ def test_the_engine_holds_quantised_weights_as_the_plan_says(tmp_path, monkeypat
     path.write_text(text(**SMALL | {"quantization": "int4"}), encoding="utf-8")
     plan = Plan(read_config(path))
     write_engine(path, plan)
-    llm = LLM.from_plan(path, device="cpu", skip_tokenizer_init=True)
+    llm = open_plan(path, device="cpu", skip_tokenizer_init=True)
     assert llm.config.quantization == "int4"
     held = {
         each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
@@ -96,7 +98,7 @@ def test_the_engine_holds_quantised_weights_as_the_plan_says(tmp_path, monkeypat
 
 def most_at_once(path, num_requests):
     """Requests as long as the context that run at once, when none may be preempted."""
-    llm = LLM.from_plan(path, device="cpu", skip_tokenizer_init=True, admission="reserve", enable_prefix_caching=False)
+    llm = open_plan(path, device="cpu", skip_tokenizer_init=True, admission="reserve", enable_prefix_caching=False)
     prompts = [{"prompt_token_ids": [7, 8, index]} for index in range(num_requests)]
     llm.generate(prompts, SamplingParams(max_tokens=61, temperature=0, ignore_eos=True), use_tqdm=False)
     assert llm.engine.stats().num_preemptions == 0
@@ -139,7 +141,7 @@ def test_the_command_writes_it_and_changes_no_other_line(twophase, tmp_path):
 def test_options_and_model_can_be_put_in_place_of_the_plans(tmp_path):
     path, _ = written_plan(tmp_path)
     other, _ = make_folder("qwen2", tmp_path / "other", eos_token_id=None)
-    llm = LLM.from_plan(str(path), model=other, device="cpu", skip_tokenizer_init=True, num_kv_blocks=40, block_size=8)
+    llm = open_plan(str(path), model=other, device="cpu", skip_tokenizer_init=True, num_kv_blocks=40, block_size=8)
     assert llm.model_dir == other
     assert (llm.scheduler.cache.num_blocks, llm.scheduler.cache.block_size) == (40, 8)
     assert llm.scheduler.config.max_num_seqs == 8
@@ -161,7 +163,7 @@ def test_a_model_of_mixed_layers_has_no_plan_and_may_take_the_place_of_one_that_
         ConfigError, match=r"config\.yaml:1: model .*layers that see all keys and layers that see a win"
     ):
         parse_config(text(**SMALL | {"model": "mixed"}), folder=tmp_path)
-    llm = LLM.from_plan(path, model=mixed, device="cpu", skip_tokenizer_init=True, admission="reserve")
+    llm = open_plan(path, model=mixed, device="cpu", skip_tokenizer_init=True, admission="reserve")
     assert llm.scheduler.cache.num_groups > 1
     (output,) = llm.generate([[7, 8, 9]], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 40
@@ -220,7 +222,7 @@ def test_a_section_that_cannot_be_opened(spoil, said, tmp_path):
     path, _ = written_plan(tmp_path)
     path.write_text(spoil(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
-        LLM.from_plan(path)
+        open_plan(path)
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"])
@@ -229,7 +231,7 @@ def test_a_file_that_cannot_be_read(content, tmp_path):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
-        LLM.from_plan(path)
+        open_plan(path)
 
 
 def check_file(module: ModuleType) -> None:
@@ -272,7 +274,7 @@ def test_the_file_by_hand():
     ],
 )
 def test_mutants_of_the_file_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.plan_file", old, new), check_file)
+    KillTable.record(Mutant(name, "twophase_tools.capacity.plan_file", old, new), check_file)
 
 
 @pytest.mark.mutants

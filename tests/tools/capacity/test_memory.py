@@ -16,11 +16,11 @@ from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
-from twophase.parallel.sharding import Shard
-from twophase.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase.quantization.linear import StoredLinear
-from twophase.quantization.schemes import SCHEMES
 from twophase.sizing import step_bytes
+from twophase_features.parallel.sharding import Shard
+from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
+from twophase_features.quantization.linear import StoredLinear
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity import memory
 from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
 from twophase_tools.capacity.memory import blocks_of, even_shape, workspace_bytes

@@ -12,7 +12,7 @@ from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
-from twophase.quantization.schemes import SCHEMES
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.bench.quality_cost import weight_memory_bytes
 from twophase_tools.capacity import weights_here as module
 from twophase_tools.capacity.weights_here import weights_here

@@ -1,6 +1,6 @@
 """`twophase model`."""
 
-from twophase.model import prepare
+from twophase_features.model_store import prepare
 
 
 def test_path_needs_no_model(twophase, monkeypatch, tmp_path):

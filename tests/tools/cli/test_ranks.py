@@ -9,7 +9,7 @@ import pytest
 
 from tests.mutation import KillTable, Mutant
 from tests.tools.cli.conftest import child_environment, run_cli
-from twophase.parallel.launch import RankResult, is_running
+from twophase_features.parallel.launch import RankResult, is_running
 from twophase_tools.cli import ranks
 
 

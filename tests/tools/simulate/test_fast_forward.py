@@ -8,7 +8,6 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase.scheduling.ledger import Refusal
 from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
@@ -22,6 +21,7 @@ from twophase.scheduling.policies import (
     StaticPolicy,
 )
 from twophase_tools.simulate.cost_model import LinearCostModel
+from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase_tools.simulate.simulator import simulate
 
 POLICIES = (

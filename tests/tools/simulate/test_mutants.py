@@ -9,7 +9,7 @@ from tests.mutation import KillTable, Mutant
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from tests.tools.simulate.test_fast_forward import COSTS, POLICIES, state_of
 
-LEAP = "twophase.scheduling.fast_forward"
+LEAP = "twophase_tools.simulate.fast_forward"
 
 MUTANTS = [
     Mutant("an arrival disturbs nobody", LEAP, "if scheduler.num_waiting and not is_refused_again:", "if False:"),

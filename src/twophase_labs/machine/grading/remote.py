@@ -127,7 +127,7 @@ class Rules:
         return True
 
 
-OURS = ("twophase", "twophase_tools", "twophase_labs")
+OURS = ("twophase", "twophase_features", "twophase_tools", "twophase_labs")
 
 
 class TrustedRules(Rules):

@@ -40,7 +40,7 @@ from typing import Any
 import numpy.random  # noqa: F401  (judge.py uses it; numpy would load it at its first use, in a process that sees no files)
 import torch
 
-from twophase.model.prepare import cache_home
+from twophase_features.model_store.prepare import cache_home
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.answers import USE, ByReference, become_private, run_helpers, silence_the_notebook

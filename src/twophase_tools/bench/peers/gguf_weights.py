@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from twophase.model.prepare import DEFAULT_MODEL, GGUF_FILE, INSTALL, PACKAGE, default_model_dir
+from twophase_features.model_store.prepare import DEFAULT_MODEL, GGUF_FILE, INSTALL, PACKAGE, default_model_dir
 from twophase_tools.bench.peers.process import NotRunError
 
 SHIPPED = "Q4_1"  # of the linear layers; the embeddings are Q8_0, norms F32

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from twophase.model.prepare import default_model_dir
+from twophase_features.model_store.prepare import default_model_dir
 from twophase_tools.bench.peers import gguf_weights
 from twophase_tools.bench.peers.process import NotRunError
 

@@ -1,0 +1,456 @@
+"""The processes that compute together: every wait has a limit, and a peer that is gone is an error, never a hang.
+
+What gloo does when a peer is lost, found by experiment (torch 2.13, Linux): its death closes its connections, and
+a rank that waits for it gets an error within milliseconds ("Connection closed by peer", "Connection reset by peer"). A
+stopped process (SIGSTOP), a frozen machine or a cut cable closes nothing: a wait then ends when the limit of the
+process group is over, and with the default limit that is 30 minutes. After either, every further call fails at once,
+and neither `destroy_process_group` nor the end of the interpreter waits for the lost peer.
+
+The limit belongs to a process group, not to a call. So there are several groups over the same processes: one for the
+inside of a step, where every rank is at work and silence means trouble, and one for the time between steps, where a
+worker may wait for ever and only the death of its driver wakes it.
+"""
+
+import os
+import queue
+import re
+import signal
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from twophase.config import DEFAULT_STEP_TIMEOUT_S
+from twophase.core.errors import ConfigError, PeerLostError
+
+DEFAULT_STARTUP_TIMEOUT_S = 60.0
+FOR_EVER = timedelta(days=3650)
+ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each other
+EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
+
+JOIN_GRACE_S = 1.0  # torch's own limit ends a join with a better reason
+MOST_PORT = 65_535
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one kind of call has moved so far. Only `Peers` changes it.
+
+    Attributes:
+        num_calls: How often.
+        num_bytes: Of the tensors handed over; what an algorithm makes of it on the wire is its own affair.
+        elapsed_s: In these calls, waiting for slower peers included.
+    """
+
+    num_calls: int = 0
+    num_bytes: int = 0
+    elapsed_s: float = 0.0
+
+
+@final
+class Transfer:
+    """A send or receive under way. The tensor belongs to it until `wait` has returned."""
+
+    def __init__(self, peers: "Peers", work: Any, peer: int, what: str) -> None:
+        self._peers = peers
+        self._work = work
+        self._peer = peer
+        self._what = what
+
+    def wait(self) -> None:
+        """Block until it is done.
+
+        Raises:
+            PeerLostError: The other side is gone or silent.
+        """
+        self._peers._guarded(self._work.wait, self._what, self._peer)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+@final
+class Peers:
+    """This process's place among `world_size` processes, and what it says to the others. Not thread-safe.
+
+    Made by `Peers.join`. Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises
+    `PeerLostError` when a peer dies, and when it says nothing for `step_timeout_s`; from then on every call raises it.
+    `what` says in that error what was waited for.
+
+    While it is open, SIGTERM does not end the process at once: torchrun sends it to all ranks as soon as one has died,
+    and a survivor must live long enough to notice the loss and say so. It ends `step_timeout_s` later at the latest.
+
+    Attributes:
+        rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
+        device: Where this rank computes.
+        step_timeout_s: How long a silent peer is waited for.
+        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'broadcast', 'send', 'recv',
+            'call'. `isend` and `irecv` are not in it: what they move may take its time while other things are done.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        local_rank: int,
+        world_size: int,
+        device: torch.device,
+        timeouts_s: tuple[int | float, int | float],
+        store: Any,
+    ) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
+        self.device = device
+        self.step_timeout_s, self._startup_timeout_s = timeouts_s
+        self._store = store
+        self._limit_s: int | float = self.step_timeout_s
+        self._lost: PeerLostError | None = None
+        self._is_open = True
+        self._sigterm: Any = None
+        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
+
+    @classmethod
+    def join(
+        cls,
+        device: str | torch.device = "auto",
+        *,
+        step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
+        startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
+    ) -> "Peers":
+        """Join the group that torchrun's environment variables describe.
+
+        Args:
+            device: 'auto' is cuda:LOCAL_RANK where there is CUDA, else 'cpu'.
+            step_timeout_s: How long a silent peer is waited for in the middle of a step.
+            startup_timeout_s: How long the others may take to get here.
+
+        Raises:
+            ConfigError: No torchrun around this process, or a limit that is no positive number.
+            PeerLostError: A rank did not come in time.
+        """
+        rank, local_rank, world_size = place()
+        for name, value in (("step_timeout_s", step_timeout_s), ("startup_timeout_s", startup_timeout_s)):
+            if not value > 0:
+                raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
+        device = _device(device, local_rank)
+        store = _meet(rank, world_size, startup_timeout_s)
+        peers = cls(rank, local_rank, world_size, device, (step_timeout_s, startup_timeout_s), store)
+        peers._limit_s = startup_timeout_s
+        peers._guarded(lambda: peers._open_groups(timedelta(seconds=startup_timeout_s)), "the process group to form")
+        peers._limit_s = step_timeout_s
+        peers._postpone_sigterm()
+        return peers
+
+    def _open_groups(self, startup: timedelta) -> None:
+        step = timedelta(seconds=self.step_timeout_s)
+        dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world_size, timeout=startup)
+        # From here on all are equally far, so that the groups can connect within their own, shorter limit.
+        dist.barrier()
+        self._idle = dist.new_group(backend="gloo", timeout=FOR_EVER)
+        self._groups = {"cpu": dist.new_group(backend="gloo", timeout=step)}
+        if self.device.type == "cuda":
+            # A wait that blocks and raises, where NCCL's default is a watchdog that ends the whole process.
+            os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+            torch.cuda.set_device(self.device)
+            self._groups["cuda"] = dist.new_group(backend="nccl", timeout=step, device_id=self.device)
+        dist.barrier()
+
+    # -- in the middle of a step
+
+    def all_reduce(self, tensor: Tensor, what: str) -> None:
+        """Every rank's `tensor` becomes the sum over all ranks."""
+        group = self._groups[tensor.device.type]
+        self._timed("all_reduce", tensor, lambda: dist.all_reduce(tensor, group=group), what)
+
+    def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
+        """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
+        group = self._groups[part.device.type]
+        self._timed("all_gather", part, lambda: dist.all_gather_into_tensor(whole, part, group=group), what)
+
+    def all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        what: str,
+        num_received: list[int] | None = None,
+        num_sent: list[int] | None = None,
+    ) -> None:
+        """Each rank sends each rank some rows of `sent`, in the order of the ranks, and finds in `received`, in that
+        order, what they sent to it.
+
+        Args:
+            num_received, num_sent: Rows for each rank; None: equally many.
+        """
+        group = self._groups[sent.device.type]
+        self._timed(
+            "all_to_all",
+            sent,
+            lambda: dist.all_to_all_single(received, sent, num_received, num_sent, group=group),
+            what,
+        )
+
+    def broadcast(self, tensor: Tensor, src: int, what: str) -> None:
+        """Every rank's `tensor` becomes that of rank `src`."""
+        group = self._groups[tensor.device.type]
+        self._timed("broadcast", tensor, lambda: dist.broadcast(tensor, src, group=group), what)
+
+    def send(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> None:
+        """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype with this tag."""
+        group = self._groups[tensor.device.type]
+        self._timed("send", tensor, lambda: dist.send(tensor, dst, group=group, tag=tag), what, dst)
+
+    def recv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> None:
+        """Fill `tensor` with what rank `src` sends with this tag."""
+        group = self._groups[tensor.device.type]
+        self._timed("recv", tensor, lambda: dist.recv(tensor, src, group=group, tag=tag), what, src)
+
+    def isend(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> Transfer:
+        """Begin to send; `tensor` must not change before the transfer's `wait` has returned."""
+        group = self._groups[tensor.device.type]
+        return self._transfer(lambda: dist.isend(tensor, dst, group=group, tag=tag), dst, what)
+
+    def irecv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> Transfer:
+        """Begin to receive; `tensor` must not be read before the transfer's `wait` has returned."""
+        group = self._groups[tensor.device.type]
+        return self._transfer(lambda: dist.irecv(tensor, src, group=group, tag=tag), src, what)
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here."""
+        self._guarded(lambda: dist.barrier(group=self._groups["cpu"]), what)
+
+    # -- between steps
+
+    def call(self, message: Tensor, dst: int, what: str) -> None:
+        """Wake rank `dst`, which waits in `wait_for_call`. `message` is on the CPU."""
+        self._timed("call", message, lambda: dist.send(message, dst, group=self._idle), what, dst)
+
+    def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
+        """Wait for rank `src`'s `call`, for ever if need be; `message` (on the CPU) is filled.
+
+        Raises:
+            PeerLostError: Rank `src` has died.
+        """
+        self._guarded(lambda: dist.recv(message, src, group=self._idle), what, src)
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank is here, for as long as start-up may take: after the loading of weights, say."""
+        self._limit_s = self._startup_timeout_s
+        self._guarded(dist.barrier, what)
+        self._limit_s = self.step_timeout_s
+
+    # -- the end
+
+    def check(self) -> None:
+        """Raise the `PeerLostError` that ended this group, if one has."""
+        if self._lost is not None:
+            raise self._lost
+
+    def close(self) -> None:
+        """Leave the group. Waits for no rank; may be called again. The others notice, as if this process had died."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        has_lost = self._lost is not None
+        self.leave("it has closed")
+        if self._sigterm is not None:
+            # After a loss torchrun's SIGTERM is on its way, and must not cut off what is said about it. Ignored, not
+            # handled: the interpreter takes handlers away before it has ended.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN if has_lost else self._sigterm)
+        self._disconnect()
+
+    def leave(self, why: str) -> None:
+        """Hang up, so that none waits for this rank in the middle of a step. Every later call says `why`."""
+        if self._lost is None:
+            others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+            reason = f"this process left the group, because {why}"
+            self._lost = PeerLostError(others or (self.rank,), "anything more", self.step_timeout_s, reason)
+            self._disconnect()
+
+    def __enter__(self) -> "Peers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _disconnect(self) -> None:
+        if dist.is_initialized():
+            if self._lost is not None and self.device.type == "cuda":
+                dist.distributed_c10d._abort_process_group()  # NCCL's destroy waits for kernels that never end
+            else:
+                dist.destroy_process_group()
+
+    # -- losing a peer
+
+    def _transfer(self, start: Callable[[], Any], peer: int, what: str) -> Transfer:
+        return Transfer(self, self._guarded(start, what, peer), peer, what)
+
+    def _timed(self, name: str, tensor: Tensor, call: Callable[[], Any], what: str, peer: int | None = None) -> None:
+        start = time.perf_counter()
+        self._guarded(call, what, peer)
+        traffic = self.traffic[name]
+        traffic.num_calls += 1
+        traffic.num_bytes += tensor.nbytes
+        traffic.elapsed_s += time.perf_counter() - start
+
+    def _guarded(self, call: Callable[[], Any], what: str, peer: int | None = None) -> Any:
+        """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered."""
+        self.check()
+        try:
+            return call()
+        except RuntimeError as error:
+            self._lost = PeerLostError(self._who_is_lost(peer), what, self._limit_s, _reason(error))
+            raise self._lost from error
+
+    def _who_is_lost(self, peer: int | None) -> tuple[int, ...]:
+        """The peer that was waited for. A collective waits for all: then the survivors call the roll.
+
+        Each leaves a note and hangs up, which wakes those that still wait for it; a rank without a note is lost.
+        """
+        others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+        if peer is not None or len(others) == 1:
+            return others if peer is None else (peer,)
+        self._disconnect()
+        try:
+            self._store.set(f"noticed/{self.rank}", "")
+            silent, deadline = others, time.monotonic() + ROLL_CALL_S
+            while silent and time.monotonic() < deadline:
+                time.sleep(0.02)
+                silent = tuple(rank for rank in silent if not self._store.check([f"noticed/{rank}"]))
+            return silent or others
+        except RuntimeError:  # the rank that kept the notes is lost
+            return others
+
+    def _postpone_sigterm(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._sigterm = signal.signal(signal.SIGTERM, self._end_soon)
+
+    def _end_soon(self, number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(self.step_timeout_s, os._exit, (EXIT_TERMINATED,))
+        timer.daemon = True
+        timer.start()
+
+
+def place() -> tuple[int, int, int]:
+    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment.
+
+    Raises:
+        ConfigError: One of its variables is missing, or has a value with which the ranks would never meet.
+    """
+    missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
+            f"`torchrun --nproc-per-node N ...`, or by twophase_features.parallel.launch.run_local."
+        )
+    world_size = _whole("WORLD_SIZE", 1)
+    rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
+    _whole("MASTER_PORT", 1, MOST_PORT)
+    return rank, local_rank, world_size
+
+
+def _whole(name: str, least: int, most: int | None = None) -> int:
+    """A variable's number."""
+    text = os.environ[name]
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least or (most is not None and int(text) > most):
+        limits = f"of at least {least}" if most is None else f"in [{least}, {most}]"
+        raise ConfigError(
+            f"the environment variable {name} must be a whole number {limits}, got {text!r}; leave it to torchrun."
+        )
+    return int(text)
+
+
+def _device(device: str | torch.device, local_rank: int) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type != "cuda":
+        return device
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"each process needs a GPU of its own: local rank {local_rank} wants cuda:{index}, and PyTorch sees "
+            f"{torch.cuda.device_count()} here; start fewer processes, or use device='cpu'."
+        )
+    return torch.device("cuda", index)
+
+
+def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
+    """The key-value store of the group, once every rank has signed in; names the ranks that have not come."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    others = tuple(each for each in range(world_size) if each != rank)
+    limit = timedelta(seconds=limit_s)
+    try:
+        store = _within(limit_s, lambda: _store(address, port, limit))
+        # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
+        store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
+        store.set(f"here/{rank}", "")
+        try:
+            store.wait([f"here/{each}" for each in range(world_size)], limit)
+            return store
+        except dist.DistStoreError:  # the limit is over
+            absent = tuple(each for each in range(world_size) if not store.check([f"here/{each}"]))
+    except RuntimeError as error:
+        raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
+    except TimeoutError as error:
+        reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
+        raise PeerLostError(others, "the ranks to meet", limit_s, reason) from error
+    raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
+
+
+def _store(address: str, port: str, limit: timedelta) -> Any:
+    """torchrun's key-value store, or that which rank 0 opens here.
+
+    Raises:
+        ConfigError: The address or the port cannot be used.
+        RuntimeError: From torch: no rank is there.
+    """
+    try:
+        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
+    try:
+        return next(dist.rendezvous("env://", timeout=limit))[0]
+    except dist.DistNetworkError as error:
+        if "failed to listen" not in str(error):
+            raise
+        raise ConfigError(
+            f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed ({_reason(error)}); "
+            f"start all ranks with another one."
+        ) from error
+
+
+def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
+    """`call()`, or a TimeoutError soon after the limit: torch waits for ever for a server that is no store."""
+    ends: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ends.put((call(), None))
+        except Exception as error:
+            ends.put((None, error))
+
+    threading.Thread(target=run, name="twophase joins", daemon=True).start()
+    try:
+        result, error = ends.get(timeout=limit_s + JOIN_GRACE_S)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return result
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of torch's message, without the place in its source."""
+    return re.sub(r"^\[.*?\] ", "", str(error).splitlines()[0]).split(". ")[0].rstrip(".")

@@ -1,0 +1,241 @@
+"""Tensor parallelism: one model, cut over several processes, each with its part of the weights and of the K/V.
+
+Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what
+(`_messages`); they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
+per layer, to add up partial sums, and after it, where rank 0 collects the logits. With enable_expert_parallel tokens
+travel to the ranks that hold their experts in place of the second sum (expert_parallel.py). In the script itself
+
+    with LLM(model, tensor_parallel_size=2) as llm:      # started by `torchrun --nproc-per-node 2 script.py`
+        print(llm.generate("..."))
+
+only rank 0 gets beyond the constructor: the other ranks serve in there, and exit when rank 0 closes.
+
+When a rank is lost every running request ends with finish reason 'error' (a `PeerLostError`), their blocks are free
+again, and so it goes with requests that come later: start all ranks again. An exception in the middle of the model has
+the same end, because the ranks that go on computing would add up sums of different layers.
+
+CUDA (written to be right, not run on several GPUs yet): rank i computes on cuda:i and tensors go through NCCL. CUDA
+graphs are off, because a wait that has a time limit is a decision of the host, which a graph cannot hold.
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.core.errors import ConfigError, PeerLostError
+from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
+from twophase.engine._interrupts import uninterrupted
+from twophase.engine.runner import ModelRunner, Runner, TakeLogits
+from twophase.model.config import ModelConfig
+from twophase_features.experts import DispatchExperts
+from twophase_features.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
+from twophase_features.parallel.expert_parallel import ExpertParallel
+from twophase_features.parallel.peers import Peers, Traffic, place
+from twophase_features.parallel.sharding import Shard
+
+HIDDEN_SUM = "the sum of hidden states over the ranks"
+
+
+@final
+class TensorParallelGroup:
+    """The processes that share a model: a rank's part of it, and how the parts come together. A group of one is free.
+
+    Attributes:
+        shard: This rank's part.
+        device: Where it computes.
+    """
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, peers: Peers | None, has_whole_experts: bool = False
+    ) -> None:
+        self.peers = peers
+        self.device = device if peers is None else peers.device
+        rank, world_size = (0, 1) if peers is None else (peers.rank, peers.world_size)
+        self.shard = Shard(config, rank, world_size, has_whole_experts)
+
+    @classmethod
+    def join(
+        cls,
+        config: ModelConfig,
+        size: int,
+        device: torch.device,
+        timeout_s: int | float,
+        has_whole_experts: bool = False,
+    ) -> "TensorParallelGroup":
+        """Join the other ranks, if `size` says that there are any.
+
+        Args:
+            has_whole_experts: The ranks share out experts, instead of cutting each (see `Shard`).
+
+        Raises:
+            ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
+            PeerLostError: A rank did not come.
+        """
+        if size == 1:
+            return cls(config, device, None, has_whole_experts)
+        Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
+        _, _, world_size = place()
+        if world_size != size:
+            raise ConfigError(
+                f"tensor_parallel_size {size} needs as many processes, and torchrun started {world_size}; "
+                f"make --nproc-per-node the same."
+            )
+        peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
+        return cls(config, device, peers, has_whole_experts)
+
+    @property
+    def is_driver(self) -> bool:
+        return self.shard.rank == 0
+
+    @property
+    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
+        """What the model does with the output of a layer that was cut by input; None: nothing is cut."""
+        return None if self.peers is None else partial(_sum_over_ranks, self.peers)
+
+    @property
+    def dispatch_experts(self) -> DispatchExperts | None:
+        """How the model's experts are reached; None: each rank has all of them, or a part of each."""
+        return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
+
+    def smallest(self, count: int) -> int:
+        """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
+        if self.peers is None:
+            return count
+        self.peers.meet("all ranks to load their weights")
+        counts = torch.zeros(self.shard.world_size, dtype=torch.int64)
+        counts[self.shard.rank] = count
+        self.peers.all_reduce(counts, "the ranks to agree on the number of blocks")
+        return int(counts.min())
+
+    def run(self, runner: ModelRunner) -> Runner:
+        """What the engine runs steps with. On other ranks than 0: serve until rank 0 closes, then exit.
+
+        Raises:
+            SystemExit: Not rank 0, and rank 0 has closed.
+            PeerLostError: Not rank 0, and a peer is lost.
+        """
+        if self.peers is None:
+            return runner
+        if self.is_driver:
+            return DriverRunner(runner, self.peers, self.shard)
+        with self.peers:
+            _serve(runner, self.peers)
+        raise SystemExit(0)
+
+
+def _sum_over_ranks(peers: Peers, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+    peers.all_reduce(x, HIDDEN_SUM)
+    return x
+
+
+@final
+class DriverRunner:
+    """Rank 0's runner: has the other ranks do everything that its own does. Ctrl-C waits until a call has ended.
+
+    Args:
+        runner: Of rank 0's part of the model; no other part uses it.
+    """
+
+    def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
+        self._runner = runner
+        self._peers = peers
+        self._others = range(1, peers.world_size)
+        self._num_rows = [_num_rows(shard, rank) for rank in self._others]
+
+    @property
+    def traffic(self) -> dict[str, Traffic]:
+        """What went between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'; between experts
+        'all_to_all' and 'all_gather'."""
+        return self._peers.traffic
+
+    def swap_out(self, moves: Sequence[BlockSwap]) -> None:
+        if moves:
+            self._together(Work(Kind.SWAP_OUT, (), moves), lambda: self._runner.swap_out(moves))
+
+    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
+        self._together(Work(Kind.COPY, chunks, copies), lambda: self._runner.copy_blocks(chunks, copies))
+
+    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
+        self._together(Work(Kind.SWAP_IN, chunks, moves), lambda: self._runner.swap_in(chunks, moves))
+
+    def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
+        def score_whole(logits: Float[Tensor, "R V0"]) -> None:
+            whole = self._with_others(logits)
+            if score is not None:
+                score(whole)
+
+        def run() -> Float[Tensor, "R V"] | None:
+            logits = self._runner.run(chunks, score_whole)
+            return None if logits is None else self._with_others(logits)
+
+        return self._together(Work(Kind.RUN, chunks), run)
+
+    @uninterrupted()
+    def close(self) -> None:
+        """Release the other ranks; may be called again."""
+        with suppress(PeerLostError):  # it was the answer to a request already
+            self._tell(Work(Kind.CLOSE))
+        self._peers.close()
+
+    def _together(self, work: Work, compute: Callable[[], Any]) -> Any:
+        self._tell(work)
+        try:
+            return compute()
+        except PeerLostError:
+            raise
+        except Exception as error:
+            self._peers.leave(f"rank 0 failed in the middle of a step ({type(error).__name__}: {error})")
+            raise
+
+    def _tell(self, work: Work) -> None:
+        self._peers.check()
+        message = encode(work)
+        for rank in self._others:
+            self._peers.call(message[:FIRST_INTS], rank, "a worker to take its work")
+            if len(message) > FIRST_INTS:
+                self._peers.send(message[FIRST_INTS:], rank, "a worker to take its work")
+
+    def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
+        """The logits of the whole vocabulary: rank 0's own, then those of the other ranks."""
+        parts = [logits, *(logits.new_empty(len(logits), num_rows) for num_rows in self._num_rows)]
+        for rank in self._others:
+            self._peers.recv(parts[rank], rank, "a worker's logits")
+        return torch.cat(parts, dim=1)
+
+
+def _num_rows(shard: Shard, rank: int) -> int:
+    rows = shard.vocabulary(rank)
+    return rows.stop - rows.start
+
+
+def _serve(runner: ModelRunner, peers: Peers) -> None:
+    """Do what rank 0 says until it closes. Ctrl-C is rank 0's to handle: a worker ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
+    while (work := _next_work(peers)).kind != Kind.CLOSE:
+        match work.kind:
+            case Kind.RUN:
+                logits = runner.run(work.chunks, send_logits)
+                if logits is not None:
+                    send_logits(logits)
+            case Kind.COPY:
+                runner.copy_blocks(work.chunks, [BlockCopy(*move) for move in work.moves])
+            case Kind.SWAP_OUT:
+                runner.swap_out([BlockSwap(*move) for move in work.moves])
+            case Kind.SWAP_IN:
+                runner.swap_in(work.chunks, [BlockSwap(*move) for move in work.moves])
+
+
+def _next_work(peers: Peers) -> Work:
+    first = torch.empty(FIRST_INTS, dtype=torch.int64)
+    peers.wait_for_call(first, 0, "work")
+    rest = torch.empty(num_ints(first) - FIRST_INTS, dtype=torch.int64)
+    if len(rest):
+        peers.recv(rest, 0, "the rest of a message")
+    return decode(torch.cat((first, rest)))

@@ -1,0 +1,87 @@
+"""Linear layers that multiply by weights of few bits with Triton's kernels: on a GPU, or interpreted, for tests.
+
+The weights stay in few bits, and are never written out: see `twophase_kernels.quantized_linear` and `fp8_linear`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from twophase_features.quantization.weight import QuantizedWeight
+
+Kernel = Literal["int4", "int8", "fp8"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLinear:
+    """A weight in the layout that a kernel reads.
+
+    Attributes:
+        kernel: Which one.
+        codes: Packed for it: int16 [runs, O, 32]; of 'fp8', e4m3 [O, I].
+        scales: [I / G, O], or [O] where each output has one.
+        minima: Like scales; None: all zero.
+        bias: [O], or None.
+        input_order: Which input each column belongs to; None: they are in order.
+    """
+
+    kernel: Kernel
+    codes: Shaped[Tensor, "..."]
+    scales: Float[Tensor, "..."]
+    minima: Float[Tensor, "..."] | None
+    bias: Float[Tensor, "O"] | None
+    input_order: Int[Tensor, "I"] | None
+
+    @classmethod
+    def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "KernelLinear":
+        """Raises ValueError for a weight that `kernel_for` knows no kernel for."""
+        from twophase_kernels.packed_codes import pack_int4, pack_int8
+
+        kernel = kernel_for(weight)
+        if kernel is None:
+            raise ValueError(f"no kernel multiplies {weight.bits}-bit weights in groups of {weight.group_size}.")
+        if kernel == "int4":
+            scales = weight.scales.t().contiguous()
+            minima = None if weight.minima is None else weight.minima.t().contiguous()
+            return cls(kernel, pack_int4(weight.codes), scales, minima, bias, weight.input_order)
+        codes = pack_int8(weight.codes) if kernel == "int8" else weight.codes.contiguous()
+        return cls(kernel, codes, weight.scales[:, 0].contiguous(), None, bias, weight.input_order)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.scales.shape[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.codes, self.scales, self.minima)
+        return sum(each.nbytes for each in tensors if each is not None)
+
+    def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
+        if self.input_order is not None:
+            x = x.index_select(1, self.input_order)
+        if self.kernel == "fp8":
+            from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
+
+            codes, x_scales = quantise_tokens(x)
+            return fp8_linear(codes, x_scales, self.codes, self.scales, dtype=x.dtype, bias=self.bias)
+        from twophase_kernels.quantized_linear import int4_linear, int8_linear
+
+        if self.kernel == "int4":
+            return int4_linear(x, self.codes, self.scales, self.minima, bias=self.bias)
+        return int8_linear(x, self.codes, self.scales, bias=self.bias)
+
+
+def kernel_for(weight: QuantizedWeight) -> Kernel | None:
+    """The kernel that multiplies this weight; None: there is none, for blocks of GGUF's types of more than 4 bits, for
+    8 bits in groups or with zero points, and for activations in int8."""
+    num_inputs, is_per_output = weight.shape[1], weight.scales.shape[1] == 1
+    if weight.codes.dtype == torch.float8_e4m3fn:
+        return "fp8" if is_per_output and num_inputs % 16 == 0 else None
+    if weight.activations is not None:
+        return None
+    if weight.bits == 4 and weight.group_size in (32, 64, 128):
+        return "int4"
+    return "int8" if weight.bits == 8 and is_per_output and weight.minima is None else None

@@ -1,0 +1,330 @@
+"""`AsyncLLM`: the engine for callers in an event loop. Its place is that of vLLM's class of the same name."""
+
+import asyncio
+import itertools
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.rules import DURATION, checked, optional, whole_number
+from twophase.core.sampling_params import SamplingParams
+from twophase.engine.metrics import EngineStats
+from twophase.engine.prompts import Prompt
+from twophase.llm import LLM
+from twophase.model.tokenizer import Tokenizer
+from twophase_features.model_store.prepare import DEFAULT_MODEL
+from twophase_features.serving.openmp import dismiss_workers
+from twophase_features.serving.thread import EngineThread, Job, News, Observer
+
+MAX_QUEUE = optional(whole_number(at_least=1))
+DEADLINE = optional(DURATION)
+
+
+@final
+class RequestStream:
+    """The outputs of one accepted request: `async for output in stream`, in the event loop that asked for it.
+
+    Outputs are cumulative, so a reader that is slower than the engine finds the newest and misses nothing. Whoever does
+    not read to the end must `abort`.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.loop = asyncio.get_running_loop()
+        self.abort: Callable[[], None] = lambda: None
+        self._is_accepted = False
+        self._newest: deque[RequestOutput] = deque(maxlen=1)  # taking and replacing it are atomic
+        self._error: Exception | None = None
+        self._is_over = False
+        self._is_notified = False
+        self._notice = asyncio.Event()
+
+    def put(self, news: RequestOutput | Exception | None) -> bool:
+        """Called by the engine's thread; tells whether `notice` must be called in the event loop."""
+        if news is None:
+            self._is_accepted = True
+        elif isinstance(news, Exception):
+            self._error = news
+        else:
+            self._newest.append(news)
+        # A notice that is on its way will find the news. The flag is not written then: the event loop may just be
+        # taking it back, and would never be notified again.
+        if self._is_notified:
+            return False
+        self._is_notified = True
+        return True
+
+    def notice(self) -> None:
+        self._is_notified = False  # first, so that what comes from now on is notified again
+        self._notice.set()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted the request; raises what it refused it with."""
+        await self._until(lambda: self._is_accepted or self._error is not None)
+        if not self._is_accepted and self._error is not None:
+            self._is_over = True
+            raise self._error
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_over:
+            raise StopAsyncIteration
+        await self._until(lambda: bool(self._newest) or self._error is not None)
+        if self._newest:
+            output = self._newest.popleft()
+            self._is_over = output.finished
+            return output
+        assert self._error is not None
+        self._is_over = True
+        raise self._error
+
+    async def _until(self, is_there: Callable[[], bool]) -> None:
+        while not is_there():
+            self._notice.clear()
+            await self._notice.wait()
+
+
+@final
+class AsyncLLM:
+    """An engine whose loop runs in a thread of its own; requests come from any event loop.
+
+    Nothing here blocks an event loop, or a step: text becomes tokens, and schemas grammars, in threads of their own.
+
+    Args:
+        model, config, options: As `LLM`.
+        max_queue: Requests that may wait for their first step, those that are prepared included; the next one is
+            refused. None: any number.
+
+    Attributes:
+        llm: Whose engine it is. Read its parts, and leave its methods alone.
+        model_name: What the model was opened by; of a folder, its name.
+
+    Raises:
+        ConfigError: `max_queue` breaks its rule; or as `LLM`.
+        ModelFolderError, TypeError, BackendUnavailableError, PeerLostError, SystemExit: As `LLM`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        *,
+        max_queue: int | None = None,
+        **options: Any,
+    ) -> None:
+        max_queue = checked("max_queue", max_queue, MAX_QUEUE, ConfigError)
+        llm = LLM(model, config, **options)
+        self._start(llm, max_queue, Path(model).name if Path(model).is_dir() else str(model))
+        self._close_llm = llm.close
+
+    @classmethod
+    def of(cls, llm: LLM, *, max_queue: int | None = None) -> "AsyncLLM":
+        """Run the engine of an LLM that is there. It stays yours: after `close` you may use it again, not before.
+
+        Raises:
+            ConfigError: `max_queue` breaks its rule.
+            InvalidRequestError: The LLM has unfinished requests, or an AsyncLLM runs its engine already.
+        """
+        made = cls.__new__(cls)
+        max_queue = checked("max_queue", max_queue, MAX_QUEUE, ConfigError)
+        made._start(llm, max_queue, llm.model_dir.name)
+        made._close_llm = lambda: None
+        return made
+
+    def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
+        self.llm, self.model_name = llm, model_name
+        self._ids = itertools.count()
+        dismiss_workers()  # this thread has loaded the model, and from now on another one computes
+        llm.lend()
+        self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue, at_end=llm.take_back)
+        self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
+
+    # -- requests
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        ttft_slo_s: float | int | None = None,
+        deadline_s: float | int | None = None,
+        stream: bool = True,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt, yielding what there is of its completions; the last output is `finished`.
+
+        Closing the generator, or cancelling whoever reads it, aborts the request: its blocks are free before the next
+        step. A request that fails while it runs raises nothing: its finish reason is 'error'.
+
+        Args:
+            prompt: As of `LLM.generate`.
+            request_id: Unique among the unfinished ones; None: a number.
+            priority, cache_salt, tenant, ttft_slo_s: See `Request`.
+            deadline_s: Seconds from now; a request that is not finished by then is aborted.
+            stream: Yield its progress, instead of its end alone.
+
+        Raises:
+            InvalidRequestError: It could never be served as asked.
+            QueueFullError: `max_queue` requests wait already.
+            DrainingError: `drain` was called.
+            DeadlineError: It was not finished by its deadline. What there was of it has been yielded.
+            EngineDeadError: The engine's thread died, before or meanwhile (`error` tells why), or was closed, or this
+                process is a fork of the one that it runs in.
+        """
+        outputs = await self.submit(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            tenant=tenant,
+            ttft_slo_s=ttft_slo_s,
+            deadline_s=deadline_s,
+            stream=stream,
+        )
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            outputs.abort()
+
+    async def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        deadline_s: float | int | None = None,
+        **options: Any,
+    ) -> RequestStream:
+        """As `generate`, but returns as soon as the engine has accepted the request: a refusal is raised here (or that
+        its deadline passed while it was prepared), and what the stream raises came later.
+        """
+        arrival_s = time.monotonic()
+        deadline_s = checked("deadline_s", deadline_s, DEADLINE)
+        outputs = RequestStream(f"async-{next(self._ids)}" if request_id is None else request_id)
+        job = Job(
+            outputs.request_id,
+            prompt,
+            sampling_params,
+            {**options, "arrival_s": arrival_s},
+            None if deadline_s is None else arrival_s + deadline_s,
+            listener=outputs,
+        )
+        thread = self._thread
+        outputs.abort = lambda: thread.abort(job)
+        thread.submit(job)
+        try:
+            await outputs.accepted()
+        except BaseException:  # cancelled: the engine may have it all the same
+            outputs.abort()
+            raise
+        return outputs
+
+    def check_acceptance(self) -> None:
+        """Whether a request would be accepted now, before there is one; a server asks before it reads a body.
+
+        Raises:
+            EngineDeadError, DrainingError, QueueFullError: As `generate`.
+        """
+        self._thread.check_acceptance()
+
+    # -- its life
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served: neither died nor closed."""
+        return self._thread.is_alive
+
+    @property
+    def is_draining(self) -> bool:
+        return self._thread.is_draining
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the engine's thread died of."""
+        return self._thread.error
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self._thread.num_unfinished
+
+    async def drain(self, timeout_s: float | int | None = None) -> bool:
+        """Accept nothing new, and wait for what was accepted; False if that took longer than `timeout_s`."""
+        return await asyncio.to_thread(self._thread.drain, timeout_s)
+
+    def close(self) -> None:
+        """End the engine's thread, and an LLM that was made here. Unfinished requests raise `EngineDeadError`.
+
+        Waits for the step that is running; in an event loop, `async with` or `asyncio.to_thread` wait elsewhere.
+        """
+        self._stop()
+        self._close_llm()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    # -- what can be seen of it
+
+    def stats(self) -> EngineStats:
+        """As of the end of the latest step. Never waits for one."""
+        return self._thread.stats
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a place or blocks; requests that have come during the running step are among them."""
+        return self._thread.num_waiting
+
+    @property
+    def queue_age_s(self) -> float | None:
+        """How long the oldest request has waited of which no step has computed anything; None: there is none.
+
+        Of this moment, also while a step runs.
+        """
+        return self._thread.queue_age_s
+
+    @property
+    def trace(self) -> tuple[StepTrace, ...]:
+        return self.llm.engine.trace
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.llm.tokenizer
+
+    def observe(self, observer: Observer) -> None:
+        """From now on `observer` is told of each step and of each request's end, unless it raises."""
+        self._thread.observers.append(observer)
+
+
+def _tell(news: Sequence[News]) -> None:
+    """Bring news to the event loops they belong to, with one call for each of these."""
+    to_notify: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
+    for job, what in news:
+        if job.listener.put(what):
+            to_notify.setdefault(job.listener.loop, []).append(job.listener)
+    for loop, streams in to_notify.items():
+        try:
+            loop.call_soon_threadsafe(_notice_all, streams)
+        except RuntimeError:  # the event loop has ended, and with it whoever waited
+            for stream in streams:
+                stream.abort()
+
+
+def _notice_all(streams: Sequence[RequestStream]) -> None:
+    for stream in streams:
+        stream.notice()

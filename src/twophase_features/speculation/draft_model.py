@@ -1,0 +1,243 @@
+"""A small model of the same vocabulary that guesses what the large one will say.
+
+It has a cache of its own, with as many blocks of as many slots, addressed by the large model's block tables. So there
+is nothing to allocate, to share, to evict or to give back: a prefix hit, a fork and a preemption hold for both.
+
+It runs only when it guesses, and then first catches up with what it has missed: a prompt, a hit on a block that it
+never saw, the tokens of a time when guessing was off. For that it keeps, for each block, how many slots from the left
+hold its own K and V of what the large model's slots hold. Every step says beforehand what it will overwrite, and what
+was filled from elsewhere.
+
+With a sliding window, blocks that it has not read leave a table for good: of a long prompt, or of a time when guessing
+was off. It then reads the text without them, the sinks and what is left of the window, and counts positions so: a
+*cut* of so many blocks. The K of a block is rotated by its place in the cut text, so each block also keeps its cut, and
+sequences that share blocks share it. What follows is read with the same cut, for RoPE knows only distances. A cut text
+is read anew, a window's worth of tokens, so the draft model may be behind a little: its own window is an eighth
+narrower than the large model's, and only when it has fallen behind by more than that it must cut again.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+import torch
+
+from twophase.attention.interface import AttentionSpec
+from twophase.attention.select import make_backend
+from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
+from twophase.core.errors import ConfigError
+from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase.engine.runner import ModelRunner
+from twophase.engine.sampler import SamplingError, sample
+from twophase.model.config import ModelConfig, load_config
+from twophase.model.device_and_dtype import resolve_dtype
+from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.tokenizer import Tokenizer
+from twophase.model.weights import load_weights
+from twophase_features.model_store.prepare import resolve_model
+from twophase_features.speculation.drafters import DraftRequest
+from twophase_features.windows.sliding_window import FREED, SlidingWindow
+
+
+@final
+class DraftModelDrafter:
+    """Draws each guess as the large model will draw the token: by the request's parameters, with the random number of
+    its position. So where the two models agree on the distribution they agree on the token, greedy or not.
+
+    Args:
+        runner: The draft model; its cache has the large model's number and size of blocks.
+        max_catch_up: Tokens that a step may compute to catch up; a sequence that is not done by then waits a step more.
+        window: What its queries see, no more than the large model's; None: everything.
+    """
+
+    def __init__(self, runner: ModelRunner, max_catch_up: int, window: SlidingWindow | None = None) -> None:
+        self._runner = runner
+        self._window = window
+        self._block_size = runner.kv_cache.spec.block_size
+        self._max_catch_up = max_catch_up
+        self._num_held = [0] * runner.kv_cache.num_blocks
+        self._num_cut = [0] * runner.kv_cache.num_blocks  # blocks left out of the text before this one
+        self._num_sink_blocks = 0 if window is None else -(-window.num_sinks // self._block_size)
+
+    def note_plan(self, plan: StepPlan) -> None:
+        for copy in plan.copies:
+            self._num_held[copy.target] = 0
+        for swap in plan.swaps_in:
+            self._num_held[swap.device_block] = 0
+        for block in plan.received:
+            self._num_held[block] = 0
+        for chunk in plan.chunks:
+            first, offset = divmod(chunk.start, self._block_size)
+            for block in chunk.block_ids[first:]:
+                self._num_held[block] = min(self._num_held[block], offset)
+                offset = 0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in requests]
+        chunks = self._catch_up(requests)
+        while chunks:
+            # One-token chunks in front: attention computes these together.
+            order = sorted(chunks, key=lambda i: len(chunks[i].token_ids))
+            logits = self._runner.run([chunks[i] for i in order])
+            for i in order:
+                self._note_computed(chunks[i])
+            ready = [i for i in order if chunks[i].num_samples]
+            tokens = () if logits is None else sample(logits, [requests[i].row_after(drafts[i]) for i in ready])
+            done, chunks = chunks, {}
+            for i, token in zip(ready, tokens, strict=True):
+                if isinstance(token, SamplingError):
+                    continue
+                drafts[i].append(token[0].token_id)
+                # Behind a token that ends the text there is nothing to guess, and no grammar goes on.
+                is_end = token[0].token_id in requests[i].stop_token_ids
+                if not is_end and len(drafts[i]) < requests[i].chunk.num_drafts:
+                    chunks[i] = _next_chunk(done[i], token[0].token_id)
+        return drafts
+
+    def forget(self, seq_id: int) -> None:
+        pass
+
+    def _catch_up(self, requests: Sequence[DraftRequest]) -> dict[int, ScheduledChunk]:
+        """By place in `requests`: what the draft model has not computed yet, as far as a step may; at least the newest
+        token, whose logits are wanted."""
+        chunks, budget = {}, self._max_catch_up
+        for i, (chunk, token_ids, *_) in enumerate(requests):
+            num_cut, start = self._place_in_text(chunk.block_ids, len(token_ids))
+            first = self._num_sink_blocks
+            block_ids = [*chunk.block_ids[:first], *chunk.block_ids[first + num_cut :]]
+            text = _without(token_ids, first * self._block_size, num_cut * self._block_size)
+            end = min(len(text), start + budget)
+            if end > start:
+                self._claim(block_ids[max(first, start // self._block_size) :], num_cut)
+                is_last = end == len(text)
+                chunks[i] = ScheduledChunk(chunk.seq_id, text[start:end], start, block_ids, num_samples=int(is_last))
+                budget -= end - start
+        return chunks
+
+    def _place_in_text(self, block_ids: Sequence[int], num_tokens: int) -> tuple[int, int]:
+        """(blocks cut, position in the cut text of the first token to compute), so that all it sees is there."""
+        num_freed = block_ids.count(FREED)
+        first_kept = block_ids[min(self._num_sink_blocks + num_freed, len(block_ids) - 1)]
+        num_cut = self._num_cut[first_kept] if self._num_held[first_kept] else num_freed
+        start = self._first_lacking(block_ids, num_cut, num_tokens)
+        unseen = range(0) if self._window is None else self._window.freed_blocks(start, self._block_size)
+        if num_freed > num_cut and self._num_sink_blocks + num_freed - num_cut > unseen.stop:
+            num_cut = num_freed  # it would see a block that is gone
+            start = self._first_lacking(block_ids, num_cut, num_tokens)
+        return num_cut, start
+
+    def _first_lacking(self, block_ids: Sequence[int], num_cut: int, num_tokens: int) -> int:
+        """At most the newest token, whose logits are wanted in any case."""
+        num_tokens -= num_cut * self._block_size
+        for i, block in enumerate(block_ids):
+            is_sink = i < self._num_sink_blocks
+            place = i if is_sink else i - num_cut
+            is_read = block == FREED or is_sink or self._num_cut[block] == num_cut
+            num_held = self._block_size if block == FREED else self._num_held[block] if is_read else 0
+            if num_held < self._block_size:
+                return min(place * self._block_size + num_held, num_tokens - 1)
+        return num_tokens - 1
+
+    def _claim(self, block_ids: Sequence[int], num_cut: int) -> None:
+        """What these blocks will hold counts with this cut; what they held with another one is worthless."""
+        for block in block_ids:
+            if block != FREED and self._num_cut[block] != num_cut:
+                self._num_cut[block], self._num_held[block] = num_cut, 0
+
+    def _note_computed(self, chunk: ScheduledChunk) -> None:
+        end = chunk.start + len(chunk.token_ids)
+        for i in range(chunk.start // self._block_size, -(-end // self._block_size)):
+            self._num_held[chunk.block_ids[i]] = min(self._block_size, end - i * self._block_size)
+
+
+def _next_chunk(chunk: ScheduledChunk, draft: int) -> ScheduledChunk:
+    """The chunk that computes the token drawn after this one."""
+    start = chunk.start + len(chunk.token_ids)
+    return ScheduledChunk(chunk.seq_id, [draft], start, chunk.block_ids, num_samples=1)
+
+
+def _without(token_ids: Sequence[int], start: int, num_tokens: int) -> Sequence[int]:
+    return [*token_ids[:start], *token_ids[start + num_tokens :]] if num_tokens else token_ids
+
+
+def draft_window(spec: AttentionSpec, window: SlidingWindow | None) -> SlidingWindow | None:
+    """What a draft model's queries see where the large model's see `window`: an eighth less, for being behind.
+
+    Args:
+        spec: The draft model's own attention; it may see less.
+    """
+    if window is None:
+        return None if spec.window is None else SlidingWindow(spec.window, spec.num_sinks)
+    width = window.window - window.window // 8
+    return SlidingWindow(width if spec.window is None else min(width, spec.window), window.num_sinks)
+
+
+def open_draft_model(
+    name: str,
+    target: ModelConfig,
+    target_tokenizer: Tokenizer | None,
+    *,
+    dtype: str,
+    device: torch.device,
+    attention_backend: str,
+    block_size: int,
+    max_model_len: int,
+    window: SlidingWindow | None = None,
+) -> tuple[LlamaModel, KVCacheSpec, SlidingWindow | None]:
+    """The draft model, what its cache stores (never quantised), and what its queries see.
+
+    Args:
+        window: What the target's queries see: blocks outside are freed for both.
+
+    Raises:
+        ModelFolderError: The model is missing, broken or not supported.
+        ConfigError: It has another vocabulary than the target, or too few positions; or an option that cannot work.
+    """
+    folder = resolve_model(name)
+    config = load_config(folder)
+    _check_vocabulary(folder, config, target, target_tokenizer)
+    if config.max_position_embeddings < max_model_len:
+        raise ConfigError(
+            f"The draft model {name} has {config.max_position_embeddings} positions, and sequences may have "
+            f"{max_model_len} tokens; lower max_model_len, or use another draft model."
+        )
+    if config.is_mixed:
+        raise ConfigError(
+            f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model uses "
+            f"the blocks of the model it guesses for. Use a draft model whose layers all see the same keys."
+        )
+    torch_dtype = resolve_dtype(dtype, config, device)
+    spec = spec_from_option(
+        "auto",
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        model_dtype=torch_dtype,
+    )
+    attention = attention_spec(config)
+    window = draft_window(attention, window)
+    if window is not None:
+        attention = replace(attention, window=window.window, num_sinks=window.num_sinks)
+    backend = make_backend(attention_backend, attention, device=device, dtype=torch_dtype, block_size=block_size)
+    model = LlamaModel(config, load_weights(folder, config, torch_dtype, device), backend, max_model_len)
+    return model, spec, window
+
+
+def _check_vocabulary(folder: Path, config: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
+    if config.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"A draft model must have the vocabulary of the model it guesses for: {folder.name} has "
+            f"{config.vocab_size} tokens, the model {target.vocab_size}. Use a smaller model of the same family."
+        )
+    if tokenizer is not None and _vocabulary(Tokenizer.from_folder(folder)) != _vocabulary(tokenizer):
+        raise ConfigError(
+            f"A draft model must have the vocabulary of the model it guesses for: both have {config.vocab_size} "
+            f"tokens, but the tokenizer of {folder.name} numbers them differently. Use a model of the same family."
+        )
+
+
+def _vocabulary(tokenizer: Tokenizer) -> object:
+    return json.loads(tokenizer.to_json())["model"]["vocab"]

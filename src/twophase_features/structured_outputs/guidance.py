@@ -1,0 +1,351 @@
+"""Guided decoding: at each position, only tokens with which the output can still become what was asked for.
+
+The grammars are llguidance's. Three libraries were compared on SmolLM2's vocabulary of 49,152 tokens, in one thread, on
+a schema of nested arrays and objects; all have wheels for Linux, macOS and Windows:
+
+                             llguidance 1.9.1    xgrammar 0.2.8               outlines-core 0.2.14
+    licence                  MIT                 Apache-2.0                   Apache-2.0
+    depends on               nothing             torch, transformers, 4 more  nothing
+    wheels                   one for all Pythons one for each Python          one for each Python
+    import                   10 ms               0.2 s, and transformers      1 ms
+    vocabulary, once         0.4 s               3 s, through transformers    0.3 s
+    compile the schema       1 ms                80 ms                        1.5 s
+    mask: mean, longest      0.1 ms, 5 ms        0.6 ms, 8 ms                 0.01 ms, 0.1 ms
+    uniqueItems, contains    refused by name     ignored                      ignored
+    multipleOf               enforced            ignored                      ignored
+
+A schema is ready as soon as its request comes, the masks cost little beside a step of the model, and a keyword that
+cannot be enforced is an error, not an output that claims to be valid. outlines-core (arXiv:2307.09702) puts all work
+into an index made beforehand, xgrammar (arXiv:2411.15100) part of it, llguidance none.
+"""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+from jaxtyping import UInt32
+
+from twophase.core.errors import InvalidRequestError, TwophaseError
+from twophase.core.sampling_params import SamplingParams
+from twophase.core.structured_outputs import StructuredOutputs
+from twophase_features.structured_outputs.schema_rules import enforceable
+from twophase_features.worker_process import WorkerProcess, WorkLimitError
+
+WORD_BITS = 32  # tokens per word of a mask
+MAX_MESSAGE = 300  # characters of what the library has to say
+
+# What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
+MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
+MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
+MAX_SLOW_STEPS = 3  # tokens of one request, all its completions together, that may take longer all the same
+STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
+TRIAL_WALKS, TRIAL_STEPS = 4, 16
+OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
+TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
+
+# Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
+JSON_OPTIONS: Any = {
+    "lenient": False,  # a keyword that is not enforced is an error
+    "coerce_one_of": False,  # nor is oneOf taken for anyOf
+    # As json.dumps writes it. Free white space invites a model to write nothing else until max_tokens.
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    # Not u: \u0061 would be a second way to write "a", and slip past what the schema says of property "a".
+    "json_allowed_escapes": '"\\bfnrt',
+}
+
+# In a regular expression \d, \w and \s mean ASCII: what they are beyond that differs between Rust, Python and editions
+# of Unicode, so that an output could fail the reader's own check.
+ASCII_CLASSES = "dws"
+
+
+class GuidanceError(TwophaseError):
+    """The grammar library gave up on one sequence."""
+
+
+@final
+class Guidance:
+    """Compiles grammars for a model's vocabulary. Threads may share it.
+
+    A schema or pattern is a program of the library's, and some never end or take all memory. So each is tried first in
+    a worker process of limited time and memory, which starts, as the vocabulary is loaded, with the first of them. What
+    passes is compiled here: it cannot be brought over.
+
+    Args:
+        tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
+        eos_token_ids: The model's end-of-text ids.
+        is_limited: False tries in this process, without limits.
+    """
+
+    def __init__(
+        self, tokenizer_json: Callable[[], str], eos_token_ids: frozenset[int], *, is_limited: bool = True
+    ) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._eos_token_ids = eos_token_ids
+        self._is_limited = is_limited
+        self._loading = threading.Lock()
+        self._vocabulary: Any = None
+        self._try: Callable[[StructuredOutputs], str] | None = None
+        self._latest: tuple[StructuredOutputs, str] | None = None  # the prompts of one request share a trial
+
+    def compile(self, params: SamplingParams) -> "Grammar":
+        """The grammar of a request that has structured outputs.
+
+        Every request compiles its own: requests that shared one would also share what it has computed, and its faults.
+
+        Raises:
+            InvalidRequestError: The schema or regular expression is wrong, cannot be enforced, accepts nothing, or is
+                beyond the limits of time and memory; or the model has no end-of-text token to end with.
+        """
+        outputs = params.structured_outputs
+        assert outputs is not None
+        if not self._eos_token_ids:
+            raise InvalidRequestError(
+                "structured_outputs end with the model's end-of-text token, and its folder names none (eos_token_id)."
+            )
+        with self._loading:
+            if self._try is None:
+                self._try = self._load()
+        latest = self._latest
+        if latest is not None and latest[0] is outputs:
+            grammar = latest[1]
+        else:
+            try:
+                grammar = self._try(outputs)
+            except WorkLimitError as error:
+                raise _refusal(outputs, f"compiling it is too much work: {error}") from error
+            self._latest = (outputs, grammar)
+        matcher = _matcher(self._vocabulary, grammar)
+        return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
+
+    def _load(self) -> Callable[[StructuredOutputs], str]:
+        """Load the vocabulary; returns what tries an output out."""
+        tokenizer_json = self._tokenizer_json()
+        self._vocabulary = _load_vocabulary(tokenizer_json, self._eos_token_ids)
+        if not self._is_limited:
+            return partial(try_out, self._vocabulary)
+        first = (_load_for_trials, tokenizer_json, self._eos_token_ids)
+        worker = WorkerProcess(cpu_s=MAX_COMPILE_S, max_bytes=MAX_COMPILE_BYTES, first=first)
+        return partial(worker.call, _try_in_worker)
+
+
+@final
+class Grammar:
+    """What one request's outputs may be. Immutable; its guides share what they compute.
+
+    Args:
+        vocabulary, matcher: The library's; the matcher is at the start.
+        end_token_ids: End-of-text ids and the request's stop ids.
+    """
+
+    def __init__(self, vocabulary: Any, matcher: Any, end_token_ids: frozenset[int]) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._end_token_ids = end_token_ids
+        self._slow_steps: list[float] = []
+
+    def guide(self) -> "Guide":
+        """A completion's own state, at its start."""
+        return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids, self._slow_steps)
+
+    def accepts(self, text: str) -> bool:
+        """Whether `text` is complete as it stands."""
+        matcher = self._matcher.deep_copy()
+        return matcher.consume_tokens(self._vocabulary.greedy_tokenize(text)) and matcher.is_accepting()
+
+
+@final
+class Guide:
+    """Where one completion stands in its grammar: a function of the tokens that it has.
+
+    It is told all of them each time and reads those that are new. So a step that is repeated, or a preemption after
+    which the prompt and the output are computed once more, leaves it where it should be.
+    """
+
+    def __init__(
+        self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int], slow_steps: list[float] | None = None
+    ) -> None:
+        self._matcher = matcher
+        self._slow_steps = [] if slow_steps is None else slow_steps  # seconds; those of the request's other guides, too
+        self._num_library_words = -(-vocab_size // WORD_BITS)
+        # A model may have tokens, stop ids among them, of which its tokenizer knows nothing.
+        self._num_words = max(self._num_library_words, max(end_token_ids) // WORD_BITS + 1)
+        self._end_token_ids = end_token_ids
+        self._num_read = 0
+
+    def allowed_after(
+        self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int] = ()
+    ) -> UInt32[np.ndarray, "W"]:
+        """Which tokens may come next: bit i % 32 of word i // 32 is token i's; those beyond the last word may not.
+
+        A token that ends the completion may come exactly where the output is complete, also one that could be read as
+        text; a special token of any other kind never.
+
+        Args:
+            token_ids: The prompt and the completion's tokens so far.
+            drafts: Tokens that may come after them, all allowed. The guide itself stays before them.
+
+        Raises:
+            GuidanceError: The library gave up (a grammar beyond its limits), no token is left, or too many tokens of
+                the request took too long: a trial does not see each output.
+        """
+        if len(self._slow_steps) > MAX_SLOW_STEPS:
+            raise GuidanceError(
+                f"{len(self._slow_steps)} tokens of this request took longer than {MAX_STEP_S * 1000:g} ms each to "
+                f"find the alternatives of; ask for less at a time"
+            )
+        start_s = time.thread_time()
+        self._read(token_ids, num_prompt_tokens)
+        matcher = self._matcher
+        if drafts:
+            # A copy, not a rollback: an error that a wrong draft leads to must not stay with the completion.
+            matcher = matcher.deep_copy()
+            matcher.consume_tokens(list(drafts))
+        allowed = self._allowed_by(matcher)
+        if (took_s := time.thread_time() - start_s) > MAX_STEP_S:
+            self._slow_steps.append(took_s)
+        return allowed
+
+    def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
+        """How many of these drafts, the first ones, may come one after the other. A token that ends it is none."""
+        self._read(token_ids, num_prompt_tokens)
+        ends = (i for i, draft in enumerate(drafts) if draft in self._end_token_ids)
+        return self._matcher.deep_copy().validate_tokens(list(drafts[: next(ends, len(drafts))]))
+
+    def _read(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        new = list(token_ids[num_prompt_tokens + self._num_read :])
+        self._matcher.consume_tokens(new)
+        self._num_read += len(new)
+
+    def _allowed_by(self, matcher: Any) -> UInt32[np.ndarray, "W"]:
+        allowed = np.zeros(self._num_words, np.uint32)
+        library_words = allowed[: self._num_library_words]
+        matcher.unsafe_compute_mask_ptr(library_words.ctypes.data, library_words.nbytes)
+        # Asked last: after an error the library's mask lets the output end, as if it were complete.
+        if matcher.is_error():
+            raise GuidanceError(f"llguidance: {_one_line(matcher.get_error())}")
+        self._set_ends(allowed, matcher.is_accepting())
+        if not allowed.any():
+            raise GuidanceError("the output is not complete, and nothing but a stop token could continue it")
+        return allowed
+
+    def _set_ends(self, allowed: UInt32[np.ndarray, "W"], is_complete: bool) -> None:
+        for token_id in self._end_token_ids:
+            word, bit = divmod(token_id, WORD_BITS)
+            if is_complete:
+                allowed[word] |= np.uint32(1 << bit)
+            else:
+                allowed[word] &= ~np.uint32(1 << bit)
+
+
+def _matcher(vocabulary: Any, grammar: str) -> Any:
+    """The library's automaton, at its start; raises ValueError for what it cannot enforce or what accepts nothing.
+
+    Other threads of Python go on meanwhile.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LLParserLimits(step_max_items=STEP_ITEMS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # only now does it find out that nothing at all can match
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+# -- the trial, in a worker process
+
+_vocabulary: Any = None
+
+
+def _load_for_trials(tokenizer_json: str, eos_token_ids: frozenset[int]) -> None:
+    global _vocabulary
+    _vocabulary = _load_vocabulary(tokenizer_json, eos_token_ids)
+
+
+def _try_in_worker(outputs: StructuredOutputs) -> str:
+    threading.stack_size(TRIAL_STACK_BYTES)
+    with ThreadPoolExecutor(1) as small:
+        return small.submit(try_out, _vocabulary, outputs).result()
+
+
+def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
+    """Compile it and go some way into outputs: what would go wrong or take long in the engine's thread does so here.
+
+    Returns the grammar.
+
+    Raises:
+        InvalidRequestError: See `Guidance.compile`.
+    """
+    rng = random.Random(0)
+    openings = [vocabulary.greedy_tokenize(opening)[:1] for opening in OPENINGS]
+    try:
+        grammar = _grammar_text(outputs)
+        matcher = _matcher(vocabulary, grammar)
+        for first in (*openings, *[[]] * TRIAL_WALKS):
+            if matcher.validate_tokens(first) == len(first):
+                _walk(matcher.deep_copy(), first, rng, vocabulary.eos_tokens)
+    except (ValueError, OverflowError) as error:  # ours too; text that is no Unicode, numbers that are none or huge
+        raise _refusal(outputs, str(error)) from error
+    return grammar
+
+
+def _walk(matcher: Any, first: Sequence[int], rng: random.Random, eos_tokens: Sequence[int]) -> None:
+    """Take tokens at random; raises ValueError if the library gives up on the way, or takes long."""
+    for step in range(TRIAL_STEPS):
+        start_s = time.thread_time()
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        choices = first if first and step == 0 else np.unpackbits(allowed, bitorder="little").nonzero()[0]
+        if not len(choices):
+            raise ValueError("there is an output that no token of the vocabulary can continue")
+        token_id = int(rng.choice(choices))
+        if token_id in eos_tokens and not matcher.is_error():
+            return
+        matcher.consume_token(token_id)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        if time.thread_time() - start_s > MAX_STEP_S:
+            raise ValueError(f"a token of an output takes longer than {MAX_STEP_S * 1000:g} ms; ask for less at a time")
+
+
+def _refusal(outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs.{outputs.kind} cannot be enforced: {_one_line(problem)}.")
+
+
+def _load_vocabulary(tokenizer_json: str, eos_token_ids: frozenset[int]) -> Any:
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise InvalidRequestError(
+            f"structured_outputs need the package llguidance, which cannot be imported here ({error}); "
+            f"pip install the version pinned in requirements.txt."
+        ) from error
+    try:
+        return LLTokenizer(tokenizer_json, eos_token=sorted(eos_token_ids))
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"structured_outputs: llguidance cannot use this model's tokenizer ({_one_line(str(error))})."
+        ) from error
+
+
+def _grammar_text(outputs: StructuredOutputs) -> str:
+    from llguidance import LLMatcher, regex_to_lark
+
+    if isinstance(outputs.json, str):
+        return LLMatcher.grammar_from_json_schema(enforceable(outputs.json), overrides=JSON_OPTIONS)
+    if outputs.regex is not None:
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
+    assert outputs.choice is not None
+    # One terminal, which its capital letters make it: of rules, no more than 2,000 may begin at one place.
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, outputs.choice))}")
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.partition("<state>")[0].split())[:MAX_MESSAGE].rstrip(".")
