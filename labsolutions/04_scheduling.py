@@ -1093,7 +1093,7 @@ for name, run in runs.items():
     summary = StepSummary.of(run.steps)
     print(f"{name:9} {summary.num_steps} steps, {summary.num_preemptions} preemptions, ", end="")
     print(
-        f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_swapped_out} blocks swapped;",
+        f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_offloaded} blocks swapped;",
         end=" ",
     )
     print("same tokens:", run.tokens == runs["plenty"].tokens)

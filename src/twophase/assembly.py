@@ -12,6 +12,7 @@ from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
+from twophase.cache.tier import KVTier
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.engine._context import plain_context
@@ -24,8 +25,9 @@ from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
-from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes, with_swap_space
+from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes
 from twophase_features.model_store.prepare import resolve_model
+from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel.tensor_parallel import TensorParallelGroup
 from twophase_features.quantization.schemes import SCHEMES
@@ -233,12 +235,10 @@ def _build(
 ) -> Parts:
     """The cache, the runner, the scheduler and the engine. On other ranks than 0: serve, and exit."""
     spec = _kv_spec(group.shard.config, config, target.dtype)
-    limits = with_swap_space(target.limits, config, spec, num_blocks)
+    limits = target.limits
     kv_cache = KVCache(spec, num_blocks, target.device, groups=target.groups)
     use_cuda_graphs = config.use_cuda_graphs and group.peers is None
-    runner = group.run(
-        ModelRunner(loaded.model, kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
-    )
+    runner = group.run(ModelRunner(loaded.model, kv_cache, limits.max_model_len, use_cuda_graphs))
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
     scheduler = make_scheduler(limits, _cache_factory(config, target)(num_blocks))
     eos_token_ids = target.model_config.eos_token_ids
@@ -259,10 +259,14 @@ def _build(
 
 def _cache_factory(config: EngineConfig, target: _Target) -> Callable[[int], Any]:
     """Makes the cache manager from its number of blocks."""
+    tier: KVTier | None = config.kv_tier
+    if config.preemption_mode == "swap":
+        tier = HostMemoryTier(config.num_swap_blocks)
     make = config.cache_factory
     if make in (None, CacheManager):
         make = windowed_cache(target.window, target.groups)
-    return lambda num_blocks: make(num_blocks, config.block_size, config.enable_prefix_caching)
+    options = {} if tier is None else {"tier": tier}  # a cache of one's own has none
+    return lambda num_blocks: make(num_blocks, config.block_size, config.enable_prefix_caching, **options)
 
 
 def _speculator(

@@ -91,6 +91,9 @@ RULES: Mapping[str, Rule] = {
     "max_trace_steps": _unless_none(whole_number(0)),
     "policy": _unless_none(_kept("a scheduling policy (twophase.scheduling.policies), or None", _has("rank", "plan"))),
     "admission": _one_of(*ADMISSIONS),
+    "kv_tier": _unless_none(
+        _kept("a KV tier (twophase.cache.tier.KVTier), or None", _has("attach", "match", "load", "store"))
+    ),
     "preemption_mode": _kept("'recompute' or 'swap'", lambda value: value in PREEMPTION_MODES),
     "num_swap_blocks": _unless_none(whole_number(1)),
     "admission_watermark": number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1),
@@ -153,10 +156,13 @@ class EngineConfig:
         admission: What letting a request in leaves free for those that run: 'optimistic', 'reserve' or 'estimate'. A
             block each; their worst case, so that none is ever preempted for want of a block; or what they need if
             they become as long as those that ended (see `SchedulerConfig`).
-        preemption_mode: What becomes of the K/V of a request that must make room: 'recompute' drops them, 'swap' saves
-            them in host memory.
-        num_swap_blocks: Blocks of host memory for that; None: as many as the pool has, and at most a quarter of the
-            free host memory. They are pinned for a CUDA device, so nothing else on the machine can have them.
+        kv_tier: Where K/V blocks go when others need their place, and where they are found again
+            (`twophase.cache.tier.KVTier`): by another request for the same prefix, or by one that was preempted. It
+            takes prefix caching, which names the blocks.
+        preemption_mode: 'swap' is short for a `kv_tier` in host memory: what a preempted request had computed is
+            offloaded and loaded back. 'recompute' has no tier.
+        num_swap_blocks: Blocks of that tier; None: as many as the pool has, and at most a quarter of the free host
+            memory. They are pinned for a CUDA device, so nothing else on the machine can have them.
         admission_watermark: Share of the pool that letting a request in must leave free, in [0, 1).
         speculative_config: Guess tokens ahead and verify several in one step; None: never.
         drafter: Guesses in place of the n-gram lookup: where your own can go. Without a `speculative_config` it gets
@@ -197,6 +203,7 @@ class EngineConfig:
     max_trace_steps: int | None = DEFAULT_TRACE_STEPS
     policy: Any = None  # Policy | None
     admission: str = "optimistic"
+    kv_tier: Any = None  # KVTier | None
     preemption_mode: str = "recompute"
     num_swap_blocks: int | None = None
     admission_watermark: float | int = 0.0
@@ -219,6 +226,20 @@ class EngineConfig:
                 f"num_swap_blocks sizes the host memory of preemption_mode='swap'; got {self.num_swap_blocks} with "
                 f"preemption_mode={self.preemption_mode!r}."
             )
+        self._check_tier()
+
+    def _check_tier(self) -> None:
+        asked = "kv_tier" if self.kv_tier is not None else "preemption_mode='swap'"
+        if self.kv_tier is None and self.preemption_mode != "swap":
+            return
+        if self.kv_tier is not None and self.preemption_mode == "swap":
+            raise ConfigError("preemption_mode='swap' makes a kv_tier of its own; give one of them.")
+        if not self.enable_prefix_caching:
+            raise ConfigError(
+                f"{asked} finds blocks by what the prefix cache calls them: leave enable_prefix_caching on."
+            )
+        if self.cache_factory is not None:
+            raise ConfigError(f"{asked} is asked by the engine's own CacheManager; leave cache_factory out.")
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

@@ -2,7 +2,6 @@
 loaded its weights, and for the planner, which has loaded nothing."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -20,11 +19,10 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 # A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
-DEFAULT_SWAP_MEMORY_FRACTION = 0.25  # of free host memory, which belongs to everyone
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
-    """The scheduler's limits, with defaults for what is None. Nothing is swapped yet: see `with_swap_space`.
+    """The scheduler's limits, with defaults for what is None.
 
     Raises:
         ConfigError: A limit that cannot work, or more tokens than the model has positions.
@@ -70,16 +68,6 @@ def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
         )
 
 
-def with_swap_space(
-    limits: SchedulerConfig, config: EngineConfig, spec: KVCacheSpec, num_blocks: int
-) -> SchedulerConfig:
-    """The limits with the host's blocks, if requests that make room are to be saved there."""
-    if config.preemption_mode != "swap":
-        return limits
-    in_host = config.num_swap_blocks or default_num_swap_blocks(spec, num_blocks)
-    return replace(limits, preemption="swap", num_swap_blocks=in_host)
-
-
 def default_num_blocks(
     spec: KVCacheSpec,
     device: torch.device,
@@ -110,14 +98,6 @@ def default_num_blocks(
         fitting = min(fitting, max(1, DEFAULT_CPU_KV_BYTES // spec.bytes_per_block))
     fitting = max(1, fitting * spec.bytes_per_block // (spec.bytes_per_block + draft_bytes_per_block))
     return min(useful, fitting)
-
-
-def default_num_swap_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
-    """Blocks in host memory if no number was given: as many as the pool has, in at most a quarter of the free memory.
-
-    A GPU's host may have less of it than the GPU, and pinned memory cannot be swapped out by the system.
-    """
-    return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))
 
 
 def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: torch.dtype) -> int:

@@ -279,7 +279,7 @@ class TestCompany:
 
     @pytest.mark.parametrize("swap", [0, 64], ids=["recompute", "swap"])
     def test_preempted_equals_unpreempted(self, model, alone, swap):
-        completions, preempted = serve(model, num_swap_blocks=swap, **PRESSURE)
+        completions, preempted = serve(model, num_host_blocks=swap, **PRESSURE)
         assert len(preempted) >= 2
         assert completions == alone
 

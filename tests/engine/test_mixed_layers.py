@@ -99,7 +99,7 @@ def test_preempted(case, options):
     llm = opened(folder, num_kv_blocks=num_blocks_of(opened(folder), 46) * 3 // 2, **options)
     assert generate(llm, prompts, params) == generate(opened(folder), prompts, params)
     assert sum(len(step.preempted) for step in llm.engine.trace) > 0
-    assert (sum(step.blocks_swapped_in for step in llm.engine.trace) > 0) == bool(options)
+    assert (sum(step.blocks_loaded for step in llm.engine.trace) > 0) == bool(options)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -45,24 +45,24 @@ def expected(tiny_model):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("num_swap_blocks", [0, 40])
-def test_outputs_do_not_depend_on_the_policy(tiny_model, expected, policy, num_swap_blocks):
-    engine = make_engine(tiny_model, policy=policy, num_swap_blocks=num_swap_blocks, **PRESSURE)
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_outputs_do_not_depend_on_the_policy(tiny_model, expected, policy, num_host_blocks):
+    engine = make_engine(tiny_model, policy=policy, num_host_blocks=num_host_blocks, **PRESSURE)
     assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
 
 
 def test_what_was_swapped_out_comes_back_and_is_not_computed_again(tiny_model, expected):
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE)
     assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
-    assert sum(step.blocks_swapped_out for step in engine.trace) > 0
-    assert sum(step.blocks_swapped_in for step in engine.trace) > 0
+    assert sum(step.blocks_offloaded for step in engine.trace) > 0
+    assert sum(step.blocks_loaded for step in engine.trace) > 0
     computed = sum(tokens for step in engine.trace for *_, tokens in step.chunks)
     needed = sum(len(p["prompt_token_ids"]) + PARAMS.max_tokens - 1 for p in PROMPTS)
     assert computed == needed
 
 
 def test_a_fault_while_blocks_come_back_fails_that_request_alone(tiny_model, expected):
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE)
     space = engine._runner._swap_space
     restore, culprits = space.restore, []
 
@@ -85,7 +85,7 @@ def test_a_fault_while_blocks_come_back_fails_that_request_alone(tiny_model, exp
 
 def test_a_fault_while_blocks_are_saved_loses_nothing(tiny_model, expected):
     """The step is lost and raises; the next ones recompute what could not be saved."""
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE)
     space, raised = engine._runner._swap_space, []
     save = space.save
 
@@ -147,15 +147,15 @@ class TestLLM:
     def test_swapping_and_admission_are_options(self, tiny_folder):
         llm = LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", admission_watermark=0.25)
         config = llm.scheduler.config
-        assert (config.preemption, config.num_swap_blocks, config.watermark) == ("swap", 32, 0.25)
-        assert LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", num_swap_blocks=7)
+        assert (config.preemption, config.num_host_blocks, config.watermark) == ("swap", 32, 0.25)
+        assert LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", num_host_blocks=7)
 
     @pytest.mark.parametrize(
         ("options", "said"),
         [
             ({"preemption_mode": "drop"}, "'recompute' or 'swap', got 'drop'"),
-            ({"num_swap_blocks": 4}, "sizes the host memory"),
-            ({"preemption_mode": "swap", "num_swap_blocks": 0}, "a whole number >= 1, got 0"),
+            ({"num_host_blocks": 4}, "sizes the host memory"),
+            ({"preemption_mode": "swap", "num_host_blocks": 0}, "a whole number >= 1, got 0"),
             ({"admission_watermark": 1}, r"in \[0, 1\), got 1"),
             ({"policy": ContinuousPolicy(), "scheduler_factory": print}, "give one of them"),
         ],

@@ -81,17 +81,43 @@ def test_scheduling_again_plans_the_same_and_takes_nothing_more():
         harness.step()
 
 
-def test_a_copy_that_may_not_have_happened_is_recomputed():
+def test_a_copy_is_done_when_it_is_planned_and_told_until_a_step_is_done():
     harness = Harness()
     harness.add(make_request("a", 5, 6, n=2))
     harness.step()
     plan = harness.schedule()
     assert len(plan.copies) == 1
     replanned = harness.schedule()  # the first plan never ran
-    assert replanned.preempted == (0,)
-    assert replanned.copies == ()
+    assert replanned.preempted == ()
+    assert replanned.copies == plan.copies
     harness.step()
+    assert harness.schedule().copies == ()
     harness.run().check_outputs()
+
+
+def test_a_copy_that_fails_fails_its_sequence_alone():
+    harness = Harness()
+    harness.add(make_request("a", 5, 6, n=3))
+    harness.step()
+    copy_blocks, refused = harness.shadow.copy_blocks, []
+
+    def fail_once(copies):
+        if not refused:
+            refused.extend(copies)
+            raise OSError("out of memory")
+        copy_blocks(copies)
+
+    harness.scheduler.ledger.copy_blocks = fail_once
+    plan = harness.schedule()
+    ((culprit, error),) = plan.failed.items()
+    assert "OSError: out of memory" in str(error)
+    assert culprit not in {chunk.seq_id for chunk in plan.chunks}
+    assert len(plan.chunks) == 2
+    sampled = harness.execute(plan)
+    harness.take(harness.scheduler.fail(culprit, error))
+    harness.take(harness.scheduler.update(plan, sampled))
+    harness.run()
+    assert sorted(reason for reason, _ in harness.ends.values()) == ["error", "length", "length"]
 
 
 @pytest.mark.parametrize("drop_step", [False, True])

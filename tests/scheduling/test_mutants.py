@@ -85,19 +85,13 @@ def aborts():
         test_timelines.test_abort_ends_every_completion_wherever_it_stands(num_steps)
 
 
-def dropped_swaps():
-    for stage in ("planned", "moved", "written"):
-        test_policies.TestSwapping().test_dropped_steps_change_no_output(stage, 2)
-
-
 def histories_with_drafts():
     for seed in range(6):
         test_pressure.play(seed, 20, disturbed=0.1, max_drafts=5)
 
 
-SWAPPING = test_policies.TestSwapping()
+OFFLOADING = test_policies.TestOffloading()
 DRAFTING = test_pairs.TestDraftsTakeOnlyWhatIsLeft()
-FOUND = test_pairs.TestSwappedAndFound()
 
 
 def crowded_window():
@@ -164,13 +158,6 @@ MUTANTS = [
         module="step",
     ),
     scheduler_mutant(
-        "less than was found is swapped in over it",
-        "if sequence.num_swapped_tokens > num_cached:",
-        "if sequence.host_blocks:",
-        FOUND.test_what_the_prefix_cache_found_is_not_overwritten_with_less,
-        module="ledger",
-    ),
-    scheduler_mutant(
         "any rank is taken",
         "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
         "if False:",
@@ -220,8 +207,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a dropped step keeps its room for drafts",
-        "        for sequence in self.moves.drafting:\n            if sequence.table is not None:\n",
-        "        for sequence in self.moves.drafting:\n            if False:\n",
+        "        for sequence in self.drafting:\n            if sequence.table is not None:\n",
+        "        for sequence in self.drafting:\n            if False:\n",
         histories_with_drafts,
         module="ledger",
     ),
@@ -246,55 +233,6 @@ MUTANTS = [
         "        sequence.token_ids += [token.token_id for token in run[:-1]]\n",
         "",
         histories_with_drafts,
-    ),
-    scheduler_mutant(
-        "what was swapped in is computed again",
-        "sequence.num_computed_tokens = sequence.num_swapped_tokens",
-        "pass",
-        SWAPPING.test_a_victim_comes_back_with_what_it_had,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "swapped into the wrong blocks",
-        "table.block_ids[num_hit:], sequence.host_blocks[num_hit:])",
-        "table.block_ids, sequence.host_blocks[num_hit:])",
-        SWAPPING.test_what_the_prefix_cache_still_has_is_not_brought_back,
-        some_histories,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "the last partial block is not saved",
-        "num_written = -(-num_computed // self.cache.block_size)",
-        "num_written = num_computed // self.cache.block_size",
-        SWAPPING.test_a_victim_comes_back_with_what_it_had,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "host blocks of the dead are kept",
-        "            self._close(sequence)\n        self._drop_host_blocks(sequence)\n",
-        "            self._close(sequence)\n",
-        SWAPPING.test_an_aborted_victim_leaves_no_host_block_behind,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "host blocks are kept after they came back",
-        "        for sequence in self.moves.filled:\n",
-        "        for sequence in ():\n",
-        SWAPPING.test_a_victim_comes_back_with_what_it_had,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a swap that may not have happened is trusted",
-        "        for sequence in self.moves.swapped_out:\n",
-        "        for sequence in ():\n",
-        dropped_swaps,
-        module="ledger",
-    ),
-    scheduler_mutant(
-        "a block that may not have come back is trusted",
-        "if sequence.status is SequenceStatus.RUNNING:",
-        "if sequence.status is SequenceStatus.RUNNING and not sequence.host_blocks:",
-        dropped_swaps,
     ),
     scheduler_mutant(
         "the watermark is ignored",
@@ -483,18 +421,24 @@ MUTANTS = [
         module="ledger",
     ),
     scheduler_mutant(
-        "copies forgotten",
-        "            self.moves.copies += copies\n",
-        "            pass\n",
-        test_timelines.test_completions_fork_when_the_prompt_is_done,
+        "loaded blocks are not told of",
+        "self.loaded += self.cache.load(table)",
+        "self.cache.load(table)",
+        OFFLOADING.test_another_request_finds_what_has_left_the_pool,
         module="ledger",
     ),
     scheduler_mutant(
-        "copies of a dropped step forgotten",
-        "            self.moves.copies += copies\n            self.moves.filled.append(sequence)\n",
-        "            self.moves.copies += copies\n",
-        dropped_steps,
-        test_failures.test_a_copy_that_may_not_have_happened_is_recomputed,
+        "a sequence without its copy goes on",
+        "or sequence.seq_id in self._failed:",
+        "or False:",
+        lambda: None,
+        module="step",
+    ),
+    scheduler_mutant(
+        "copies forgotten",
+        "            self.copies += copies\n",
+        "            pass\n",
+        test_timelines.test_completions_fork_when_the_prompt_is_done,
         module="ledger",
     ),
     scheduler_mutant(
@@ -555,13 +499,6 @@ MUTANTS = [
         "num_growing(cache, sequence) if",
         groups_of_layers,
         module="growth",
-    ),
-    scheduler_mutant(
-        "one group is saved",
-        "self.cache.block_size) * self.cache.num_groups\n            self._swap_out",
-        "self.cache.block_size)\n            self._swap_out",
-        groups_of_layers,
-        module="ledger",
     ),
     scheduler_mutant(
         "a prefill takes what others were promised",

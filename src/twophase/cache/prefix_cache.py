@@ -4,12 +4,12 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
-BlockKey = tuple[bytes, bytes]  # what a full block is looked up by: its chained digest, and its tokens' bytes
 
 
 def salt_digest(salt: str) -> bytes:
@@ -25,6 +25,17 @@ def block_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
 def tokens_to_bytes(token_ids: Sequence[int]) -> bytes:
     """8 bytes per token id."""
     return array("q", token_ids).tobytes()
+
+
+class BlockKey(NamedTuple):
+    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+
+    digest: bytes
+    token_bytes: bytes
+
+    def of_group(self, group: int) -> "BlockKey":
+        """The key of the block that a group of layers has for the same tokens."""
+        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -92,10 +103,7 @@ class PrefixCache:
         num_hit, groups = 0, range(len(self.sees_all))
         num_leading, num_trailing = [0 for _ in groups], [0 for _ in groups]  # blocks without a gap from either end
         for index in range(max_blocks):
-            if index == len(keys):
-                token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
-                parent_digest = keys[-1][0] if keys else salt_digest(salt)
-                keys.append((block_digest(parent_digest, token_bytes), token_bytes))
+            self.extend_keys(keys, token_ids, salt, index + 1)
             digest, token_bytes = keys[index]
             found = self._by_digest.get(digest)
             if found is None or not found.is_prefix(chain[-1] if chain else None, salt, token_bytes):
@@ -118,6 +126,21 @@ class PrefixCache:
             for group in groups
         ]
         return block_ids, chain[num_hit - 1] if num_hit else None
+
+    def extend_keys(self, keys: list[BlockKey], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
+        """Add the keys that are not there yet of the first `num_blocks` full blocks of `token_ids`."""
+        for index in range(len(keys), num_blocks):
+            token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
+            parent_digest = keys[-1].digest if keys else salt_digest(salt)
+            keys.append(BlockKey(block_digest(parent_digest, token_bytes), token_bytes))
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        """The key of a block that a lookup can find, as `BlockKey.of_group` has it; None of another block."""
+        prefix = self._of_block.get(block_id)
+        if prefix is None:
+            return None
+        group = next(number for number, held in enumerate(prefix.block_ids) if block_id in held)
+        return BlockKey(prefix.digest, prefix.token_bytes).of_group(group)
 
     def _unseen(self, num_blocks: int, group: int) -> range:
         """Of so many full blocks of a group, those that a query after them does not see."""

@@ -92,6 +92,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        scheduler.connect(runner)
         self._vocab_size = vocab_size
         self._codec = codec
         self._eos_token_ids = eos_token_ids
@@ -264,7 +265,6 @@ class Engine:
             start_s = self._clock()
             plan = self._schedule(start_s)
             scheduled_s = self._clock()
-            self._runner.swap_out(plan.swaps_out)
             plan = self._draft(plan)
             results, scored = self._run(plan)
             times = StepTimes(start_s, scheduled_s, self._clock())
@@ -307,10 +307,10 @@ class Engine:
     @plain_context()
     def _run(self, plan: StepPlan) -> tuple[dict[int, Sampled | Exception], dict[int, Scored]]:
         """Do what is planned; what came of each chunk, and log-probabilities of its prompt tokens, by seq_id."""
-        results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
+        results: dict[int, Sampled | Exception] = dict(plan.failed)
         scored: dict[int, Scored] = {}
         compute = partial(self._compute, scored)
-        chunks = [chunk for chunk in self._with_scores(plan) if chunk.seq_id not in results]
+        chunks = list(self._with_scores(plan))
         for chunk, result in zip(chunks, isolate(compute, chunks), strict=True):
             if isinstance(result, Exception) and chunk.num_drafts:
                 # Its drafts may be to blame, and they must harm no other sequence.
@@ -340,17 +340,6 @@ class Engine:
             return 0, 0
         runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         return self.speculator.note_results(plan, runs, elapsed_s)
-
-    def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
-        """Copies and swaps, before anything is written; tells which failed. Each kind is safe to repeat by itself."""
-        broken: dict[int, Exception] = {}
-        kinds = (self._runner.copy_blocks, plan.copies), (self._runner.swap_in, plan.swaps_in)
-        for move, moves in kinds:
-            if moves:
-                chunks = [chunk for chunk in plan.chunks if chunk.seq_id not in broken]
-                results = isolate(partial(_for_each, move, moves), chunks)
-                broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
-        return broken
 
     def _compute(self, scored: dict[int, Scored], chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
         """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat.
@@ -506,11 +495,3 @@ class Engine:
             self._requests[victim.request.request_id].num_preemptions += 1
             preempted.append((victim.request.request_id, victim.index))
         return tuple(chunks), tuple(preempted)
-
-
-def _for_each(
-    move: Callable[[Sequence[ScheduledChunk], Any], None], moves: Sequence[Any], chunks: Sequence[ScheduledChunk]
-) -> list[None]:
-    """Do the moves that these chunks need; one (empty) result for each chunk, as `isolate` wants it."""
-    move(chunks, moves)
-    return [None] * len(chunks)

@@ -1,7 +1,6 @@
 """The scheduler's limits."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from twophase.core.errors import ConfigError
 
@@ -25,9 +24,6 @@ class SchedulerConfig:
         reserve_growth: Of 'optimistic' and 'estimate': that block for each sequence that may outgrow its last one, so
             that none is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
         watermark: Besides, admission leaves this share of the pool free, in [0, 1). None running: it need not.
-        preemption: What becomes of the K/V of a preempted sequence: 'recompute' drops them, 'swap' saves them in host
-            memory, as long as there is room for all of them.
-        num_swap_blocks: Blocks of host memory for 'swap'.
 
     Raises:
         ConfigError: The token budget is below `max_num_seqs`.
@@ -39,8 +35,6 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     reserve_growth: bool = True
     watermark: int | float = 0.0
-    preemption: Literal["recompute", "swap"] = "recompute"
-    num_swap_blocks: int = 0
     admission: str = "optimistic"
 
     def __post_init__(self) -> None:

@@ -3,19 +3,18 @@
 A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
 run to its end, drop the plan and call `schedule` again.** What `schedule` leaves
-behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. The next
-`schedule` undoes two exceptions. Block copies and swaps that a dropped plan may not have done: the sequences that asked
-for them are preempted and recomputed. And room for drafts: it is taken back.
+behind is legal by itself: sequences admitted or preempted, and blocks with room for tokens not yet computed. One thing
+the next `schedule` undoes: room for drafts.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
-from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
 from twophase.scheduling.admission import check_request, max_new_tokens, usable_rank
@@ -27,6 +26,12 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
 __all__ = ["Scheduler", "SequenceUpdate"]
+
+
+class BlockCopier(Protocol):
+    """What can copy whole blocks of a K/V cache."""
+
+    def copy_blocks(self, copies: Seq[BlockCopy]) -> None: ...
 
 
 class SequenceUpdate(NamedTuple):
@@ -82,6 +87,12 @@ class Scheduler:
     @property
     def config(self) -> SchedulerConfig:
         return self.ledger.config
+
+    def connect(self, runner: BlockCopier) -> None:
+        """Tell what moves whole blocks of the K/V cache, at once: the engine's runner."""
+        self.ledger.copy_blocks = runner.copy_blocks
+        if self.cache.tier is not None:
+            self.cache.tier.attach(runner)
 
     @property
     def has_unfinished(self) -> bool:
@@ -180,9 +191,6 @@ class Scheduler:
             PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
         """
         self._plan = None
-        for sequence in tuple(self.ledger.moves.filled):  # by a step that was dropped: with what is unknown
-            if sequence.status is SequenceStatus.RUNNING:
-                self._preempt(sequence, may_swap=False)
         self.ledger.roll_back()
         step = StepBuilder(self.ledger, self._queues, self._preempt, now_s, self._num_stalled_steps)
         self._step = step
@@ -321,9 +329,9 @@ class Scheduler:
             self._queues.run(fork)
         return (sequence, *forks)
 
-    def _preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
+    def _preempt(self, victim: Sequence) -> None:
         """A running sequence loses its blocks and waits again."""
-        self.ledger.preempt(victim, may_swap=may_swap)
+        self.ledger.take_back(victim)
         self._queues.preempt(victim)
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:

@@ -56,8 +56,6 @@ class Sequence:
         last_turn: Counts up in one scheduler: set when it came, and when a chunk of its prompt was computed. Smallest:
             who has waited longest for a turn.
         block_keys: Noted while it waits, for `CacheManager.open`.
-        host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
-            FREED where they left its window.
     """
 
     seq_id: int
@@ -77,8 +75,6 @@ class Sequence:
     num_preemptions: int = 0
     last_turn: int = 0
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
-    host_blocks: tuple[int, ...] = ()
-    num_swapped_tokens: int = 0
 
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
