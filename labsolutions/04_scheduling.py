@@ -1087,13 +1087,13 @@ crowded = {"num_blocks": 9, "reserve_growth": False}
 runs = {
     "plenty": generate_under_pressure(),
     "recompute": generate_under_pressure(**crowded),
-    "swap": generate_under_pressure(**crowded, preemption="swap", num_swap_blocks=16),
+    "offload": generate_under_pressure(**crowded, num_host_blocks=16),
 }
 for name, run in runs.items():
     summary = StepSummary.of(run.steps)
     print(f"{name:9} {summary.num_steps} steps, {summary.num_preemptions} preemptions, ", end="")
     print(
-        f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_offloaded} blocks swapped;",
+        f"{summary.num_recomputed_tokens:2} tokens recomputed, {summary.num_blocks_offloaded} blocks offloaded;",
         end=" ",
     )
     print("same tokens:", run.tokens == runs["plenty"].tokens)

@@ -70,7 +70,7 @@ class History:
         assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
-        self._load(table)
+        self._load(table, sequence.token_ids)
         assert table.num_cached_tokens < len(sequence.token_ids), "what was loaded leaves a token to compute"
         sequence.num_computed = sequence.num_confirmed = table.num_cached_tokens
         self.live.append(sequence)
@@ -78,7 +78,7 @@ class History:
         self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
         self._read(sequence)
 
-    def _load(self, table: BlockTable) -> None:
+    def _load(self, table: BlockTable, token_ids: list[int]) -> None:
         """What the tier has of the text comes into blocks behind the hit, if there is room for it."""
         num_offered = self.cache.num_offered_tokens(table)
         if num_offered:
@@ -87,7 +87,7 @@ class History:
                 self.shadow.copy_blocks(self.cache.grow(table, table.num_tokens + num_offered))
             except OutOfBlocksError:
                 return
-            num_loaded = len(self.cache.load(table))
+            num_loaded = len(self.cache.load(table, token_ids))
             assert num_loaded <= num_offered // self.block_size * self.num_groups
             self.events["loaded"] += num_loaded > 0
             self.events["lost by the tier"] += num_loaded < num_offered // self.block_size * self.num_groups

@@ -212,10 +212,10 @@ def check_default_swap_space(folder, monkeypatch):
     def check(module) -> None:
         options = {"num_kv_blocks": 64, "block_size": 4, "preemption_mode": "swap"}
         bytes_per_block = module.LLM(folder, **options).kv_cache.spec.bytes_per_block
-        assert module.LLM(folder, **options).scheduler.config.num_swap_blocks == 64
+        assert module.LLM(folder, **options).scheduler.cache.tier.num_blocks == 64
         monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 40 * bytes_per_block)
-        assert module.LLM(folder, **options).scheduler.config.num_swap_blocks == 10
-        assert module.LLM(folder, **options, num_swap_blocks=20).scheduler.config.num_swap_blocks == 20
+        assert module.LLM(folder, **options).scheduler.cache.tier.num_blocks == 10
+        assert module.LLM(folder, **options, num_swap_blocks=20).scheduler.cache.tier.num_blocks == 20
         monkeypatch.undo()
 
     return check

@@ -15,6 +15,7 @@ from twophase.core import sizes
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.scheduling.config import SchedulerConfig
+from twophase_features.offloading import host_memory
 
 SPEC = KVCacheSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)
 LIMITS = SchedulerConfig(256, 8192, 8192)
@@ -40,7 +41,7 @@ def check_step(module, config):
 def check_swap(module):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, "free_memory_bytes", lambda device: 100 * SPEC.bytes_per_block)
-        assert [module.default_num_swap_blocks(SPEC, count) for count in (20, 25, 400)] == [20, 25, 25]
+        assert [module.default_num_blocks(SPEC, count) for count in (20, 25, 400)] == [20, 25, 25]
 
 
 def test_a_step_keeps_its_memory(config):
@@ -48,7 +49,7 @@ def test_a_step_keeps_its_memory(config):
 
 
 def test_swapped_blocks_leave_the_host_half_of_its_memory():
-    check_swap(sizing)
+    check_swap(host_memory)
 
 
 def test_a_step_that_needs_all_memory_is_refused():
@@ -72,8 +73,10 @@ def test_step_mutants_are_killed(name, old, new, config):
 
 @pytest.mark.mutants
 def test_the_swap_mutant_is_killed():
-    old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_SWAP_MEMORY_FRACTION))'
-    KillTable.record(Mutant("as large as the pool", "twophase.sizing", old, "num_blocks"), check_swap)
+    old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))'
+    KillTable.record(
+        Mutant("as large as the pool", "twophase_features.offloading.host_memory", old, "num_blocks"), check_swap
+    )
 
 
 def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, monkeypatch):

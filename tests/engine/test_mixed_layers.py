@@ -79,7 +79,7 @@ def test_freed_blocks_are_never_read(case):
     assert generate(poisoned(opened(folder, enable_prefix_caching=False))) == expected
 
 
-@pytest.mark.parametrize(("caching", "options"), [(True, {}), (False, {"preemption_mode": "swap"})])
+@pytest.mark.parametrize(("caching", "options"), [(False, {}), (True, {"preemption_mode": "swap"})])
 def test_in_a_pool_of_one_sequence(case, options, caching):
     folder, expected = case
     num_blocks = num_blocks_of(opened(folder), 90 + NUM_TOKENS - 1)
@@ -90,7 +90,9 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
         opened(folder, num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
 
 
-@pytest.mark.parametrize("options", [{}, {"preemption_mode": "swap"}], ids=["recompute", "swap"])
+@pytest.mark.parametrize(
+    "options", [{}, {"preemption_mode": "swap", "num_swap_blocks": 400}], ids=["recompute", "swap"]
+)
 def test_preempted(case, options):
     """Short prompts and long outputs: all are let in, and there is room for one and a half to the end."""
     folder, _ = case

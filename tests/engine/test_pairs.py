@@ -50,8 +50,7 @@ def draw_options(rng: random.Random, folder) -> dict:
         "num_kv_blocks": rng.choice([17, 20, 40]),
         "max_num_batched_tokens": rng.choice([8, 24]) if is_chunked else LONGEST,
         "enable_chunked_prefill": is_chunked,
-        "preemption_mode": rng.choice(["recompute", "swap"]),
-        "enable_prefix_caching": rng.random() < 0.8,
+        **rng.choice([{"preemption_mode": "swap"}, {}, {"enable_prefix_caching": rng.random() < 0.8}]),
     }
     if is_windowed:
         options |= {"sliding_window": WINDOW.window, "num_attention_sinks": WINDOW.num_sinks}

@@ -104,8 +104,11 @@ def windowed_run(folder) -> LLM:
     return llm
 
 
-@pytest.mark.parametrize("options", [{}, {"preemption_mode": "swap"}], ids=["recompute", "swap"])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("caching", "options"),
+    [(True, {}), (False, {}), (True, {"preemption_mode": "swap"})],
+    ids=["caching", "no caching", "offloading"],
+)
 def test_in_a_pool_of_one_sequence(case, options, caching):
     """Prompts many times longer than the pool, and all of them at once: they take turns, and nothing changes."""
     folder, expected = case

@@ -422,8 +422,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "loaded blocks are not told of",
-        "self.loaded += self.cache.load(table)",
-        "self.cache.load(table)",
+        "self.loaded += self.cache.load(table, sequence.token_ids)",
+        "self.cache.load(table, sequence.token_ids)",
         OFFLOADING.test_another_request_finds_what_has_left_the_pool,
         module="ledger",
     ),

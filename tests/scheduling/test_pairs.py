@@ -8,7 +8,6 @@ from twophase.scheduling.policies import (
     ChunkedPrefillPolicy,
     DeadlinePolicy,
     PrefillFirstPolicy,
-    by_priority,
 )
 from twophase_features.windows.sliding_window import SlidingWindow
 

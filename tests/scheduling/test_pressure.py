@@ -114,8 +114,6 @@ class Disturber:
         plan = harness.schedule()
         if rng.random() < 0.5:
             harness.execute(plan)
-        elif rng.random() < 0.5:
-            harness.shadow.move(plan)
         if scheduler.sequences:
             sequence = rng.choice(list(scheduler.sequences.values()))
             self.cut.add(sequence.request.request_id)

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from twophase.cache.prefix_cache import BlockKey, CachedPrefix
+from twophase.cache.prefix_cache import CachedPrefix
+from twophase.cache.tier import BlockKey
 
 NEVER = sys.maxsize
 

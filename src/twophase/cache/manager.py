@@ -9,8 +9,8 @@ from typing import Any
 
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.prefix_cache import BlockKey, PrefixCache
-from twophase.cache.tier import KVTier
+from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
@@ -173,8 +173,11 @@ class CacheManager:
         num_held = _or_nothing(self.tier.match, of_groups)
         return of_groups[: num_held - num_held % self.num_groups]
 
-    def load(self, table: BlockTable) -> list[int]:
+    def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         """Fill the blocks after a prefix hit from the tier, which told `open` that it has them; they count as cached.
+
+        Args:
+            token_ids: As given to `open`.
 
         Returns:
             The blocks that were filled: fewer than offered if the tier has lost some.
@@ -193,6 +196,7 @@ class CacheManager:
         num_loaded = _or_nothing(self.tier.load, offered, block_ids)
         num_loaded -= num_loaded % self.num_groups
         table.num_cached_tokens += num_loaded // self.num_groups * self.block_size
+        self.publish(table, token_ids, table.num_cached_tokens)
         return block_ids[:num_loaded]
 
     def num_offered_tokens(self, table: BlockTable) -> int:

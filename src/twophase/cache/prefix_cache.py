@@ -4,9 +4,9 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from twophase.cache.tier import BlockKey
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
@@ -25,17 +25,6 @@ def block_digest(parent_digest: bytes, token_bytes: bytes) -> bytes:
 def tokens_to_bytes(token_ids: Sequence[int]) -> bytes:
     """8 bytes per token id."""
     return array("q", token_ids).tobytes()
-
-
-class BlockKey(NamedTuple):
-    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
-
-    digest: bytes
-    token_bytes: bytes
-
-    def of_group(self, group: int) -> "BlockKey":
-        """The key of the block that a group of layers has for the same tokens."""
-        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

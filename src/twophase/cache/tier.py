@@ -1,9 +1,18 @@
 """A KV tier: K and V that are kept elsewhere, and found again by what a block holds."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from twophase.cache.prefix_cache import BlockKey
+
+class BlockKey(NamedTuple):
+    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+
+    digest: bytes
+    token_bytes: bytes
+
+    def of_group(self, group: int) -> "BlockKey":
+        """The key of the block that a group of layers has for the same tokens."""
+        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
 
 
 @runtime_checkable

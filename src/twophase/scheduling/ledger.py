@@ -164,7 +164,7 @@ class BlockLedger:
 
     def _enter(self, sequence: Sequence, table: BlockTable) -> None:
         """These are its blocks now, and what the KV tier has of them is there."""
-        self.loaded += self.cache.load(table)
+        self.loaded += self.cache.load(table, sequence.token_ids)
         sequence.table, sequence.block_keys = table, []
         sequence.num_computed_tokens = num_cached = table.num_cached_tokens
         if sequence.num_preemptions == 0:

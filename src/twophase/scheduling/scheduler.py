@@ -9,7 +9,7 @@ the next `schedule` undoes: room for drafts.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import InvalidRequestError, PolicyError
@@ -28,6 +28,7 @@ from twophase.scheduling.step import StepBuilder, put_drafts
 __all__ = ["Scheduler", "SequenceUpdate"]
 
 
+@runtime_checkable
 class BlockCopier(Protocol):
     """What can copy whole blocks of a K/V cache."""
 

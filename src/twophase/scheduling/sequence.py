@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.cache.block_table import BlockTable
-from twophase.cache.prefix_cache import BlockKey
+from twophase.cache.tier import BlockKey
 from twophase.core.request import Request
 
 

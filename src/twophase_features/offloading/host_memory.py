@@ -3,12 +3,12 @@ when it is admitted anew. So preemption costs two copies over PCIe where recompu
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit
-from twophase.cache.prefix_cache import BlockKey
+from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 
@@ -16,6 +16,7 @@ from twophase.core.plan import BlockCopy
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
 
 
+@runtime_checkable
 class HostBlocks(Protocol):
     """Blocks in host memory, numbered from 0, for the blocks of one K/V cache. Moves: from block, to block."""
 

@@ -50,8 +50,8 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
         is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when a sequence
             waits: what kept it out does so still.
     """
-    if scheduler.cache.window is not None:
-        return []  # blocks come and go at every turn: nothing repeats
+    if scheduler.cache.window is not None or scheduler.cache.tier is not None:
+        return []  # blocks come and go at every step, or move to a tier, which takes time: nothing repeats
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
     is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted

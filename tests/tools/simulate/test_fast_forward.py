@@ -65,7 +65,7 @@ def test_random_workloads_run_alike(seed):
     longest = rng.choice([16, 40])
     block_size = rng.choice([1, 3, 4])
     policy = POLICIES[seed % len(POLICIES)]
-    swaps = {"preemption": "swap", "num_swap_blocks": rng.choice([10, 50])} if rng.random() < 0.3 else {}
+    offloading = {"num_host_blocks": rng.choice([10, 50])} if rng.random() < 0.3 else {}
     options = {
         "num_blocks": 250 if block_size == 1 else rng.choice([30, 45, 200]),
         "block_size": block_size,
@@ -79,7 +79,7 @@ def test_random_workloads_run_alike(seed):
     options["admission"] = ADMISSIONS[seed // len(POLICIES) % 3]
     if rng.random() < 0.3:
         options |= {"enable_chunked_prefill": False, "budget": 64}
-    options |= swaps
+    options |= offloading
     requests = random_requests(rng, 30, rng.choice([2.0, 20.0, 200.0]), longest)
     by_step, at_once = make_scheduler(**options), make_scheduler(**options)
     expected = simulate(requests, by_step, COSTS, fast_forward=False)
