@@ -49,6 +49,7 @@ class HostMemoryTier:
         self.num_blocks = num_blocks
         self._blocks: HostBlocks | None = None
         self._place_of: OrderedDict[BlockKey, int] = OrderedDict()  # first = given up next
+        self._free = list(range(num_blocks or 0))
 
     def attach(self, runner: Any) -> None:
         if self._blocks is not None:
@@ -58,6 +59,7 @@ class HostMemoryTier:
         else:
             self._blocks = PinnedBlocks(runner.kv_cache, self.num_blocks)
         self.num_blocks = self._blocks.num_blocks
+        self._free = list(range(self.num_blocks))
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         num_held = next((i for i, key in enumerate(keys) if key not in self._place_of), len(keys))
@@ -74,20 +76,21 @@ class HostMemoryTier:
 
     def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
         assert self.num_blocks is not None, "attach it, or say how many blocks it has"
-        moves: dict[BlockKey, BlockCopy] = {}  # by key: a block given up for a later one of the same call is not saved
+        new: dict[BlockKey, int] = {}
         for key, block_id in zip(keys, block_ids, strict=True):
             if key in self._place_of:
                 self._place_of.move_to_end(key)
-                continue
-            place = len(self._place_of)
-            if place == self.num_blocks:
-                given_up, place = self._place_of.popitem(last=False)
-                moves.pop(given_up, None)
-            self._place_of[key] = place
-            moves[key] = BlockCopy(block_id, place)
-        if moves and self._blocks is not None:
-            self._blocks.save(list(moves.values()))
-        return len(moves)
+            else:
+                new[key] = block_id
+        new = dict(list(new.items())[-self.num_blocks :])
+        while len(self._free) < len(new):
+            self._free.append(self._place_of.popitem(last=False)[1])
+        places = self._free[: len(new)]
+        if new and self._blocks is not None:
+            self._blocks.save(list(map(BlockCopy, new.values(), places)))
+        del self._free[: len(new)]  # only now: had it raised, these places would hold nothing
+        self._place_of |= zip(new, places, strict=True)
+        return len(new)
 
 
 @final
