@@ -9,13 +9,13 @@ import twophase.scheduling.ledger as ledger_module
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
-    test_admission,
     test_failures,
     test_ledger,
     test_pairs,
     test_policies,
     test_pressure,
     test_ranks,
+    test_request_validation,
     test_sequence,
     test_shares,
     test_timelines,
@@ -56,17 +56,17 @@ def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "sched
 
 def worst_case():
     for n, prompt_len, max_tokens in ((1, 4, 5), (2, 5, 6), (3, 5, 1)):
-        test_admission.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
+        test_request_validation.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
             n=n, prompt_len=prompt_len, max_tokens=max_tokens
         )
 
 
 def groups_of_layers():
     for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
-        test_admission.test_the_worst_case_of_groups_of_layers(*case)
-    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
-    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
-    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+        test_request_validation.test_the_worst_case_of_groups_of_layers(*case)
+    test_request_validation.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_request_validation.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_request_validation.test_a_prefill_leaves_the_others_what_they_were_promised()
     test_pressure.test_groups_of_layers_with_windows_and_without(24)
 
 
@@ -175,10 +175,14 @@ MUTANTS = [
         "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
         "if False:",
         bad_priority,
-        module="admission",
+        module="request_validation",
     ),
     scheduler_mutant(
-        "any arrival is taken", "if not _is_time(request.arrival_s):", "if False:", bad_arrival, module="admission"
+        "any arrival is taken",
+        "if not _is_time(request.arrival_s):",
+        "if False:",
+        bad_arrival,
+        module="request_validation",
     ),
     scheduler_mutant(
         "a policy's wish for short steps is forgotten",
@@ -554,7 +558,7 @@ MUTANTS = [
         "num_growing(cache, sequence) * cache.num_groups if",
         "num_growing(cache, sequence) if",
         groups_of_layers,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "one group is saved",
@@ -575,14 +579,14 @@ MUTANTS = [
         "None if is_full else window,",
         "window,",
         groups_of_layers,
-        module="admission",
+        module="request_validation",
     ),
     scheduler_mutant(
         "blocks of one group are counted",
         "num_needed += num_in_group",
         "num_needed = num_in_group",
         groups_of_layers,
-        module="admission",
+        module="request_validation",
     ),
     scheduler_mutant(
         "no room to grow kept",
@@ -596,7 +600,7 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "turns go by rank",
@@ -700,63 +704,63 @@ MUTANTS = [
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens - 2)",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the worst case counts the token that is never written",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens)",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "completions that will part count as one",
         "return sequence.num_completions * num_of_one",
         "return num_of_one",
         WAYS.test_reserve_counts_each_completion,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the block that completions share is not copied",
         "- num_now // cache.block_size",
         "- -(-num_now // cache.block_size)",
         WAYS.test_reserve_counts_each_completion,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "a window bounds nothing",
         "min(num_each, cache.window.max_blocks(cache.block_size))",
         "num_each",
         WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "completions hold a window in all groups",
         "cache.sees_all.count(True) * num_each",
         "cache.sees_all.count(True) * in_window",
         groups_reserved,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "completions hold all keys in all groups",
         "cache.sees_all.count(False) * in_window",
         "cache.sees_all.count(False) * num_each",
         groups_reserved,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the worst case is that of one group",
         "num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window",
         "num_of_one = in_window",
         groups_reserved,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "what is taken at once is reserved besides",
         "else num_to_come - cache.num_blocks_to_come(table, num_now)",
         "else num_to_come",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
@@ -784,28 +788,28 @@ MUTANTS = [
         "before = max_tokens if self.mean is None else self.mean",
         "before = num_tokens if self.mean is None else self.mean",
         ESTIMATE.test_the_average_by_hand,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the estimate never forgets",
         "DECAY * before + (1 - self.DECAY) * num_tokens",
         "DECAY * before + (1 - self.DECAY) * before",
         learns,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "more is expected than is allowed",
         "min(max_tokens, math.ceil(self.mean))",
         "math.ceil(self.mean)",
         ESTIMATE.test_the_average_by_hand,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "one that outlives the estimate is left nothing",
         "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
         "return num_blocks_up_to(cache, sequence, table, num_tokens)",
         ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "aborted ones teach lengths",
@@ -843,12 +847,12 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "a prompt may fill the context",
-            "twophase.scheduling.admission",
+            "twophase.scheduling.request_validation",
             "num_prompt_tokens >= config",
             "num_prompt_tokens > config",
         ),
         running(
-            lambda: test_admission.test_refusals_state_rule_and_numbers(
+            lambda: test_request_validation.test_refusals_state_rule_and_numbers(
                 {"prompt": 20}, {"max_model_len": 20}, "at most 19"
             )
         ),
@@ -857,7 +861,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "the last token is given a slot",
-            "twophase.scheduling.admission",
+            "twophase.scheduling.request_validation",
             "max_model_len) - 1\n",
             "max_model_len)\n",
         ),
@@ -867,7 +871,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "forks are not counted",
-            "twophase.scheduling.admission",
+            "twophase.scheduling.request_validation",
             "most = num_shared + n * (",
             "most = num_shared + (",
         ),

@@ -137,7 +137,7 @@ def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 2
     while num_added < num_requests or harness.scheduler.has_unfinished:
         while num_added < num_requests and len(harness.scheduler.sequences) < 12 and rng.random() < 0.7:
             num_added += 1
-            with suppress(InvalidRequestError):  # test_admission.py looks into those
+            with suppress(InvalidRequestError):  # test_request_validation.py looks into those
                 harness.add(random_request(rng, f"r{num_added}", harness.step_no, max_tokens))
         if rng.random() < disturbed:
             disturber.step()

@@ -20,7 +20,7 @@ class SchedulerConfig:
         admission: What letting a request in leaves to those that run, and to itself, to grow into. 'optimistic': a
             block each (of each group of layers), and whoever then finds none makes the last one give up its own.
             'reserve': the worst case, prompt and `max_tokens`, so that none is ever preempted for want of a block.
-            'estimate': as many as for an output as long as those that ended (growth.OutputLengths), and a block each
+            'estimate': as many as for an output as long as those that ended (admission.OutputLengths), and a block each
             beyond it.
         reserve_growth: Of 'optimistic' and 'estimate': that block for each sequence that may outgrow its last one, so
             that none is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.

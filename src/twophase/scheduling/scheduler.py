@@ -18,11 +18,11 @@ from twophase.core.outputs import FinishReason
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
-from twophase.scheduling.admission import check_request, max_new_tokens, usable_rank
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.ledger import BlockLedger, Refusal
 from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase.scheduling.request_validation import check_request, max_new_tokens, usable_rank
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
