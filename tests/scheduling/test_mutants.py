@@ -22,7 +22,9 @@ from tests.scheduling import (
     test_ways_of_admission,
 )
 from tests.scheduling.harness import Harness
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
 USERS = (scheduler_module, ledger_module, queues_module, test_policies, test_shares, test_ways_of_admission)
@@ -881,7 +883,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "high priorities wait",
-            "twophase.scheduling.policies",
+            "twophase.scheduling.default_policy",
             "(request.priority, sequence",
             "(-request.priority, sequence",
         ),
@@ -891,7 +893,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "last come first served",
-            "twophase.scheduling.policies",
+            "twophase.scheduling.default_policy",
             "(request.priority, sequence.",
             "(request.priority, -sequence.",
         ),

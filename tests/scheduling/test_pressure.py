@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 

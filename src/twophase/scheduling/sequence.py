@@ -53,8 +53,6 @@ class Sequence:
         table: Its pages while running, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
-        last_turn: Counts up in one scheduler: set when it came, and when a chunk of its prompt was computed. Smallest:
-            who has waited longest for a turn.
         block_keys: Noted while it waits, for `CacheManager.open`.
         host_blocks: Blocks of host memory that hold its first `num_swapped_tokens` tokens while it is swapped out;
             FREED where they left its window.
@@ -75,7 +73,6 @@ class Sequence:
     table: BlockTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    last_turn: int = 0
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
     host_blocks: tuple[int, ...] = ()
     num_swapped_tokens: int = 0

@@ -8,7 +8,9 @@ import pytest
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import TwophaseError
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy
 from twophase_labs.commands import challenge as command
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.scheduling import challenge, leaderboard
@@ -16,7 +18,12 @@ from twophase_labs.scheduling.entrant import EntrantError, play_file
 from twophase_labs.scheduling.leaderboard import EntryError
 
 SEEDS = (4,)
-HEAD = "from twophase.scheduling.policies import *\nfrom twophase.scheduling.policy import Policy\n"
+HEAD = """
+from twophase.scheduling.default_policy import *
+from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy
+"""
 CHUNKED = HEAD + "def Challenger(cost, slo):\n    return ChunkedPrefillPolicy(128)\n"
 
 
