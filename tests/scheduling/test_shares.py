@@ -7,6 +7,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import ConfigError
+from twophase.scheduling.sequence import Sequence
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import OUTPUT_WEIGHT, FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
@@ -94,6 +95,27 @@ class TestRotating:
             assert [harness.name(chunk.seq_id) for chunk in harness.schedule().chunks] == ["b"]
         harness.run().check_outputs()
         assert [who for _, who, _ in harness.log] == ["a", "b", "a", "b"]
+
+    def test_what_moves_a_sequence_behind_the_others(self):
+        """It comes, or a chunk of its prompt is computed; not a preemption, and no decode."""
+        policy = RotatingPolicy(4)
+        a, b = (Sequence.of_request(i, make_request("ab"[i], 9), max_model_len=64) for i in range(2))
+        for sequence in (a, b):
+            policy.note_waiting(sequence)
+        assert policy.turns.latest(a) < policy.turns.latest(b)
+        a.num_preemptions = 1
+        policy.note_waiting(a)
+        policy.note_computed(a, 0, 1)
+        assert policy.turns.latest(a) < policy.turns.latest(b)
+        policy.note_computed(a, 4, 0)
+        assert policy.turns.latest(a) > policy.turns.latest(b)
+
+    def test_turns_are_forgotten_with_their_sequences(self):
+        harness = Harness(policy=RotatingPolicy(4), num_blocks=6, prefix_caching=False)
+        harness.add(*(make_request(name, 6, 9) for name in "abc"))
+        harness.run().check_outputs()
+        assert harness.preempted
+        assert harness.scheduler.policy.turns._latest == {}
 
     @pytest.mark.parametrize("options", [{"chunk_tokens": 0}, {"chunk_tokens": 4, "max_tokens": 0}])
     def test_numbers_that_make_no_sense(self, options):

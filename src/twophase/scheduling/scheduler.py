@@ -79,6 +79,7 @@ class Scheduler:
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
+        self._ended: list[Sequence] = []  # and the policy was not told yet
 
     @property
     def policy(self) -> Policy:
@@ -250,6 +251,7 @@ class Scheduler:
         updates: list[SequenceUpdate] = []
         for chunk, tokens in computed:
             updates += self._settle(chunk, tokens)
+        self._tell_ends()
         return updates
 
     def _settle(self, chunk: ScheduledChunk, tokens: tuple[SampledToken, ...]) -> list[SequenceUpdate]:
@@ -292,6 +294,7 @@ class Scheduler:
         indices = range(sequence.index, sequence.index + sequence.num_completions)
         self._retire(sequence)
         self._note_length(sequence, reason)
+        self._tell_ends()
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     # -- bookkeeping after a step
@@ -388,4 +391,9 @@ class Scheduler:
         self._seq_ids_of[request_id].remove(sequence.seq_id)
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
-        self.policy.note_ended(sequence)
+        self._ended.append(sequence)
+
+    def _tell_ends(self) -> None:
+        """Last, as a policy may raise."""
+        while self._ended:
+            self.policy.note_ended(self._ended.pop(0))
