@@ -252,8 +252,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "an end inside a run is overlooked",
-        "return tokens[: next(ends, room)]",
-        "return tokens[:room]",
+        "return tuple(tokens[: next(ends, room)])",
+        "return tuple(tokens[:room])",
         histories_with_drafts,
     ),
     scheduler_mutant(

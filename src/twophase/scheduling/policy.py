@@ -96,7 +96,7 @@ class Policy(abc.ABC):
     A policy learns what it admitted from its own moves, and is told the rest by `note_waiting`, `note_computed` and
     `note_ended`, which do nothing here. A policy that counts in them keeps the counters itself, and returns a copy with
     new counters from `fresh`: `twophase_features.policies.round_robin` is an example. An error in one of them is not
-    caught, and the step is lost.
+    caught, and the tokens of the step are lost.
     """
 
     def __repr__(self) -> str:

@@ -61,8 +61,8 @@ class Scheduler:
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
-        policy: `Policy.fresh` of the policy that was given or assigned. An assigned one is told only of what happens
-            from then on, and does not rank anew what waits.
+        policy: `Policy.fresh` of the policy that was given or assigned. Sequences that wait keep the rank that an
+            earlier policy gave them.
         ledger: Of blocks and places. Others may only `hold` and `release`.
         refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
@@ -79,7 +79,7 @@ class Scheduler:
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
-        self._ended: list[Sequence] = []  # and the policy was not told yet
+        self._ended: list[Sequence] = []  # the policy has not been told of their end yet
 
     @property
     def policy(self) -> Policy:
@@ -239,7 +239,8 @@ class Scheduler:
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
         self._check_sampled(plan, sampled)
-        computed = [(c, self._until_end(c, sampled)) for c in plan.chunks if c.seq_id in self.sequences]
+        unfinished = (chunk for chunk in plan.chunks if chunk.seq_id in self.sequences)
+        computed = [(chunk, self._until_end(chunk, sampled.get(chunk.seq_id, ()))) for chunk in unfinished]
         for chunk, tokens in computed:  # first, as a policy may raise
             sequence = self.sequences[chunk.seq_id]
             num_prefill_tokens = 0 if sequence.is_decoding else len(chunk.token_ids)
@@ -312,15 +313,14 @@ class Scheduler:
                     f"fail() it first if its sampling failed."
                 )
 
-    def _until_end(self, chunk: ScheduledChunk, sampled: Mapping[int, Seq[SampledToken]]) -> tuple[SampledToken, ...]:
-        """The tokens sampled after a chunk: of accepted drafts and the token after them, up to the sequence's end."""
-        tokens = tuple(sampled.get(chunk.seq_id, ()))
+    def _until_end(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+        """The tokens sampled after a chunk; accepted drafts and the token after them up to the sequence's end."""
         if not chunk.num_drafts:
-            return tokens
+            return tuple(tokens)
         sequence = self.sequences[chunk.seq_id]
         room = sequence.max_num_tokens - len(sequence.token_ids)
         ends = (i + 1 for i, token in enumerate(tokens[:room]) if token.token_id in sequence.stop_token_ids)
-        return tokens[: next(ends, room)]
+        return tuple(tokens[: next(ends, room)])
 
     def _confirm_run(self, sequence: Sequence, chunk: ScheduledChunk, run: tuple[SampledToken, ...]) -> SequenceUpdate:
         """Confirm accepted drafts and the token after them."""
@@ -394,6 +394,6 @@ class Scheduler:
         self._ended.append(sequence)
 
     def _tell_ends(self) -> None:
-        """Last, as a policy may raise."""
+        """Tell the policy which sequences have ended. Called last, as a policy may raise."""
         while self._ended:
             self.policy.note_ended(self._ended.pop(0))
