@@ -38,7 +38,7 @@ BAD = {
     "skip_tokenizer_init": [1],
     "use_cuda_graphs": ["False"],
     "max_trace_steps": [-1, 1.5],
-    "policy": ["priority", PriorityPolicy],
+    "policy": ["priority", PriorityPolicy, SimpleNamespace(rank=len, plan=len)],  # the last is no Policy
     "admission": ["Reserve", None],
     "preemption_mode": ["Swap", None],
     "num_swap_blocks": [0, 1.5],
