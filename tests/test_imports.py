@@ -25,7 +25,7 @@ UNTIL_ITS_DOOR = {
     "twophase.model.config": "quantization.checkpoint_config",
     "twophase.model.llama": "experts windows.layer_groups windows.mixed_backend",
     "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
-    "twophase.scheduling.admission": "windows.sliding_window",
+    "twophase.scheduling.request_validation": "windows.sliding_window",
     "twophase.scheduling.ledger": "windows.sliding_window",
     "twophase.sizing": "windows.sliding_window",
 }

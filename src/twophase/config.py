@@ -89,7 +89,9 @@ RULES: Mapping[str, Rule] = {
     "skip_tokenizer_init": FLAG,
     "use_cuda_graphs": FLAG,
     "max_trace_steps": _unless_none(whole_number(0)),
-    "policy": _unless_none(_kept("a scheduling policy (twophase.scheduling.policies), or None", _has("rank", "plan"))),
+    "policy": _unless_none(
+        _kept("a scheduling policy (twophase.scheduling.policy.Policy), or None", _has("rank", "plan", "fresh"))
+    ),
     "admission": _one_of(*ADMISSIONS),
     "kv_tier": _unless_none(
         _kept("a KV tier (twophase.cache.tier.KVTier), or None", _has("attach", "match", "load", "store"))
@@ -152,7 +154,7 @@ class EngineConfig:
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
-        policy: What goes into a step, and in which order (twophase.scheduling.policies); None: `PriorityPolicy`.
+        policy: What goes into a step, and in which order (twophase.scheduling.policy); None: `PriorityPolicy`.
         admission: What letting a request in leaves free for those that run: 'optimistic', 'reserve' or 'estimate'. A
             block each; their worst case, so that none is ever preempted for want of a block; or what they need if
             they become as long as those that ended (see `SchedulerConfig`).

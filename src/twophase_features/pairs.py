@@ -12,7 +12,7 @@ from typing import final
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase_features.named_policies import POLICIES
+from twophase_features.policies.named import POLICIES
 
 
 @final

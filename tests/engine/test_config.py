@@ -13,7 +13,7 @@ from twophase import config as config_module
 from twophase.config import RULES, EngineConfig, configured, help_for
 from twophase.core.errors import ConfigError
 from twophase.core.speculative import SpeculativeConfig
-from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
 
 pytestmark = pytest.mark.unchecked_types
 
@@ -38,7 +38,7 @@ BAD = {
     "skip_tokenizer_init": [1],
     "use_cuda_graphs": ["False"],
     "max_trace_steps": [-1, 1.5],
-    "policy": ["priority", PriorityPolicy],
+    "policy": ["priority", PriorityPolicy, SimpleNamespace(rank=len, plan=len)],  # the last is no Policy
     "admission": ["Reserve", None],
     "preemption_mode": ["Swap", None],
     "num_swap_blocks": [0, 1.5],

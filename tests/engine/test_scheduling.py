@@ -12,18 +12,14 @@ from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
 from twophase.core.plan import BlockCopy
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
 from twophase.scheduling.policy import Policy
 from twophase_features.offloading.host_memory import HostMemoryTier, PinnedBlocks
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 19, 9, 14, 30))]
 PARAMS = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)

@@ -4,11 +4,9 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_policies import Learners
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    DeadlinePolicy,
-    PrefillFirstPolicy,
-)
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 

@@ -10,8 +10,8 @@ from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import BlockCopyError, OutOfBlocksError
 from twophase.core.plan import BlockCopy
+from twophase.scheduling.admission import OutputLengths, growth_rule
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.growth import OutputLengths, growth_rule
 from twophase.scheduling.sequence import Sequence
 
 
@@ -32,7 +32,7 @@ class BlockLedger:
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
       leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
       layers) for each that may grow, so that none is preempted right after another was let in (see
-      `SchedulerConfig.admission` and growth.py).
+      `SchedulerConfig.admission` and admission.py).
     - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
       need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
       decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
@@ -96,7 +96,7 @@ class BlockLedger:
 
     def _num_kept_free(self, sequence: Sequence, table: BlockTable) -> int:
         """Blocks a newcomer must leave free: those that sequences with blocks, and itself, may still take by the rule
-        of admission (growth.py), and the watermark. Alone, it need not leave any: `check_request` saw to it that the
+        of admission (admission.py), and the watermark. Alone, it need not leave any: `check_request` saw to it that the
         pool is large enough for one."""
         is_owner = sequence.table is not None
         if len(self._owners) == is_owner:

@@ -7,7 +7,7 @@ import pytest
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.cli.engine_options import add_engine_options, engine_config, engine_options
 from twophase_tools.cli.main import build_parser
 
