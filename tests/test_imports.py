@@ -11,7 +11,7 @@ FLOORS = ("twophase_kernels", "twophase", "twophase_features", "twophase_server"
 # What the engine still imports of its features; each goes when its door is there.
 UNTIL_ITS_DOOR = {
     "twophase": "beam_search.params serving.async_llm",
-    "twophase.assembly": "model_store.prepare pairs parallel.tensor_parallel quantization.schemes speculation.draft_model speculation.drafters speculation.gate speculation.speculator structured_outputs.guidance windows.layer_groups windows.resolve windows.sliding_window",
+    "twophase.assembly": "model_store.prepare offloading.host_memory pairs parallel.tensor_parallel quantization.schemes speculation.draft_model speculation.drafters speculation.gate speculation.speculator structured_outputs.guidance windows.layer_groups windows.resolve windows.sliding_window",
     "twophase.cache.kv_cache": "windows.layer_groups",
     "twophase.cache.manager": "windows.sliding_window",
     "twophase.cache.prefix_cache": "windows.sliding_window",
@@ -26,7 +26,6 @@ UNTIL_ITS_DOOR = {
     "twophase.model.llama": "experts windows.layer_groups windows.mixed_backend",
     "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
     "twophase.scheduling.request_validation": "windows.sliding_window",
-    "twophase.scheduling.ledger": "windows.sliding_window",
     "twophase.sizing": "windows.sliding_window",
 }
 

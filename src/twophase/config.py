@@ -231,10 +231,11 @@ class EngineConfig:
         self._check_tier()
 
     def _check_tier(self) -> None:
-        asked = "kv_tier" if self.kv_tier is not None else "preemption_mode='swap'"
-        if self.kv_tier is None and self.preemption_mode != "swap":
+        swaps = self.preemption_mode == "swap"
+        if self.kv_tier is None and not swaps:
             return
-        if self.kv_tier is not None and self.preemption_mode == "swap":
+        asked = "preemption_mode='swap'" if swaps else "kv_tier"
+        if self.kv_tier is not None and swaps:
             raise ConfigError("preemption_mode='swap' makes a kv_tier of its own; give one of them.")
         if not self.enable_prefix_caching:
             raise ConfigError(

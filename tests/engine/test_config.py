@@ -40,6 +40,7 @@ BAD = {
     "max_trace_steps": [-1, 1.5],
     "policy": ["priority", PriorityPolicy, SimpleNamespace(rank=len, plan=len)],  # the last is no Policy
     "admission": ["Reserve", None],
+    "kv_tier": ["host", SimpleNamespace(match=len)],
     "preemption_mode": ["Swap", None],
     "num_swap_blocks": [0, 1.5],
     "admission_watermark": [1, -0.1, float("nan"), None],

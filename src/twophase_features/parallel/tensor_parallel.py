@@ -22,7 +22,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, Never, final
 
 import torch
 from jaxtyping import Float
@@ -157,6 +157,14 @@ class DriverRunner:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._together(Work(Kind.COPY, (), copies), lambda: self._runner.copy_blocks(copies))
+
+    @property
+    def kv_cache(self) -> Never:
+        """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
+        raise ConfigError(
+            "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
+            "process; HostMemoryTier is one that works."
+        )
 
     def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.
