@@ -14,26 +14,18 @@ follow each other, and in what a zero point is. With codes u and zero points z, 
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Int32, Integer, UInt8
 from torch import Tensor
 
 from twophase.core.errors import ModelFolderError
+from twophase.model.tensor_files import StoredTensor
 from twophase_features.quantization.checkpoint_config import CheckpointFormat
 from twophase_features.quantization.weight import QuantizedWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-FLOATS = ("F32", "F16", "BF16")
 ReadTensor = Callable[[str], Tensor]
-
-
-class StoredTensor(NamedTuple):
-    """A tensor of a folder: its shape, and the dtypes it may have, as safetensors names them."""
-
-    shape: tuple[int, ...]
-    dtypes: tuple[str, ...] = FLOATS
 
 
 def is_quantized(stem: str, names: Collection[str]) -> bool:
