@@ -84,7 +84,12 @@ MUTANTS = [
     ("bases swapped", "llama", "full if sees_all else local for", "local if sees_all else full for"),
     ("one base for all", "llama", "full if sees_all else local for", "full for"),
     ("a window everywhere", "llama", "make(replace(spec, window=None)), make(spec)", "make(spec), make(spec)"),
-    ("a window nowhere", "llama", "make(replace(spec, window=None)), make(spec), groups", "make(replace(spec, window=None)), make(replace(spec, window=None)), groups"),
+    (
+        "a window nowhere",
+        "llama",
+        "make(replace(spec, window=None)), make(spec), groups",
+        "make(replace(spec, window=None)), make(replace(spec, window=None)), groups",
+    ),
     ("a key too many", "llama", "window=config.sliding_window,", "window=config.sliding_window + 1,"),
     ("a key too few", "llama", "window=config.sliding_window,", "window=config.sliding_window - 1,"),
     ("scores by the width of a head", "llama", "if config.attention_scale is None else", "if True else"),
