@@ -1,7 +1,7 @@
 """A model folder's safetensors files, opened and checked: an error names the file, the tensor and the fix."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -53,15 +53,8 @@ class TensorFiles:
             self._open[path] = _open_safetensors(path)
             self._path_of |= dict.fromkeys(self._open[path].keys(), path)
 
-    def __iter__(self) -> Iterator[str]:
-        """The names of the tensors."""
-        return iter(self._path_of)
-
     def __contains__(self, name: object) -> bool:
         return name in self._path_of
-
-    def __len__(self) -> int:
-        return len(self._path_of)
 
     def read(self, name: str) -> Tensor:
         """The tensor as stored."""
@@ -83,7 +76,7 @@ class TensorFiles:
             raise ModelFolderError(
                 f"{self._folder}: {where} lacks {_first_of(missing)}, which config.json calls for. {FIX}"
             )
-        extra = [name for name in self if name not in expected and not _is_harmless(name)]
+        extra = [name for name in self._path_of if name not in expected and not _is_harmless(name)]
         if extra:
             raise ModelFolderError(
                 f"{self._path_of[extra[0]]} holds {_first_of(extra)}, which config.json does not call for. "

@@ -168,7 +168,9 @@ def load_weights(
     """
     loader: WeightLoader
     if scheme is None and not has_quantized_weights(folder, config):
-        loader = PlainLoader(open_plain(folder, config), dtype, device, cut)
+        files = TensorFiles(folder)
+        files.check({name: StoredTensor(shape) for name, shape in expected_shapes(config).items()})
+        loader = PlainLoader(files, dtype, device, cut)
     else:
         loader = feature("quantization.loader").open_loader(folder, config, dtype, device, cut, scheme)
     embed = loader.tensor(EMBED, min(dtype, loader.dtype_of(EMBED), key=lambda each: each.itemsize))
@@ -244,17 +246,6 @@ def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)
-
-
-def open_plain(folder: Path, config: ModelConfig) -> TensorFiles:
-    """The folder's safetensors files, if they hold what `expected_shapes` says in plain floats.
-
-    Raises:
-        ModelFolderError: As `load_weights`.
-    """
-    files = TensorFiles(folder)
-    files.check({name: StoredTensor(shape) for name, shape in expected_shapes(config).items()})
-    return files
 
 
 class PlainLoader:
