@@ -33,7 +33,7 @@ class LinearShape(NamedTuple):
 
 @runtime_checkable
 class MLP(Protocol):
-    """What a layer has between its norms after attention: `DenseMLP`, or experts (twophase_features.experts)."""
+    """The MLP of one layer: `DenseMLP`, or experts (twophase_features.experts)."""
 
     @property
     def can_be_captured(self) -> bool:
@@ -217,7 +217,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_kind(config: ModelConfig) -> Any:
-    """Of the MLPs: `DenseMLP`, or, where layers have experts, what has its two functions in the feature."""
+    """The class whose `shapes` and `load` make this model's MLPs; where layers have experts, it is the feature's."""
     return DenseMLP if config.experts is None else feature("experts.weights").SparseMLP
 
 

@@ -1,4 +1,4 @@
-"""The weights of a folder that stores linear layers in few bits, or whose layers are rounded when they are loaded."""
+"""The weights of a folder that stores linear layers in few bits, or whose linear layers are rounded when loaded."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def open_tensors(folder: Path, config: ModelConfig) -> StoredWeights:
 
 
 class QuantizedLoader:
-    """Makes layers of few bits, and plain ones of what is stored plain and not to be rounded.
+    """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
 
     Args:
         scheme: How linear layers are rounded; None: they stay as the folder has them.

@@ -21,7 +21,7 @@ def read(file: JsonFile) -> Fields:
 
 
 def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
-    """The same, for the type of each layer."""
+    """The same two fields, from the type of each layer."""
     window = file.positive_int("sliding_window") if SLIDING in types else None
     return {"sliding_window": window, "layer_types": tuple(types) if len(set(types)) > 1 else ()}
 
