@@ -99,7 +99,7 @@ SILU = Rule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu
 DTYPE = Rule(
     "dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."
 )
-RULES = (*(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED), DTYPE, DTYPE._replace(key="torch_dtype"))
+RULES = (*(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED), DTYPE)
 
 # Reads a part of config.json: fields of `ModelConfig`, by name. The door of a model's features.
 ReadFields = Callable[[JsonFile], Fields]
@@ -203,6 +203,8 @@ def load_config(folder: Path) -> ModelConfig:
     architecture = _architecture(file)
     family = family_of(architecture)
     file.set_defaults({**DEFAULTS, **family.defaults})
+    if file.values.get("dtype") is None:
+        file.values["dtype"] = file.values.get("torch_dtype")  # its name in older files
     file.check(RULES + family.rules)
     hidden_size, num_heads = file.positive_int("hidden_size"), file.positive_int("num_attention_heads")
     fields = dict(family.fields)
@@ -220,7 +222,7 @@ def load_config(folder: Path) -> ModelConfig:
         rms_norm_eps=file.positive_number("rms_norm_eps"),
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
-        dtype=file.values.get("dtype") or file.values.get("torch_dtype"),
+        dtype=file.values["dtype"],
         bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
         eos_token_ids=_eos_token_ids(folder, file),
         **fields,
@@ -252,9 +254,8 @@ def _config_path(folder: Path) -> Path:
         raise ModelFolderError(f"{folder} is not a folder. Give a Hugging Face model folder, with config.json in it.")
     path = folder / "config.json"
     if not path.is_file():
-        hint = ""
-        if any(folder.glob("*.gguf")):
-            hint = " Beside a GGUF file it needs config.json and the tokenizer's files of the original model."
+        hint = " Beside a GGUF file it needs config.json and the tokenizer's files of the original model."
+        hint = hint if any(folder.glob("*.gguf")) else ""
         raise ModelFolderError(f"{path} is missing: {folder} is not a Hugging Face model folder.{hint}")
     return path
 
@@ -267,11 +268,11 @@ def _architecture(file: JsonFile) -> str:
             f"Supported: {', '.join(ARCHITECTURES)} (SmolLM2 is a LlamaForCausalLM). Choose a model of one of these."
         )
     expected = family_of(found[0]).model_type
-    if model_type != expected:  # transformers goes by the model_type alone
-        raise file.error(
-            f"model_type {shown(model_type)} does not go with architectures {found}, whose model_type is "
-            f"{expected!r}. Correct the one that is wrong, or download the model again."
-        )
+    file.refuse_if(
+        model_type != expected,  # transformers goes by the model_type alone
+        f"model_type {shown(model_type)} does not go with architectures {found}, whose model_type is {expected!r}. "
+        "Correct the one that is wrong, or download the model again.",
+    )
     return str(found[0])
 
 

@@ -45,10 +45,10 @@ class JsonFile:
         return ModelFolderError(f"{self.path}: {problem}")
 
     def check(self, rules: Iterable[Rule]) -> None:
-        """Refuse the first value that a rule does not list; 0 and False, or 1 and True, are different values."""
+        """Refuse the first value that a rule does not list. False is not 0, and True is not 1."""
         for key, values, reason in rules:
             found = self.values.get(key)
-            if not any(type(found) is type(each) and found == each for each in values):
+            if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in values):
                 raise self.error(f"{key} {shown(found)} {reason}")
 
     def refuse_if(self, is_wrong: object, problem: str) -> None:

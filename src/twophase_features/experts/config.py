@@ -82,12 +82,12 @@ ONE_KIND_OF_MIXTURE = (
 RULES = (
     SILU,
     Rule("scoring_func", (None, "softmax"), ONE_KIND_OF_MIXTURE),
-    Rule("routed_scaling_factor", (None, 1, 1.0), ONE_KIND_OF_MIXTURE),
-    Rule("n_group", (None, 0, 1), ONE_KIND_OF_MIXTURE),
-    Rule("topk_group", (None, 0, 1), ONE_KIND_OF_MIXTURE),
-    Rule("n_shared_experts", (None, 0), ONE_KIND_OF_MIXTURE),
-    Rule("num_shared_experts", (None, 0), ONE_KIND_OF_MIXTURE),
-    Rule("shared_expert_intermediate_size", (None, 0), ONE_KIND_OF_MIXTURE),
+    Rule("routed_scaling_factor", (None, 1), ONE_KIND_OF_MIXTURE),
+    Rule("n_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
+    Rule("topk_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
+    Rule("n_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
+    Rule("num_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
+    Rule("shared_expert_intermediate_size", (None, False, 0), ONE_KIND_OF_MIXTURE),
 )
 MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}

@@ -22,8 +22,13 @@ def read(file: JsonFile) -> Fields:
 
 def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
     """The same two fields, from the type of each layer."""
-    window = file.positive_int("sliding_window") if SLIDING in types else None
-    return {"sliding_window": window, "layer_types": tuple(types) if len(set(types)) > 1 else ()}
+    has_window, window = SLIDING in types, file.values["sliding_window"]
+    if has_window or window is not None:
+        window = file.positive_int("sliding_window")
+    return {
+        "sliding_window": window if has_window else None,
+        "layer_types": tuple(types) if len(set(types)) > 1 else (),
+    }
 
 
 def given_types(file: JsonFile) -> list[str] | None:
