@@ -14,8 +14,6 @@ from twophase.doors import feature
 from twophase.model.json_file import Fields, JsonFile, Rule
 from twophase.model.rope_config import RopeConfig, read_rope
 
-Activation = Literal["silu", "gelu_tanh"]
-
 MAX_LAYERS = 10_000  # layers are listed one by one before the weights are looked at: nonsense must not fill the memory
 
 
@@ -67,7 +65,7 @@ class ModelConfig:
     layer_types: tuple[str, ...] = ()
     local_rope: RopeConfig | None = None
     attention_scale: float | None = None
-    activation: Activation = "silu"
+    activation: Literal["silu", "gelu_tanh"] = "silu"
     norm_offset: float = 0.0
     has_output_norms: bool = False
     embed_scale: float = 1.0
