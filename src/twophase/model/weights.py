@@ -172,7 +172,7 @@ def load_weights(
         files.check({name: StoredTensor(shape) for name, shape in expected_shapes(config).items()})
         loader = PlainLoader(files, dtype, device, cut)
     else:
-        loader = feature("quantization.loader").open_loader(folder, config, dtype, device, cut, scheme)
+        loader = feature("quantization.loader").QuantizedLoader(folder, config, dtype, device, cut, scheme)
     embed = loader.tensor(EMBED, min(dtype, loader.dtype_of(EMBED), key=lambda each: each.itemsize))
     return ModelWeights(
         dtype=dtype,

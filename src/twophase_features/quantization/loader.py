@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -24,104 +23,6 @@ from twophase_features.quantization.schemes import Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, stack
 
 PLAIN_MEMORY_FRACTION = 0.25  # of a host's free memory, for a second, plain form of quantised weights
-
-
-@runtime_checkable
-class StoredWeights(Protocol):
-    """The tensors of a model folder under their Hugging Face names, checked against the shapes expected."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
-    def __contains__(self, name: object) -> bool: ...
-    def read(self, name: str) -> Any:
-        """As stored: a tensor or a `QuantizedWeight`."""
-
-    def is_plain(self, name: str) -> bool: ...
-    def dtype_of(self, name: str) -> torch.dtype:
-        """What a plain tensor is stored as; of a quantised one, float32, which holds its values exactly."""
-
-
-def open_loader(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, cut: Cut, scheme: Scheme | None
-) -> "QuantizedLoader":
-    """What `load_weights` loads with; its arguments are those of `load_weights`."""
-    return QuantizedLoader(open_tensors(folder, config), dtype, device, cut, scheme)
-
-
-def open_tensors(folder: Path, config: ModelConfig) -> StoredWeights:
-    """The folder's safetensors files, or the GGUF file in their place.
-
-    Raises:
-        ModelFolderError: As `load_weights`.
-    """
-    shapes = expected_shapes(config)
-    gguf = None if has_safetensors(folder) else find_gguf(folder)
-    if gguf is None:
-        return CheckpointWeights(TensorFiles(folder), shapes, config.quantization)
-    if config.norm_offset or config.experts is not None:
-        raise ModelFolderError(f"{gguf}: {config.architecture} is not loaded from GGUF files. Use safetensors files.")
-    return GGUFWeights(gguf, shapes)
-
-
-class QuantizedLoader:
-    """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
-
-    Args:
-        scheme: How linear layers are rounded; None: they stay as the folder has them.
-    """
-
-    def __init__(
-        self, files: StoredWeights, dtype: torch.dtype, device: torch.device, cut: Cut, scheme: Scheme | None
-    ) -> None:
-        self.dtype, self.device = dtype, device
-        self._files = files
-        self._plain = PlainLoader(files, dtype, device, cut)
-        self._cut = cut
-        self._scheme = scheme
-        in_plain = sum(math.prod(shape) for shape in files.shapes.values()) * dtype.itemsize
-        self._keeps_plain = in_plain <= PLAIN_MEMORY_FRACTION * free_host_memory_bytes()
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        return self._files.dtype_of(name)
-
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        if self._files.is_plain(name):
-            return self._plain.tensor(name, dtype)
-        plain: Tensor = self._files.read(name).dequantize(dtype or self.dtype)
-        return plain.to(self.device)
-
-    def linear(self, *names: str) -> Linear:
-        if all(map(self._stays_plain, names)):
-            return self._plain.linear(*names)
-        parts = [self._weight(f"{name}.weight") for name in names]
-        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-        if len(quantized) < len(parts) or not can_stack(quantized):
-            return SideBySide(tuple(self.linear(name) for name in names))
-        weight, bias = stack(quantized).to(self.device), self._plain.bias(*names)
-        return make_quantized_linear(weight, bias, self.dtype, self._keeps_plain)
-
-    def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
-        stem = name.removesuffix(".weight")
-        return self._plain.head(name, embed) if self._stays_plain(stem) else self.linear(stem)
-
-    def plain_parts(self, *names: str) -> Sequence[Tensor] | None:
-        return self._plain.plain_parts(*names) if all(map(self._stays_plain, names)) else None
-
-    def _stays_plain(self, name: str) -> bool:
-        return self._scheme is None and self._files.is_plain(f"{name}.weight")
-
-    def _weight(self, name: str) -> Tensor | QuantizedWeight:
-        """This process's part of a linear layer's weight, rounded if that is asked for: before it is cut, so that the
-        codes do not depend on the number of processes."""
-        stored = self._files.read(name)
-        if self._scheme is not None:
-            scheme = head_scheme(self._scheme) if name in (EMBED, HEAD) else self._scheme
-            try:
-                stored = quantize(stored, scheme)
-            except NotFiniteError as error:
-                raise ModelFolderError(f"{name}: {error}") from error
-        part: Tensor | QuantizedWeight = self._cut(name, stored)
-        return part
 
 
 class CheckpointWeights:
@@ -160,3 +61,87 @@ class CheckpointWeights:
 
     def dtype_of(self, name: str) -> torch.dtype:
         return self._files.dtype_of(name) if self.is_plain(name) else torch.float32
+
+
+def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFWeights:
+    """The folder's safetensors files, or the GGUF file in their place.
+
+    Raises:
+        ModelFolderError: As `load_weights`.
+    """
+    shapes = expected_shapes(config)
+    gguf = None if has_safetensors(folder) else find_gguf(folder)
+    if gguf is None:
+        return CheckpointWeights(TensorFiles(folder), shapes, config.quantization)
+    if config.norm_offset or config.experts is not None:
+        raise ModelFolderError(f"{gguf}: {config.architecture} is not loaded from GGUF files. Use safetensors files.")
+    return GGUFWeights(gguf, shapes)
+
+
+class QuantizedLoader:
+    """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
+
+    The arguments are those of `load_weights`.
+
+    Raises:
+        ModelFolderError: As `load_weights`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        cut: Cut,
+        scheme: Scheme | None,
+    ) -> None:
+        self.dtype, self.device = dtype, device
+        self._files = open_tensors(folder, config)
+        self._plain = PlainLoader(self._files, dtype, device, cut)
+        self._cut = cut
+        self._scheme = scheme
+        in_plain = sum(math.prod(shape) for shape in self._files.shapes.values()) * dtype.itemsize
+        self._keeps_plain = in_plain <= PLAIN_MEMORY_FRACTION * free_host_memory_bytes()
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self._files.dtype_of(name)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        stored = self._files.read(name)
+        if isinstance(stored, QuantizedWeight):
+            return stored.dequantize(dtype or self.dtype).to(self.device)
+        return self._plain.tensor(name, dtype)
+
+    def linear(self, *names: str) -> Linear:
+        if all(map(self._stays_plain, names)):
+            return self._plain.linear(*names)
+        parts = [self._weight(f"{name}.weight") for name in names]
+        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+        if len(quantized) < len(parts) or not can_stack(quantized):
+            return SideBySide(tuple(self.linear(name) for name in names))
+        weight, bias = stack(quantized).to(self.device), self._plain.bias(*names)
+        return make_quantized_linear(weight, bias, self.dtype, self._keeps_plain)
+
+    def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
+        stem = name.removesuffix(".weight")
+        return self._plain.head(name, embed) if self._stays_plain(stem) else self.linear(stem)
+
+    def plain_parts(self, *names: str) -> Sequence[Tensor] | None:
+        return self._plain.plain_parts(*names) if all(map(self._stays_plain, names)) else None
+
+    def _stays_plain(self, name: str) -> bool:
+        return self._scheme is None and self._files.is_plain(f"{name}.weight")
+
+    def _weight(self, name: str) -> Tensor | QuantizedWeight:
+        """This process's part of a linear layer's weight, rounded if that is asked for: before it is cut, so that the
+        codes do not depend on the number of processes."""
+        stored = self._files.read(name)
+        if self._scheme is not None:
+            scheme = head_scheme(self._scheme) if name in (EMBED, HEAD) else self._scheme
+            try:
+                stored = quantize(stored, scheme)
+            except NotFiniteError as error:
+                raise ModelFolderError(f"{name}: {error}") from error
+        part: Tensor | QuantizedWeight = self._cut(name, stored)
+        return part
