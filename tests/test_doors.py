@@ -1,6 +1,9 @@
 """The engine reaches a feature by its name, and only when a model or an option asks for it."""
 
+import importlib.util
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ import torch
 from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.doors import FEATURES, feature
-from twophase.model.config import load_config
+from twophase.model.config import FAMILIES_OF_FEATURES, load_config
 from twophase.model.weights import load_weights
 from twophase_features.quantization import schemes
 
@@ -19,6 +22,15 @@ def without_features(monkeypatch):
     for module in [name for name in sys.modules if name.startswith(f"{FEATURES}.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, FEATURES, None)
+
+
+def test_every_feature_that_the_engine_names_is_there():
+    sources = [path.read_text() for path in (Path(__file__).parents[1] / "src/twophase").rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r'feature\("([\w.]+)"\)', source)}
+    assert {"windows.layer_groups", "experts.weights"} <= named
+    for name in named | set(FAMILIES_OF_FEATURES.values()):
+        assert importlib.util.find_spec(f"{FEATURES}.{name}"), name
+    assert all(name in feature(module).FAMILIES for name, module in FAMILIES_OF_FEATURES.items())
 
 
 def test_a_feature_is_the_module_itself():
