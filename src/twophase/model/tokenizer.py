@@ -13,7 +13,7 @@ from twophase.core.errors import InvalidRequestError, ModelFolderError, prompt_t
 from twophase.core.rules import items_of, read_text, shown
 from twophase.model._special_text import SpecialText, texts_of
 from twophase.model._token_length import TokenLength, token_length
-from twophase.model.config import read_bounded, read_json_object
+from twophase.model.json_file import read_bounded, read_json_object
 
 # Characters, or tokens, from which the library works on a batch: other threads run meanwhile. (For each text it would
 # take longer, and begin threads, of which a process that forks is warned.)

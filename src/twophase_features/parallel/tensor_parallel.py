@@ -33,7 +33,7 @@ from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.experts import DispatchExperts
+from twophase_features.experts.mixture import DispatchExperts
 from twophase_features.offloading.host_memory import PinnedBlocks
 from twophase_features.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
 from twophase_features.parallel.expert_parallel import ExpertParallel
