@@ -6,21 +6,19 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
 from twophase.assembly import assemble
-from twophase.config import EngineConfig, configured
+from twophase.config import DEFAULT_MODEL, EngineConfig, configured
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
+from twophase.doors import feature
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
-from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
-from twophase_features.model_store.prepare import DEFAULT_MODEL
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -151,38 +149,20 @@ class LLM:
         finally:
             self._forget(request_ids)
 
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
-    ) -> list[BeamSearchOutput]:
-        """Search for the likeliest completions of each prompt; outputs are in the order of the prompts.
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
+        """Search for the likeliest completions of each prompt; a `BeamSearchOutput` for each, in their order.
 
-        Each round asks for one token of every beam, with `generate`. The prefix cache keeps what beams and rounds have
-        in common; without it each round computes every text from its beginning.
+        Args:
+            params: `BeamSearchParams`.
 
         Raises:
             InvalidRequestError: As `generate`.
         """
-        from tqdm import tqdm
-
-        from twophase_features.beam_search.search import search_beams
-
         self._check_usable()
-        if not isinstance(params, BeamSearchParams):
-            raise InvalidRequestError(f"a beam search takes BeamSearchParams(...), got {shown(params)}.")
-        limits = params.as_sampling_params()
-        several = _listed("prompts", prompts, (str, Mapping))
-        requests = [self.engine.prepare("", prompt, limits).request for prompt in several]
-        for request in requests:
-            self.scheduler.check(request)
-        with tqdm(total=len(requests), unit="req", delay=PROGRESS_DELAY_S, disable=not use_tqdm) as bar:
-            return search_beams(
-                requests,
-                params,
-                partial(self.generate, use_tqdm=False),
-                max_model_len=self.scheduler.config.max_model_len,
-                decoder=self.tokenizer,
-                note_end=bar.update,
-            )
+        found: list[Any] = feature("beam_search.search").search(
+            self, _listed("prompts", prompts, (str, Mapping)), params, use_tqdm
+        )
+        return found
 
     def chat(
         self,
