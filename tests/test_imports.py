@@ -22,7 +22,6 @@ UNTIL_ITS_DOOR = {
     "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
     "twophase.scheduling.admission": "windows.sliding_window",
     "twophase.scheduling.ledger": "windows.sliding_window",
-    "twophase.sizing": "windows.sliding_window",
 }
 
 

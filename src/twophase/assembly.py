@@ -24,6 +24,14 @@ from twophase.engine._context import plain_context
 from twophase.engine.engine import Engine
 from twophase.engine.executor import Executor, ThisProcess
 from twophase.engine.runner import ModelRunner, Runner
+from twophase.memory import (
+    check_rope_tables,
+    default_num_blocks,
+    limits_of,
+    num_useful_blocks,
+    step_bytes,
+    with_swap_space,
+)
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
@@ -31,7 +39,6 @@ from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
-from twophase.sizing import check_rope_tables, default_num_blocks, limits_of, step_bytes, with_swap_space
 
 
 @final
@@ -200,16 +207,21 @@ def _num_blocks(target: _Target, executor: Executor, loaded: _Loaded) -> int:
     """Blocks in this process's pool, once its weights are loaded."""
     if target.config.num_kv_blocks is not None:
         return target.config.num_kv_blocks
-    is_on_gpu = executor.device.type == "cuda"
-    return default_num_blocks(
-        target.kv_spec(executor.config),
-        executor.device,
-        target.config.kv_memory_fraction,
+    block_size, window, groups = target.config.block_size, target.window, target.groups
+    useful = num_useful_blocks(
         target.limits,
-        None if target.window is None else target.window.max_blocks(target.config.block_size),
-        0 if loaded.speculation is None else loaded.speculation.bytes_per_block,
-        step_bytes(executor.config, target.limits, target.dtype) if is_on_gpu else 0,
-        (False,) if target.groups is None else target.groups.sees_all,
+        block_size,
+        None if window is None else window.max_blocks(block_size),
+        (False,) if groups is None else groups.sees_all,
+    )
+    bytes_per_block = target.kv_spec(executor.config).bytes_per_block
+    if loaded.speculation is not None:
+        bytes_per_block += loaded.speculation.bytes_per_block
+    is_on_gpu = executor.device.type == "cuda"
+    for_a_step = step_bytes(executor.config, target.limits, target.dtype) if is_on_gpu else 0
+    return min(
+        useful,
+        default_num_blocks(bytes_per_block, executor.device, target.config.kv_memory_fraction, for_a_step),
     )
 
 
@@ -220,7 +232,7 @@ def _build(target: _Target, executor: Executor, loaded: _Loaded, num_blocks: int
     """The cache, the runner, the scheduler and the engine. In a process that is not the driver: serve, and exit."""
     config, tokenizer, eos_token_ids = target.config, loaded.tokenizer, target.model_config.eos_token_ids
     spec = target.kv_spec(executor.config)
-    limits = with_swap_space(target.limits, config, spec, num_blocks)
+    limits = with_swap_space(target.limits, config, spec.bytes_per_block, num_blocks)
     kv_cache = KVCache(spec, num_blocks, executor.device, groups=target.groups)
     # A wait for other processes that has a time limit is a decision of the host, which a graph cannot hold.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None

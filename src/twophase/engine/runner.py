@@ -11,9 +11,9 @@ from torch import Tensor
 from twophase.cache.kv_cache import KVCache
 from twophase.cache.swap_space import SwapSpace
 from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.core.sizes import SCORED_ROWS
 from twophase.doors import feature
 from twophase.engine.packing import pack
+from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase.core.sizes import ROW_ALIGNMENT_BYTES
+from twophase.memory import ROW_ALIGNMENT_BYTES
 
 # oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 are
 # equally fast for all of them, the one chosen for 1 row is up to twice as slow beyond it.

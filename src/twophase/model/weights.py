@@ -15,9 +15,9 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from twophase.cache.memory import free_host_memory_bytes
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
+from twophase.memory import free_host_memory_bytes
 from twophase.model.config import ModelConfig, read_json_object
 from twophase.model.linear import GroupedLinear, Linear, LinearLayer, make_grouped_linear, make_linear
 from twophase_features.experts import EXPERT_NAMES, SparseMLP, expert_shapes, is_sparse
