@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
+from twophase import memory
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
@@ -22,16 +23,8 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
 from twophase.engine._context import plain_context
 from twophase.engine.engine import Engine
-from twophase.engine.executor import Executor, ThisProcess
+from twophase.engine.executor import Executor, join
 from twophase.engine.runner import ModelRunner, Runner
-from twophase.memory import (
-    check_rope_tables,
-    default_num_blocks,
-    limits_of,
-    num_useful_blocks,
-    step_bytes,
-    with_swap_space,
-)
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
@@ -64,10 +57,18 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
     """
     target = _check(model, config)
-    executor = _join(target)
-    loaded = _load(target, executor)
-    num_blocks = executor.smallest(_num_blocks(target, executor, loaded))
-    return _build(target, executor, loaded, num_blocks)
+    executor = join(config, target.model_config, target.device)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
+    part = _load(target, executor)
+    speculation = None
+    if config.speculation is not None and executor.is_driver:
+        speculation = feature("speculation.opening").open_speculation(
+            config, target.model_config, tokenizer, executor.device, target.limits.max_model_len, target.window
+        )
+    bytes_per_block = target.kv_spec(executor.config).bytes_per_block
+    bytes_per_block += 0 if speculation is None else speculation.bytes_per_block
+    num_blocks = executor.smallest(_num_blocks(target, executor, bytes_per_block))
+    return _build(target, executor, part, tokenizer, speculation, num_blocks)
 
 
 # -- check
@@ -122,8 +123,8 @@ def _check(model: str, config: EngineConfig) -> _Target:
     window = None
     if model_config.sliding_window is not None or config.sliding_window is not None or config.num_attention_sinks:
         window = feature("windows.resolve").resolve_window(model_config, config)
-    limits = limits_of(config, model_config, device)
-    check_rope_tables(model_config, limits.max_model_len)
+    limits = memory.limits_of(config, model_config, device)
+    memory.check_rope_tables(model_config, limits.max_model_len)
     groups = layer_groups(model_config)
     target = _Target(config, folder, model_config, device, dtype, limits, window, groups)
     target.kv_spec(model_config)  # raises for heads that blocks cannot hold
@@ -142,46 +143,19 @@ def _find(model: str) -> Path:
 # -- load
 
 
-class _Loaded(NamedTuple):
-    model: LlamaModel
-    tokenizer: Tokenizer | None
-    speculation: Any  # speculation.opening.Speculation | None
-
-
-def _join(target: _Target) -> Executor:
-    config = target.config
-    if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
-        return ThisProcess(target.model_config, target.device)
-    group: Executor = feature("parallel.tensor_parallel").TensorParallelGroup.join(
-        target.model_config,
-        config.tensor_parallel_size,
-        target.device,
-        config.peer_timeout_s,
-        config.enable_expert_parallel,
-    )
-    return group
-
-
-def _load(target: _Target, executor: Executor) -> _Loaded:
-    """This process's part of the weights, and the whole of the small things."""
-    config, device, max_model_len = target.config, executor.device, target.limits.max_model_len
+def _load(target: _Target, executor: Executor) -> LlamaModel:
+    """This process's part of the model."""
     backend = _backend(target, executor)
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
     scheme = None
-    if config.quantization is not None:
-        scheme = feature("quantization.schemes").SCHEMES[config.quantization]
+    if target.config.quantization is not None:
+        scheme = feature("quantization.schemes").SCHEMES[target.config.quantization]
     weights = load_weights(
-        target.folder, target.model_config, target.dtype, device, executor.cut, executor.experts, scheme
+        target.folder, target.model_config, target.dtype, executor.device, executor.cut, executor.experts, scheme
     )
-    model = LlamaModel(
+    max_model_len = target.limits.max_model_len
+    return LlamaModel(
         executor.config, weights, backend, max_model_len, executor.sum_over_ranks, executor.dispatch_experts
     )
-    speculation = None
-    if config.speculation is not None and executor.is_driver:
-        speculation = feature("speculation.opening").open_speculation(
-            config, target.model_config, tokenizer, device, max_model_len, target.window
-        )
-    return _Loaded(model, tokenizer, speculation)
 
 
 def _backend(target: _Target, executor: Executor) -> AttentionBackend:
@@ -203,49 +177,42 @@ def _backend(target: _Target, executor: Executor) -> AttentionBackend:
 # -- size
 
 
-def _num_blocks(target: _Target, executor: Executor, loaded: _Loaded) -> int:
+def _num_blocks(target: _Target, executor: Executor, bytes_per_block: int) -> int:
     """Blocks in this process's pool, once its weights are loaded."""
-    if target.config.num_kv_blocks is not None:
-        return target.config.num_kv_blocks
-    block_size, window, groups = target.config.block_size, target.window, target.groups
-    useful = num_useful_blocks(
-        target.limits,
-        block_size,
-        None if window is None else window.max_blocks(block_size),
-        (False,) if groups is None else groups.sees_all,
-    )
-    bytes_per_block = target.kv_spec(executor.config).bytes_per_block
-    if loaded.speculation is not None:
-        bytes_per_block += loaded.speculation.bytes_per_block
+    config, limits, window, groups = target.config, target.limits, target.window, target.groups
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    window_blocks = None if window is None else window.max_blocks(config.block_size)
+    sees_all = (False,) if groups is None else groups.sees_all
+    useful = memory.num_useful_blocks(limits, config.block_size, window_blocks, sees_all)
     is_on_gpu = executor.device.type == "cuda"
-    for_a_step = step_bytes(executor.config, target.limits, target.dtype) if is_on_gpu else 0
-    return min(
-        useful,
-        default_num_blocks(bytes_per_block, executor.device, target.config.kv_memory_fraction, for_a_step),
-    )
+    for_a_step = memory.step_bytes(executor.config, limits, target.dtype) if is_on_gpu else 0
+    fraction = config.kv_memory_fraction
+    return min(useful, memory.default_num_blocks(bytes_per_block, executor.device, fraction, for_a_step))
 
 
 # -- build
 
 
-def _build(target: _Target, executor: Executor, loaded: _Loaded, num_blocks: int) -> Parts:
+def _build(
+    target: _Target,
+    executor: Executor,
+    model: LlamaModel,
+    tokenizer: Tokenizer | None,
+    speculation: Any,  # speculation.opening.Speculation | None
+    num_blocks: int,
+) -> Parts:
     """The cache, the runner, the scheduler and the engine. In a process that is not the driver: serve, and exit."""
-    config, tokenizer, eos_token_ids = target.config, loaded.tokenizer, target.model_config.eos_token_ids
+    config, eos_token_ids = target.config, target.model_config.eos_token_ids
     spec = target.kv_spec(executor.config)
-    limits = with_swap_space(target.limits, config, spec.bytes_per_block, num_blocks)
+    limits = memory.with_swap_space(target.limits, config, spec.bytes_per_block, num_blocks)
     kv_cache = KVCache(spec, num_blocks, executor.device, groups=target.groups)
     # A wait for other processes that has a time limit is a decision of the host, which a graph cannot hold.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
-    runner = executor.run(
-        ModelRunner(loaded.model, kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks)
-    )
+    runner = executor.run(ModelRunner(model, kv_cache, limits.max_model_len, use_cuda_graphs, limits.num_swap_blocks))
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
-    scheduler = make_scheduler(
-        limits, _cache_factory(target)(num_blocks, config.block_size, config.enable_prefix_caching)
-    )
-    speculator = None
-    if loaded.speculation is not None:
-        speculator = loaded.speculation.speculator(kv_cache, limits, use_cuda_graphs)
+    cache = _cache_factory(target)(num_blocks, config.block_size, config.enable_prefix_caching)
+    scheduler = make_scheduler(limits, cache)
     engine = Engine(
         runner,
         scheduler,
@@ -253,11 +220,11 @@ def _build(target: _Target, executor: Executor, loaded: _Loaded, num_blocks: int
         codec=tokenizer,
         eos_token_ids=eos_token_ids,
         guidance=None if tokenizer is None else _Grammars(tokenizer, eos_token_ids),
-        speculator=speculator,
+        speculator=None if speculation is None else speculation.speculator(kv_cache, limits, use_cuda_graphs),
         seed=config.seed,
         max_trace_steps=config.max_trace_steps,
     )
-    return Parts(target.folder, target.model_config, tokenizer, loaded.model, kv_cache, runner, scheduler, engine)
+    return Parts(target.folder, target.model_config, tokenizer, model, kv_cache, runner, scheduler, engine)
 
 
 def _cache_factory(target: _Target) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 from twophase.assembly import assemble
@@ -35,19 +34,15 @@ class LLM:
 
     Args:
         model: The built-in default, a local Hugging Face folder, or a hub id.
-        config: What the engine is to be; None: the defaults.
+        config: The engine's options; None: the defaults.
         options: In place of `config`'s own: the fields of `EngineConfig`, where each is explained.
 
     Attributes:
-        config: What was asked for.
-        model_dir: The folder it came from.
-        model_config: What is in it: the whole model's sizes, also where several ranks share it.
+        config: Every option of the engine.
+        model_dir, model_config: The model's folder, and the whole model's sizes, also where several ranks share it.
         tokenizer: None with `skip_tokenizer_init`.
-        model: This process's part of the model.
-        kv_cache: Its pages.
-        scheduler: Of the engine.
-        runner: What runs the engine's steps.
-        engine: What serves the requests.
+        model, kv_cache: This process's part of the model, and its pages.
+        engine, scheduler, runner: What serves requests, what plans the engine's steps, and what runs them.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
@@ -69,19 +64,15 @@ class LLM:
         self._why_not: str | None = None  # why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
-        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that a caller is waiting for
 
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
         self._close()
 
     def lend(self) -> None:
-        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`.
-
-        Raises:
-            InvalidRequestError: An AsyncLLM has it already, or there are unfinished requests.
-            EngineDeadError: As `generate`.
-        """
+        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`. Raises as `generate`; and
+        InvalidRequestError if there are unfinished requests."""
         with self._lending:
             self._check_usable()
             if self.engine.has_unfinished_requests():
@@ -89,7 +80,7 @@ class LLM:
             self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
-        """The AsyncLLM uses the engine no more; `why_not` tells why nobody else can either."""
+        """The AsyncLLM uses the engine no more; `why_not` tells why this LLM cannot use it either."""
         self._why_not = why_not
 
     def _check_usable(self) -> None:
@@ -104,9 +95,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def generate(
@@ -243,11 +232,9 @@ class LLM:
     def _wait_for(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         from tqdm import tqdm
 
-        num_tokens = 0
-        waiting = set(request_ids)
-        with tqdm(
-            total=len(request_ids), unit="req", delay=PROGRESS_DELAY_S, mininterval=0.5, disable=not use_tqdm
-        ) as bar:
+        num_tokens, waiting = 0, set(request_ids)
+        look = {"unit": "req", "delay": PROGRESS_DELAY_S, "mininterval": 0.5, "disable": not use_tqdm}
+        with tqdm(total=len(request_ids), **look) as bar:
             while waiting:
                 self._step()
                 ended = [output for id_ in waiting if (output := self._latest[id_]) is not None and output.finished]

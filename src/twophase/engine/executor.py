@@ -6,6 +6,8 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
+from twophase.config import EngineConfig
+from twophase.doors import feature
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.model.config import ModelConfig
 from twophase.model.weights import ALL_EXPERTS
@@ -78,3 +80,21 @@ class ThisProcess:
 
     def run(self, runner: ModelRunner) -> Runner:
         return runner
+
+
+def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> Executor:
+    """The executor that `config` asks for, once all processes of the model are there.
+
+    Raises:
+        ConfigError, PeerLostError: As `TensorParallelGroup.join`.
+    """
+    if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
+        return ThisProcess(model_config, device)
+    size, timeout_s, has_whole_experts = (
+        config.tensor_parallel_size,
+        config.peer_timeout_s,
+        config.enable_expert_parallel,
+    )
+    group = feature("parallel.tensor_parallel").TensorParallelGroup
+    joined: Executor = group.join(model_config, size, device, timeout_s, has_whole_experts)
+    return joined
