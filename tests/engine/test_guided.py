@@ -26,10 +26,10 @@ from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
-from twophase.engine import guidance as guidance_module
 from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.sampler import SampleRow, sample
+from twophase_features.structured_outputs import guidance as guidance_module
 from twophase_features.structured_outputs.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
 from twophase_features.structured_outputs.schema_rules import FORMATS
 
@@ -705,6 +705,9 @@ def preempted_check(model, alone):
     return check
 
 
+PACKAGE_OF = {"sampler": "twophase.engine"} | dict.fromkeys(
+    ("guidance", "schema_rules"), "twophase_features.structured_outputs"
+)
 GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json, "bounds": check_exclusive_bounds}
 MUTANTS = [
     ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
@@ -738,7 +741,7 @@ MUTANTS = [
 def test_mutants(mutant):
     name, module, old, new, check = mutant
     through = "twophase_features.structured_outputs.guidance" if module == "schema_rules" else None
-    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new, through), GUIDE_CHECKS[check])
+    KillTable.record(Mutant(name, f"{PACKAGE_OF[module]}.{module}", old, new, through), GUIDE_CHECKS[check])
 
 
 PREEMPTION_MUTANTS = [
