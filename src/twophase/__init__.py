@@ -62,7 +62,7 @@ __all__ = [
 
 
 # Public names of features, and the modules of twophase_features that define them.
-FEATURES: Mapping[str, str] = {"AsyncLLM": "serving.async_llm", "BeamSearchParams": "beam_search.params"}
+_OF_FEATURES: Mapping[str, str] = {"AsyncLLM": "serving.async_llm", "BeamSearchParams": "beam_search.params"}
 
 
 def __getattr__(name: str) -> Any:
@@ -71,8 +71,8 @@ def __getattr__(name: str) -> Any:
         from twophase.llm import LLM
 
         return LLM
-    if name in FEATURES:
-        return getattr(feature(FEATURES[name]), name)
+    if name in _OF_FEATURES:
+        return getattr(feature(_OF_FEATURES[name]), name)
     raise AttributeError(f"module 'twophase' has no attribute {name!r}")
 
 
