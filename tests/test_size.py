@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 10_112,  # goal 6,000
+    "lines of src/twophase": 10_107,  # goal 6,000
     "files of src/twophase": 68,  # goal 45
     "lines of the longest file": 599,  # goal 350
     "modules that `from twophase import LLM` loads": 65,  # goal 30

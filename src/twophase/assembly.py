@@ -65,7 +65,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         speculation = feature("speculation.opening").open_speculation(
             config, target.model_config, tokenizer, executor.device, target.limits.max_model_len, target.window
         )
-    bytes_per_block = target.kv_spec(executor.config).bytes_per_block
+    bytes_per_block = target.kv_spec(executor.part).bytes_per_block
     bytes_per_block += 0 if speculation is None else speculation.bytes_per_block
     num_blocks = executor.smallest(_num_blocks(target, executor, bytes_per_block))
     return _build(target, executor, part, tokenizer, speculation, num_blocks)
@@ -154,7 +154,7 @@ def _load(target: _Target, executor: Executor) -> LlamaModel:
     )
     max_model_len = target.limits.max_model_len
     return LlamaModel(
-        executor.config, weights, backend, max_model_len, executor.sum_over_ranks, executor.dispatch_experts
+        executor.part, weights, backend, max_model_len, executor.sum_over_ranks, executor.dispatch_experts
     )
 
 
@@ -171,7 +171,7 @@ def _backend(target: _Target, executor: Executor) -> AttentionBackend:
         backend: AttentionBackend = choice(spec)
         return backend
 
-    return model_backend(executor.config, make)
+    return model_backend(executor.part, make)
 
 
 # -- size
@@ -186,7 +186,7 @@ def _num_blocks(target: _Target, executor: Executor, bytes_per_block: int) -> in
     sees_all = (False,) if groups is None else groups.sees_all
     useful = memory.num_useful_blocks(limits, config.block_size, window_blocks, sees_all)
     is_on_gpu = executor.device.type == "cuda"
-    for_a_step = memory.step_bytes(executor.config, limits, target.dtype) if is_on_gpu else 0
+    for_a_step = memory.step_bytes(executor.part, limits, target.dtype) if is_on_gpu else 0
     fraction = config.kv_memory_fraction
     return min(useful, memory.default_num_blocks(bytes_per_block, executor.device, fraction, for_a_step))
 
@@ -204,7 +204,7 @@ def _build(
 ) -> Parts:
     """The cache, the runner, the scheduler and the engine. In a process that is not the driver: serve, and exit."""
     config, eos_token_ids = target.config, target.model_config.eos_token_ids
-    spec = target.kv_spec(executor.config)
+    spec = target.kv_spec(executor.part)
     limits = memory.with_swap_space(target.limits, config, spec.bytes_per_block, num_blocks)
     kv_cache = KVCache(spec, num_blocks, executor.device, groups=target.groups)
     # A wait for other processes that has a time limit is a decision of the host, which a graph cannot hold.

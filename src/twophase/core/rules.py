@@ -145,33 +145,28 @@ def read_text(value: Any) -> str:
 
 
 def read_flag(value: Any) -> bool:
-    value = _plain(value)
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+    return bool(_plain(value, is_flag=True))
 
 
 def read_int(value: Any) -> int:
-    if type(value) is int:
-        return value
-    value = _plain(value)
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
+    return value if type(value) is int else operator.index(_plain(value))
 
 
 def read_float(value: Any) -> float:
-    value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    found = _plain(value)
+    if not isinstance(found, Real):
         raise TypeError
-    return float(value)
+    return float(found)
 
 
-def _plain(value: Any) -> Any:
-    """The scalar of NumPy or PyTorch as Python's own; what has dimensions is none."""
+def _plain(value: Any, is_flag: bool = False) -> Any:
+    """The scalar of NumPy or PyTorch as Python's own. Raises TypeError for an array, and for a bool as a number."""
     if getattr(value, "ndim", 0) != 0:
         raise TypeError
-    return value.item() if hasattr(value, "item") else value
+    found = value.item() if hasattr(value, "item") else value
+    if isinstance(found, bool) != is_flag:
+        raise TypeError
+    return found
 
 
 TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)

@@ -21,7 +21,7 @@ class Executor(Protocol):
     every layer and has rank 0 schedule for all.
 
     Attributes:
-        config: The model that this process computes: of fewer heads, for example, than the whole model.
+        part: The model that this process computes: of fewer heads, for example, than the whole model.
         device: Where this process computes.
         experts: The experts of which this process has weights.
         is_driver: Whether this process schedules and samples. The other processes do what the driver's runner says.
@@ -30,7 +30,7 @@ class Executor(Protocol):
     """
 
     @property
-    def config(self) -> ModelConfig: ...
+    def part(self) -> ModelConfig: ...
     @property
     def device(self) -> torch.device: ...
     @property
@@ -68,8 +68,8 @@ class ThisProcess:
     sum_over_ranks = None
     dispatch_experts = None
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self.config = config
+    def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
+        self.part = model_config
         self.device = device
 
     def cut(self, name: str, tensor: Any) -> Any:

@@ -90,7 +90,7 @@ class TensorParallelGroup:
         return cls(config, device, peers, has_whole_experts)
 
     @property
-    def config(self) -> ModelConfig:
+    def part(self) -> ModelConfig:
         return self.shard.config
 
     @property
