@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase.core.sizes import ROW_ALIGNMENT_BYTES
+from twophase.memory import ROW_ALIGNMENT_BYTES
 from twophase.model.config import ModelConfig
 from twophase.model.linear import Linear, TorchLinear, make_linear
 from twophase.model.weights import DenseMLP, LinearShape, WeightLoader, copy_into

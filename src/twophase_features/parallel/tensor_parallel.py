@@ -45,7 +45,7 @@ HIDDEN_SUM = "the sum of hidden states over the ranks"
 
 @final
 class TensorParallelGroup:
-    """The processes that share a model: a rank's part of it, and how the parts come together. A group of one is free.
+    """The `Executor` of a model that several processes share. A group of one rank has the whole model.
 
     Attributes:
         shard: This rank's part.
@@ -91,6 +91,14 @@ class TensorParallelGroup:
         return cls(config, device, peers, has_whole_experts)
 
     @property
+    def part(self) -> ModelConfig:
+        return self.shard.config
+
+    @property
+    def experts(self) -> slice:
+        return self.shard.experts
+
+    @property
     def is_driver(self) -> bool:
         return self.shard.rank == 0
 
@@ -103,6 +111,9 @@ class TensorParallelGroup:
     def dispatch_experts(self) -> DispatchExperts | None:
         """How the model's experts are reached; None: each rank has all of them, or a part of each."""
         return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        return self.shard.cut(name, tensor)
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""

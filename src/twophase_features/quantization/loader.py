@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.cache.memory import free_host_memory_bytes
 from twophase.core.errors import ModelFolderError
+from twophase.memory import free_host_memory_bytes
 from twophase.model.config import ModelConfig
 from twophase.model.linear import Linear
 from twophase.model.tensor_files import EMBED, HEAD, StoredTensor, TensorFiles, has_safetensors

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from twophase.cache.memory import free_host_memory_bytes
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
+from twophase.memory import free_host_memory_bytes
 from twophase.model.config import load_config
 from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.weights import has_quantized_weights

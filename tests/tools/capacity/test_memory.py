@@ -14,9 +14,9 @@ from tests.tools.capacity.plans import plan, text
 from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import ConfigError
+from twophase.memory import step_bytes
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
-from twophase.sizing import step_bytes
 from twophase_features.parallel.sharding import Shard
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import StoredLinear
