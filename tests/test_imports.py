@@ -21,7 +21,6 @@ UNTIL_ITS_DOOR = {
     "twophase.engine.request_state": "structured_outputs.guidance",
     "twophase.engine.runner": "cuda_graphs",
     "twophase.llm": "beam_search.params beam_search.search model_store.prepare",
-    "twophase.model._render": "worker_process",
     "twophase.model.config": "quantization.checkpoint_config",
     "twophase.model.llama": "experts windows.layer_groups windows.mixed_backend",
     "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
