@@ -12,8 +12,8 @@ from twophase.doors import feature
 from twophase.model._token_length import TokenLength, token_length
 from twophase.model._tokenizer_files import read_tokenizer
 
-# Characters, or tokens, from which the library works on a batch: it then lets other threads run. (For short texts a
-# batch takes longer, and starts threads, about which a process that forks is warned.)
+# Characters, or tokens, from which the library is given a batch: it then lets other threads run. (For short texts a
+# batch takes longer, and it starts threads, about which a process that forks is warned.)
 LONG = 16_384
 
 
