@@ -371,7 +371,7 @@ MUTANTS = [
     Mutant("pages past the end read from a freed one", MODULE, "page, live_page[:, None])", "page, live_page[:, None] * 0)"),
     Mutant("pages between sinks and window read", MODULE, "page * self.block_size < key_end[:, None]", "page * self.block_size < seq_lens[owner, None]"),
     Mutant("sinks of the wrong page", MODULE, "live_page = torch.cat([live_page, torch.zeros_like(sink_end)])", "live_page = torch.cat([live_page, sink_end])"),
-    Mutant("chunk starts at its last query", MODULE, "first_key = max(0, first_query + 1 - spec.window)", "first_key = max(0, seq_len - spec.window)"),
+    Mutant("chunk starts at its last query", MODULE, "max(0, first_query + 1 - window)", "max(0, seq_len - window)"),
     Mutant("a single decode sees keys before its window", MODULE, "slice(first_key % size, num_keys)", "slice(num_keys)"),
     Mutant("a single decode sees the unused tail", MODULE, "slice(first_key % size, num_keys)", "slice(first_key % size, None)"),
     Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
