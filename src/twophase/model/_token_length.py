@@ -24,19 +24,18 @@ class TokenLength(NamedTuple):
 
 
 def token_length(tokenizer: Tokenizer) -> TokenLength | None:
-    """None: no bound is known, because text may be dropped, or one token may stand for a run of white space or of
-    unknown characters. (Byte-level vocabularies write a byte as a character, and a text has no more characters than
-    bytes.)
+    """None: no bound is known, because text may be dropped, or one token may stand for many characters.
+
+    (A byte-level vocabulary writes a byte as a character, and a text has no more characters than bytes.)
     """
     vocabulary = tokenizer.get_vocab()
     steps = "".join(x.__getstate__().decode() for x in (tokenizer.normalizer, tokenizer.pre_tokenizer) if x)
     types = re.findall(r'"type":"(\w+)"', steps)
     dropped = _dropped(tokenizer.model, types, vocabulary)
-    loses_text = (
-        not _KEEP_TEXT.issuperset(types) or '"Removed"' in steps or steps.count(_SPACES) != types.count("Replace")
-    )
+    keeps_text = _KEEP_TEXT.issuperset(types) and '"Removed"' not in steps
+    replaces_spaces_alone = steps.count(_SPACES) == types.count("Replace")
     takes_space = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
-    if dropped is None or loses_text or takes_space:
+    if dropped is None or not keeps_text or not replaces_spaces_alone or takes_space:
         return None
     return TokenLength(max(map(len, vocabulary), default=1) * 4 ** types.count("NFC"), dropped)
 
