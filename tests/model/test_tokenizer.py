@@ -83,8 +83,10 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     ],
 )
 def test_a_chat_template_that_is_none(template, tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+    assert tokenizer.encode("hello") == [0, 2], "text needs no template"
     with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: 'chat_template' must be text, or a list of"):
-        _ = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template)).chat_template
+        tokenizer.apply_chat_template(HELLO)
 
 
 def test_a_chat_template_that_is_no_text(tmp_path):
