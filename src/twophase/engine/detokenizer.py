@@ -184,13 +184,11 @@ def matches(text: str, stops: Sequence[str]) -> list[tuple[int, str]]:
 
     The order of reading, and not the listing of stop strings, makes the result independent of how tokens cut the text.
     """
-    ends = [
-        (start + len(stop), -len(stop), stop)
-        for stop in stops
-        if stop in text
-        for start in range(len(text))
-        if text.startswith(stop, start)
-    ]
+    ends = []
+    for stop in stops:
+        if stop in text:
+            starts = (start for start in range(len(text)) if text.startswith(stop, start))
+            ends += [(start + len(stop), -len(stop), stop) for start in starts]
     return [(end, stop) for end, _, stop in sorted(ends)]
 
 
