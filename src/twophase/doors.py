@@ -25,6 +25,6 @@ def feature(name: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the feature is there; what it imports is not
         raise ConfigError(
-            f"this model or option needs {module}, and Python finds no {error.name}. "
+            f"this model or option needs {module}, which is not installed. "
             f"Install {FEATURES} beside twophase, in the same version."
         ) from error
