@@ -16,9 +16,7 @@ UNTIL_ITS_DOOR = {
     "twophase.engine.engine": "speculation.drafters speculation.speculator structured_outputs.guidance",
     "twophase.engine.prompts": "structured_outputs.guidance",
     "twophase.engine.request_state": "structured_outputs.guidance",
-    "twophase.model._render": "worker_process",
     "twophase.scheduling.request_validation": "windows.sliding_window",
-    "twophase.sizing": "windows.sliding_window",
 }
 
 

@@ -166,10 +166,11 @@ class LLM:
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
             special_tokens_in_content: Whether the text of a special token in a message is that token; see
-                `Tokenizer.apply_chat_template`.
+                `twophase_features.chat.conversation.token_ids`.
 
         Raises:
             InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
+            ModelFolderError: The chat template cannot be read.
         """
         if self.tokenizer is None:
             raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")

@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.torch_backend import rms_norm
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.doors import feature
 from twophase.model.config import ModelConfig
+from twophase.model.ops import rms_norm
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
 
