@@ -194,7 +194,7 @@ DRAFT_MODEL = "twophase_features.speculation.draft_model"
 
 @pytest.mark.mutants
 def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
-    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "for block in plan.received:", "for block in ():")
+    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "(*plan.loaded, *plan.received):", "plan.loaded:")
     KillTable.record(mutant, lambda module: check_landed(module, tiny_model))
 
 
