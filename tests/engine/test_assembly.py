@@ -41,7 +41,7 @@ def features_asked_for(folder, options, module=assembly) -> set[str]:
     return asked
 
 
-@pytest.mark.parametrize(("options", "expected"), ASKED, ids=lambda value: "+".join(value))
+@pytest.mark.parametrize(("options", "expected"), ASKED, ids=lambda value: "+".join(sorted(value)))
 def test_a_feature_comes_in_when_an_option_names_it(options, expected, tiny_folder):
     assert features_asked_for(tiny_folder, options) == expected
 
