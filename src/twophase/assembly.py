@@ -15,6 +15,7 @@ from twophase.cache.manager import CacheManager
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.engine._context import plain_context
+from twophase.engine.drafter import Drafter
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.model.config import ModelConfig, load_config
@@ -30,7 +31,7 @@ from twophase_features.pairs import check_pairs
 from twophase_features.parallel.tensor_parallel import TensorParallelGroup
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
-from twophase_features.speculation.drafters import Drafter, NgramDrafter
+from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.gate import SpeculationGate
 from twophase_features.speculation.speculator import Speculator
 from twophase_features.structured_outputs.guidance import Guidance

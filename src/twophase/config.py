@@ -99,7 +99,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "drafter": _unless_none(
         _kept(
-            "a drafter (twophase_features.speculation.drafters.Drafter), or None",
+            "a drafter (twophase.engine.drafter.Drafter), or None",
             _has("note_plan", "propose", "forget"),
         )
     ),

@@ -1,4 +1,4 @@
-"""What a user asks for: immutable, and validated when it is added."""
+"""What a user asks for: immutable. `parse_prompt` has checked its prompt, salt and tenant; the rest is checked here."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,6 @@ RULES = {
     "request_id": TEXT,
     "arrival_s": number("a finite number of seconds"),
     "priority": whole_number(note="(lower runs first)"),
-    "cache_salt": TEXT,
-    "tenant": TEXT,
     "ttft_slo_s": optional(number("a finite number of seconds >= 0", lambda x: x >= 0)),
 }
 

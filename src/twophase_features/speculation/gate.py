@@ -10,7 +10,7 @@ from typing import final
 TRIAL_STEPS = 8  # per way; the batch hardly changes meanwhile
 WARMUP_STEPS = 2  # of these not measured: a drafter may have to catch up first
 FIRST_REST_STEPS = 32  # until the next trial
-MAX_REST_STEPS = 1024  # so that at most one step in 128 is done the dearer way
+MAX_REST_STEPS = 1024  # so that at most one step in 128 runs the slower variant
 
 
 @final

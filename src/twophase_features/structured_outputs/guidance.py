@@ -151,7 +151,7 @@ class Grammar:
         self._end_token_ids = end_token_ids
         self._slow_steps: list[float] = []
 
-    def guide(self) -> "Guide":
+    def constraint(self) -> "Guide":
         """A completion's own state, at its start."""
         return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids, self._slow_steps)
 

@@ -59,7 +59,7 @@ def ranged(llm: LLM) -> Iterator[None]:
         (llm.model, "_mlp", "mlp"),
         (llm.model, "logits", "logits"),
         (engine_module, "sample", "sample"),
-        (engine, "_describe", "trace"),
+        (engine_module, "record_step", "trace"),
         (engine._stat_logger, "note_step", "trace"),
         (engine, "_update", "update"),
         (engine, "_report", "report"),

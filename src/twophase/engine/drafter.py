@@ -1,0 +1,86 @@
+"""The door for speculative decoding: a drafter proposes tokens, and one step of the model verifies them.
+
+The engine asks before each step:
+
+    note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
+
+A draft can cost time, and nothing else: the model draws each token by itself (`rejection.py`), so outputs are the same
+whatever a drafter proposes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.engine.sampler import SampleRow
+
+
+class DraftRequest(NamedTuple):
+    """A decode that drafts are wanted for.
+
+    Attributes:
+        chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
+            their slots.
+        token_ids: The sequence so far, its newest token included; read-only.
+        stop_token_ids: Tokens that end it.
+        row_after: How the token after these drafts is drawn, with the random number that belongs to its position.
+        num_allowed: How many of these drafts, the first ones, its constraint allows.
+        vocab_size: Token ids are below it.
+    """
+
+    chunk: ScheduledChunk
+    token_ids: Sequence[int]
+    stop_token_ids: frozenset[int]
+    row_after: Callable[[Sequence[int]], SampleRow]
+    num_allowed: Callable[[Sequence[int]], int]
+    vocab_size: int
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes the next tokens of sequences. `LLM(drafter=...)` takes one:
+
+        class Again:
+            '''Proposes that the newest token comes again.'''
+
+            def note_plan(self, plan):
+                pass
+
+            def propose(self, requests):
+                return [[request.token_ids[-1]] * request.chunk.num_drafts for request in requests]
+
+            def forget(self, seq_id):
+                pass
+
+    Outputs stay what they are whatever it returns or raises.
+    """
+
+    def note_plan(self, plan: StepPlan) -> None:
+        """The blocks that a step writes and copies; called for every step, before `propose` and before the copies."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Drafts for each request, at most `chunk.num_drafts`, perhaps none. Must be safe to repeat."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
+        ...
+
+
+@runtime_checkable
+class PacedDrafter(Drafter, Protocol):
+    """The drafter as the engine has it: it also decides how many drafts a step gets, and learns how the step went.
+
+    Its methods must not raise, and its drafts must be tokens that the requests allow: `Speculator` makes such a one of
+    any drafter.
+    """
+
+    @property
+    def num_wanted(self) -> int:
+        """Drafts that a sequence may have in the next step; with 0 no room is reserved."""
+        ...
+
+    def note_results(self, plan: StepPlan, runs: Mapping[int, tuple[SampledToken, ...]], elapsed_s: float) -> None:
+        """A step took `elapsed_s` seconds. `runs` has the tokens of each chunk that succeeded, by seq_id."""
+        ...
