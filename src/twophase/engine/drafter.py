@@ -81,6 +81,8 @@ class PacedDrafter(Drafter, Protocol):
         """Drafts that a sequence may have in the next step; with 0 no room is reserved."""
         ...
 
-    def note_results(self, plan: StepPlan, runs: Mapping[int, tuple[SampledToken, ...]], elapsed_s: float) -> None:
-        """A step took `elapsed_s` seconds. `runs` has the tokens of each chunk that succeeded, by seq_id."""
+    def note_results(
+        self, plan: StepPlan, results: Mapping[int, tuple[SampledToken, ...] | Exception], elapsed_s: float
+    ) -> None:
+        """A step took `elapsed_s` seconds; `results` has the tokens of each chunk, or its error, by seq_id."""
         ...

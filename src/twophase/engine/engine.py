@@ -19,7 +19,7 @@ from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
 from twophase.engine.prompt_logprobs import PromptScorer, note_scores, scored_rows, with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
-from twophase.engine.request_state import PreparedRequest, RequestState
+from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SamplingError, sample
 from twophase.engine.sampling_rows import Sampled, draft_request, result_of, sampling_rows
@@ -104,21 +104,21 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
         arrival_s: int | float | None = None,
+        ttft_slo_s: int | float | None = None,
         stream: bool = True,
-        **options: Any,
     ) -> PreparedRequest:
         """Make tokens of a request's text and a grammar of its schema. Any thread may do this, also during a step.
 
         Args:
             request_id: Unique among the unfinished requests.
-            prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and
-                a "tenant" if wanted; these count if none is given here.
+            prompt, cache_salt, tenant: See `parse_prompt`.
+            priority, ttft_slo_s: See `Request`.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
-            options: `priority` and `ttft_slo_s`, see `Request`.
 
         Raises:
             InvalidRequestError: It could never be served as asked, by any engine of this model.
@@ -135,9 +135,10 @@ class Engine:
             self._clock() if arrival_s is None else arrival_s,
             self._eos_token_ids,
             parsed.text,
-            cache_salt=parsed.cache_salt,
-            tenant=parsed.tenant,
-            **options,
+            priority,
+            parsed.cache_salt,
+            ttft_slo_s,
+            parsed.tenant,
         )
         return PreparedRequest(request, grammar, stream)
 
@@ -165,8 +166,7 @@ class Engine:
         Outputs of it that an interrupted step has left are not delivered any more.
         """
         state = self._requests.get(request_id)
-        for update in self._scheduler.abort(request_id):
-            self._apply(update, self._clock())
+        self._report(self._scheduler.abort(request_id))
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
         return None if state is None else state.output()
 
@@ -306,45 +306,43 @@ class Engine:
 
     def _update(self, plan: StepPlan, results: Mapping[int, Sampled | Exception]) -> list[SequenceUpdate]:
         """Tell the scheduler the results: failures first, so that it leaves them out of the rest."""
-        updates: list[SequenceUpdate] = []
-        for seq_id, result in results.items():
-            if isinstance(result, Exception):
-                updates += self._scheduler.fail(seq_id, result)
+        failed = {seq_id: result for seq_id, result in results.items() if isinstance(result, Exception)}
+        updates = [update for seq_id, error in failed.items() for update in self._scheduler.fail(seq_id, error)]
         sampled = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         return updates + self._scheduler.update(plan, sampled)
 
     def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
-        """Queue the outputs that `step` returns; returns the completions that ended."""
+        """Give completions their tokens, and queue the outputs that `step` returns; returns completions that ended."""
         now_s = self._clock()
-        touched = {update.request_id: self._requests[update.request_id] for update in updates}
-        finished = tuple((update.request_id, update.index) for update in updates if self._apply(update, now_s))
+        finished: list[tuple[str, int]] = []
+        touched: dict[str, RequestState] = {}
+        for update in updates:
+            state = touched[update.request_id] = self._requests[update.request_id]
+            self._stat_logger.num_output_tokens += state.take(update, now_s)
+            completion = state.completions[update.index]
+            if completion.finish_reason is not None:
+                finished.append((update.request_id, update.index))
+                self._end(update.seq_id, state, completion)
         self._undelivered += [state.output() for state in touched.values() if state.stream or state.is_finished]
-        return finished
+        return tuple(finished)
 
-    def _apply(self, update: SequenceUpdate, now_s: float) -> bool:
-        """Give an update's tokens to its completion; returns whether that ended, by the update or by its text."""
-        state = self._requests[update.request_id]
-        self._stat_logger.num_output_tokens += state.take(update, now_s)
-        ended = state.completions[update.index]
-        if ended.finish_reason is None:
-            return False
-        self._scheduler.finish(update.seq_id, ended.finish_reason, ended.stop_reason, error=ended.error)
+    def _end(self, seq_id: int, state: RequestState, completion: Completion) -> None:
+        """Forget a completion that ended: by the scheduler, or by its text, of which the scheduler does not know."""
+        assert completion.finish_reason is not None
+        self._scheduler.finish(seq_id, completion.finish_reason, completion.stop_reason, error=completion.error)
         if self.speculator is not None:
-            self.speculator.forget(update.seq_id)
-        self._stat_logger.note_end(ended.finish_reason)
+            self.speculator.forget(seq_id)
+        self._stat_logger.note_end(completion.finish_reason)
         if state.is_finished:
-            del self._requests[update.request_id]
-        return True
+            del self._requests[state.request.request_id]
 
     def _note_step(
         self, record: StepRecord, results: Mapping[int, Sampled | Exception], finished: tuple[tuple[str, int], ...]
     ) -> None:
-        """Keep the step's trace, and let the speculator learn from it."""
         if not record.plan.is_empty:
             end_s = self._clock()
             if self.speculator is not None:
-                runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
-                self.speculator.note_results(record.plan, runs, end_s - record.start_s)
+                self.speculator.note_results(record.plan, results, end_s - record.start_s)
             self._stat_logger.note_step(record, results, finished, end_s, self._scheduler)
 
     # -- what can be seen from outside

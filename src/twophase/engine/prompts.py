@@ -36,9 +36,12 @@ def parse_prompt(
     cache_salt: str = "",
     tenant: str = "",
 ) -> ParsedPrompt:
-    """Check a prompt and encode its text. A salt or a tenant given here comes before the prompt's own.
+    """Check a prompt and encode its text.
 
     Args:
+        prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
+            if wanted; or token ids.
+        cache_salt, tenant: Of `Request`, before the prompt's own.
         max_model_len: A prompt of more tokens is refused before they are looked at; None: any number may come.
 
     Raises:

@@ -83,6 +83,7 @@ class RequestState:
 
     Attributes:
         stream: Whether every step's progress is reported, or the end alone.
+        num_unfinished: Completions without a finish reason.
         seed: The request's own, or one drawn for it.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
@@ -92,6 +93,7 @@ class RequestState:
     request: Request
     stream: bool
     completions: list[Completion]
+    num_unfinished: int
     seed: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -118,14 +120,14 @@ class RequestState:
             )
             for index in range(params.n)
         ]
-        state = cls(request, stream, completions, bias=bias_of(params))
+        state = cls(request, stream, completions, params.n, bias=bias_of(params))
         if params.prompt_logprobs is not None:
             state.prompt_logprobs = [None]
         return state
 
     @property
     def is_finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return self.num_unfinished == 0
 
     def take(self, update: SequenceUpdate, now_s: float) -> int:
         """Give an update's tokens to its completion; returns how many it took, as a stop string may cut a run short.
@@ -148,6 +150,7 @@ class RequestState:
             self.token_times_s += [now_s] * num_new
         if reason is not None:
             completion.end(reason, stop_reason, error)
+            self.num_unfinished -= 1
             self.finished_s = now_s if self.is_finished else None
         return num_new
 

@@ -80,8 +80,11 @@ class Speculator:
             logger.warning("drafting failed, and those steps go without: %s: %s", type(error).__name__, error)
         self._has_complained = True
 
-    def note_results(self, plan: StepPlan, runs: Mapping[int, tuple[SampledToken, ...]], elapsed_s: float) -> None:
+    def note_results(
+        self, plan: StepPlan, results: Mapping[int, tuple[SampledToken, ...] | Exception], elapsed_s: float
+    ) -> None:
         """Count the drafts and the accepted ones, by place; the gate learns from steps of decodes alone."""
+        runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         if self.gate is not None and not plan.prefills:
             self.gate.note_step(elapsed_s, sum(map(len, runs.values())))
         for chunk in plan.decodes:
