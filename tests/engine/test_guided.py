@@ -26,10 +26,10 @@ from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
-from twophase.engine import guidance as guidance_module
 from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.sampler import SampleRow, sample
+from twophase_features.structured_outputs import guidance as guidance_module
 from twophase_features.structured_outputs.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
 from twophase_features.structured_outputs.schema_rules import FORMATS
 
