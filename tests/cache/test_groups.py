@@ -7,10 +7,10 @@ from tests.cache.histories import NewCache
 from tests.cache.plain import plain_manager_class
 from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed
-from twophase.cache import groups as groups_module
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
+from twophase_features.windows import layer_groups as groups_module
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 SEES_ALL = (True, False, False)

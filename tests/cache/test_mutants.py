@@ -13,10 +13,10 @@ from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.cache.manager import CacheManager
 
-POOL, PREFIX, TABLE, MANAGER, TENSORS, WINDOW, GROUPS = (
-    f"twophase.cache.{name}"
-    for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache", "window", "groups")
+POOL, PREFIX, TABLE, MANAGER, TENSORS = (
+    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
 )
+WINDOW, GROUPS = (f"twophase_features.windows.{name}" for name in ("sliding_window", "layer_groups"))
 
 # name, module, old, new
 BOOKKEEPING_MUTANTS = [

@@ -9,9 +9,10 @@ from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_req
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, features
+from twophase import LLM
 from twophase.config import configured
 from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase_features import pairs as features
 from twophase_features.pairs import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
 from twophase_features.parallel.disaggregation import disaggregated
 

@@ -705,6 +705,9 @@ def preempted_check(model, alone):
     return check
 
 
+PACKAGE_OF = {"sampler": "twophase.engine"} | dict.fromkeys(
+    ("guidance", "schema_rules"), "twophase_features.structured_outputs"
+)
 GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json, "bounds": check_exclusive_bounds}
 MUTANTS = [
     ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
@@ -737,9 +740,8 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, module, old, new, check = mutant
-    package = "twophase.engine" if module == "sampler" else "twophase_features.structured_outputs"
-    through = f"{package}.guidance" if module == "schema_rules" else None
-    KillTable.record(Mutant(name, f"{package}.{module}", old, new, through), GUIDE_CHECKS[check])
+    through = "twophase_features.structured_outputs.guidance" if module == "schema_rules" else None
+    KillTable.record(Mutant(name, f"{PACKAGE_OF[module]}.{module}", old, new, through), GUIDE_CHECKS[check])
 
 
 PREEMPTION_MUTANTS = [

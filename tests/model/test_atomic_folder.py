@@ -10,7 +10,7 @@ from collections import namedtuple
 import pytest
 
 from twophase.core.errors import ModelFolderError
-from twophase.model import _atomic_folder as atomic_folder
+from twophase_features.model_store import _atomic_folder as atomic_folder
 from twophase_features.model_store._atomic_folder import (
     build,
     changed_files,
@@ -104,7 +104,7 @@ def test_a_damaged_leftover_is_made_again(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from twophase.model import _atomic_folder as atomic_folder
+from twophase_features.model_store import _atomic_folder as atomic_folder
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

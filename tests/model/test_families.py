@@ -98,7 +98,7 @@ MUTANTS = [
     ("read by another group's table", "mixed_backend", "attend(q, kv, plan[kv.group])", "attend(q, kv, plan[-1])"),
     ("the first group's kind", "mixed_backend", "tuple(backend.plan(part)", "tuple(self.of_group[0].plan(part)"),
 ]
-PACKAGES = {"llama": "model", "weights": "model", "mixed_backend": "attention"}
+PACKAGES = {"llama": "twophase.model", "weights": "twophase.model", "mixed_backend": "twophase_features.windows"}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ PARTS = {"LlamaModel": LlamaModel, "model_backend": model_backend, "load_weights
 def test_mutants_are_killed(row, gemma):
     name, module, *change = row
     through = "twophase.model.llama" if module == "mixed_backend" else None
-    mutant = Mutant(name, f"twophase.{PACKAGES[module]}.{module}", *change, through=through)
+    mutant = Mutant(name, f"{PACKAGES[module]}.{module}", *change, through=through)
     KillTable.record(mutant, partial(check_gemma, gemma=gemma))
 
 

@@ -8,7 +8,8 @@ from tests import test_async_llm
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.mutation import KillTable, Mutant
 from tests.server import test_tenants
-from twophase import LLM, async_llm
+from twophase import LLM
+from twophase_features.serving import async_llm
 
 IMPATIENCE_S = 2  # what a mutant never does is not waited for
 
