@@ -144,7 +144,7 @@ class Engine:
 
     @uninterrupted()
     def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
-        """Queue what is prepared; raises InvalidRequestError as `add_request`."""
+        """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
         # Before the state, which has a part for each of the n completions: only now is n known to be possible.
@@ -161,9 +161,9 @@ class Engine:
 
     @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; returns what it had, or None if it is not unfinished.
+        """End a request now and free its blocks; returns its output so far, or None if it is not unfinished.
 
-        Outputs of it that an interrupted step has left are not delivered any more.
+        Its outputs that an interrupted step has not returned yet are dropped.
         """
         state = self._requests.get(request_id)
         self._report(self._scheduler.abort(request_id))
@@ -211,7 +211,7 @@ class Engine:
         self._scheduler.compute_here(request_id)
 
     def state_of(self, request_id: str) -> RequestState:
-        """What is known of an unfinished request; read-only."""
+        """The state of an unfinished request; read-only."""
         return self._requests[request_id]
 
     def has_unfinished_requests(self) -> bool:
@@ -264,7 +264,7 @@ class Engine:
 
     @plain_context()
     def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
-        """Do what is planned. Returns each chunk's tokens, none for a prefill that goes on, or its error, by seq_id."""
+        """Run the plan. Returns each chunk's tokens, none for a prefill that goes on, or its error, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
         prefills = (with_num_scored(chunk, self._known(chunk)[1]) for chunk in plan.prefills)
         chunks = [chunk for chunk in (*plan.decodes, *prefills) if chunk.seq_id not in results]
@@ -345,7 +345,7 @@ class Engine:
                 self.speculator.note_results(record.plan, results, end_s - record.start_s)
             self._stat_logger.note_step(record, results, finished, end_s, self._scheduler)
 
-    # -- what can be seen from outside
+    # -- trace and statistics
 
     @property
     def trace(self) -> tuple[StepTrace, ...]:

@@ -1,4 +1,4 @@
-"""The engine's statistics: a trace of steps, and counts over its life. What happened to a request is in its output."""
+"""The engine's statistics: a trace of steps, and counts over its life. The metrics of a request are in its output."""
 
 import heapq
 from collections import deque
@@ -41,7 +41,7 @@ class WaitingRequests:
         self._num_added += 1
 
     def oldest_s(self, now_s: float | int) -> float | None:
-        """How long the oldest has waited; None if there is none."""
+        """How long the oldest has waited, in seconds; None if no request waits."""
         while self._heap and _has_left(self._heap[0][2]):
             heapq.heappop(self._heap)
         return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
@@ -62,7 +62,7 @@ class EngineStats:
         num_output_tokens: Tokens sampled.
         num_preemptions: Times a sequence lost its blocks.
         num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
-        num_draft_tokens, num_accepted_tokens: Tokens guessed and verified, and those that the model confirmed.
+        num_draft_tokens, num_accepted_tokens: Drafts that the model verified, and drafts that it accepted.
         kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
     """
 
@@ -88,7 +88,7 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the drafts that were confirmed; 0 before the first."""
+        """Share of the verified drafts that were accepted; 0 before the first."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 

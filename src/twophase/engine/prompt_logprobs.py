@@ -22,7 +22,7 @@ class ScoredRows(NamedTuple):
 
     Attributes:
         next_ids: The prompt token after each row's position.
-        num_top: How many of the most likely tokens are reported besides.
+        num_top: Number of the most likely tokens that are reported besides.
     """
 
     next_ids: Sequence[int]
@@ -64,7 +64,7 @@ class PromptScorer:
         self._slices: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def take(self, logits: Float[Tensor, "R V"]) -> None:
-        """The next rows, in fp32. What is kept stays on their device, so the host does not wait for it in between."""
+        """The next rows, in fp32. Numbers that are kept stay on the device, so the host does not wait."""
         logprobs = logits.log_softmax(dim=-1)
         next_ids = self._next_ids[self._num_taken : self._num_taken + len(logits)]
         own = logprobs.gather(1, torch.tensor(next_ids, device=logits.device)[:, None]).squeeze(1)

@@ -18,7 +18,7 @@ def sampling_rows(chunk: ScheduledChunk, sequence: ScheduledSequence, state: Req
     """No row for a prefill that goes on; else one after the newest token, and one after each draft."""
     if not chunk.num_samples:
         return []
-    drafts = chunk.draft_ids
+    drafts = chunk.draft_ids if chunk.num_drafts else ()
     return [row_after(sequence, state, drafts[:i], chunk.num_samples) for i in range(len(drafts) + 1)]
 
 
