@@ -16,7 +16,7 @@ from twophase.engine.sampler import SampleRow
 
 
 class DraftRequest(NamedTuple):
-    """A decode that drafts are wanted for.
+    """A sequence that decodes in this step, and has room for drafts.
 
     Attributes:
         chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
@@ -52,7 +52,7 @@ class Drafter(Protocol):
             def forget(self, seq_id):
                 pass
 
-    Outputs stay what they are whatever it returns or raises.
+    A wrong draft, or an exception, costs time and changes no output.
     """
 
     def note_plan(self, plan: StepPlan) -> None:
@@ -70,10 +70,10 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class PacedDrafter(Drafter, Protocol):
-    """The drafter as the engine has it: it also decides how many drafts a step gets, and learns how the step went.
+    """A drafter that sets the number of drafts for each step, and is told the results: what the engine asks.
 
-    Its methods must not raise, and its drafts must be tokens that the requests allow: `Speculator` makes such a one of
-    any drafter.
+    Its methods must not raise, and its drafts must be tokens that the requests allow. `twophase_features.speculation`
+    wraps any drafter in one.
     """
 
     @property
