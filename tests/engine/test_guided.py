@@ -754,8 +754,8 @@ PREEMPTION_MUTANTS = [
         "        guide = state.completions[victim.index].constraint\n"
         "        _ = guide is None or guide._matcher.reset()",
     ),
-    ("state follows the chunk", "sampling_rows", "constraint.allowed_after(token_ids, num", "constraint.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
-    ("state of completion 0", "sampling_rows", "sampling_params, state.completions[sequence.index]", "sampling_params, state.completions[0]"),
+    ("state follows the chunk", "model_run", "constraint.allowed_after(token_ids, num", "constraint.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
+    ("state of completion 0", "model_run", "sampling_params, state.completions[sequence.index]", "sampling_params, state.completions[0]"),
 ]  # fmt: skip
 
 

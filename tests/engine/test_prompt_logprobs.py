@@ -12,6 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.sizes import SCORED_ROWS
 from twophase.engine.engine import Engine
+from twophase.engine.model_run import run_and_sample
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
 from twophase.scheduling.ledger import BlockLedger
@@ -186,6 +187,7 @@ def check_all(llama, module=None) -> None:
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
         patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
+        patch("twophase.engine.engine.run_and_sample", getattr(module, "run_and_sample", run_and_sample)),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
         run(engine, PROMPTS[-1:], ONE)
@@ -199,14 +201,14 @@ def check_all(llama, module=None) -> None:
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
 STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
-SCORES = "twophase.engine.prompt_logprobs"
+SCORES, RUN = "twophase.engine.prompt_logprobs", "twophase.engine.model_run"
 MUTANTS = [
-    ("a chunk begins with its own token", SCORES, "first = chunk.start + 1", "first = chunk.start", ENGINE),
+    ("a chunk begins with its own token", SCORES, "first = chunk.start + 1", "first = chunk.start", RUN),
     ("the last row of a chunk is left out", SCORES, "max(0, min(len(chunk.token_ids), num", "max(0, min(len(chunk.token_ids) - 1, num", ENGINE),
     ("the last token's row too", SCORES, "num_prompt_tokens - 1 - chunk.start))", "num_prompt_tokens - chunk.start))", ENGINE),
     ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
-    ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", ENGINE),
-    ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", ENGINE),
+    ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", RUN),
+    ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", RUN),
     ("a row further", RUNNER, "range(start, start + chunk.num_scored)", "range(start + 1, start + 1 + chunk.num_scored)", None),
     ("rows of the first chunk", RUNNER, "        start += len(chunk.token_ids)\n    for", "    for", None),
     ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),

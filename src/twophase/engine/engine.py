@@ -17,14 +17,12 @@ from twophase.engine._isolation import isolate
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.prompt_logprobs import PromptScorer, note_scores, scored_rows, with_num_scored
+from twophase.engine.model_run import Sampled, Work, draft_request, run_and_sample
+from twophase.engine.prompt_logprobs import with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
-from twophase.engine.sampler import SamplingError, sample
-from twophase.engine.sampling_rows import Sampled, draft_request, result_of, sampling_rows
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
-from twophase.scheduling.sequence import Sequence as ScheduledSequence
 
 
 class Reservation(NamedTuple):
@@ -257,23 +255,27 @@ class Engine:
         if self.speculator is None:
             return plan
         self.speculator.note_plan(plan)
-        chunks = [chunk for chunk in plan.chunks if chunk.num_drafts]
-        requests = [draft_request(chunk, *self._known(chunk), self._vocab_size) for chunk in chunks]
-        drafts = zip(chunks, self.speculator.propose(requests), strict=True)
-        return self._scheduler.put_drafts({chunk.seq_id: tokens for chunk, tokens in drafts if tokens})
+        requests = [draft_request(self._work(chunk), self._vocab_size) for chunk in plan.decodes if chunk.num_drafts]
+        drafts = zip(requests, self.speculator.propose(requests), strict=True)
+        return self._scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
 
     @plain_context()
     def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
         """Run the plan. Returns each chunk's tokens, none for a prefill that goes on, or its error, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
-        prefills = (with_num_scored(chunk, self._known(chunk)[1]) for chunk in plan.prefills)
-        chunks = [chunk for chunk in (*plan.decodes, *prefills) if chunk.seq_id not in results]
-        for chunk, result in zip(chunks, isolate(self._compute, chunks), strict=True):
-            if isinstance(result, Exception) and chunk.num_drafts:
+        work = [self._work(chunk) for chunk in plan.chunks if chunk.seq_id not in results]
+        run = partial(run_and_sample, self._runner)
+        for each, result in zip(work, isolate(run, work), strict=True):
+            if isinstance(result, Exception) and each.chunk.num_drafts:
                 # Its drafts may be to blame, and they must harm no other sequence.
-                (result,) = isolate(self._compute, [chunk.without_drafts()])
-            results[chunk.seq_id] = result
+                (result,) = isolate(run, [each.without_drafts()])
+            results[each.chunk.seq_id] = result
         return results
+
+    def _work(self, chunk: ScheduledChunk) -> Work:
+        sequence = self._scheduler.sequences[chunk.seq_id]
+        state = self._requests[sequence.request.request_id]
+        return Work(with_num_scored(chunk, state), sequence, state)
 
     def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
         """Copies and swaps, before anything is written; tells which failed. Each kind is safe to repeat by itself."""
@@ -285,24 +287,6 @@ class Engine:
                 results = isolate(partial(_for_each, move, moves), chunks)
                 broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
         return broken
-
-    def _compute(self, chunks: Sequence[ScheduledChunk]) -> list[Sampled | SamplingError]:
-        """Run the model and sample: one result per chunk, empty for a prefill that goes on. Safe to repeat."""
-        work = [(chunk, *self._known(chunk)) for chunk in chunks]
-        scored = [(chunk, state) for chunk, _, state in work if chunk.num_scored]
-        scorer = PromptScorer([scored_rows(*each) for each in scored])
-        logits = self._runner.run(chunks, scorer.take)
-        # Only now: on a GPU the constraints find their tokens while the model is still computing.
-        rows = [row for each in work for row in sampling_rows(*each)]
-        sampled = iter(() if logits is None else sample(logits, rows))
-        for (chunk, state), entries in zip(scored, scorer.results(), strict=True):
-            note_scores(chunk, state, entries)
-        return [result_of(chunk, sampled) for chunk in chunks]
-
-    def _known(self, chunk: ScheduledChunk) -> tuple[ScheduledSequence, RequestState]:
-        """A chunk's sequence, and its request's state."""
-        sequence = self._scheduler.sequences[chunk.seq_id]
-        return sequence, self._requests[sequence.request.request_id]
 
     def _update(self, plan: StepPlan, results: Mapping[int, Sampled | Exception]) -> list[SequenceUpdate]:
         """Tell the scheduler the results: failures first, so that it leaves them out of the rest."""

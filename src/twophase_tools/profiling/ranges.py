@@ -31,6 +31,7 @@ from typing import Any
 from torch.profiler import record_function
 
 import twophase.engine.engine as engine_module
+import twophase.engine.model_run as model_run_module
 import twophase.engine.runner as runner_module
 from twophase.llm import LLM
 
@@ -58,7 +59,7 @@ def ranged(llm: LLM) -> Iterator[None]:
         (llm.model.backend, "attend", "attend"),
         (llm.model, "_mlp", "mlp"),
         (llm.model, "logits", "logits"),
-        (engine_module, "sample", "sample"),
+        (model_run_module, "sample", "sample"),
         (engine_module, "record_step", "trace"),
         (engine._stat_logger, "note_step", "trace"),
         (engine, "_update", "update"),
