@@ -17,7 +17,7 @@ from twophase.engine._isolation import isolate
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.model_run import Sampled, Work, draft_request, run_and_sample
+from twophase.engine.model_run import BatchEntry, Sampled, draft_request, run_and_sample
 from twophase.engine.prompt_logprobs import with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
@@ -93,7 +93,7 @@ class Engine:
         is_prefilled_elsewhere: bool = False,
         **options: Any,
     ) -> None:
-        """`prepare` a request, and `add` it; raises InvalidRequestError, with nothing changed, as these do."""
+        """`prepare` a request, and `add` it. Raises InvalidRequestError if it cannot be served; nothing has changed."""
         self.add(self.prepare(request_id, prompt, params, **options), is_prefilled_elsewhere=is_prefilled_elsewhere)
 
     def prepare(
@@ -111,15 +111,14 @@ class Engine:
     ) -> PreparedRequest:
         """Make tokens of a request's text and a grammar of its schema. Any thread may do this, also during a step.
 
+        Raises InvalidRequestError if no engine of this model could serve it as asked.
+
         Args:
             request_id: Unique among the unfinished requests.
             prompt, cache_salt, tenant: See `parse_prompt`.
             priority, ttft_slo_s: See `Request`.
             arrival_s: When it came, on the engine's clock; now if None.
             stream: Report its progress after every step, instead of its end alone.
-
-        Raises:
-            InvalidRequestError: It could never be served as asked, by any engine of this model.
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
@@ -144,7 +143,7 @@ class Engine:
     def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
         """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
-        request_id, params = request.request_id, request.sampling_params
+        request_id, seed = request.request_id, request.sampling_params.seed
         # Before the state, which has a part for each of the n completions: only now is n known to be possible.
         self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
         try:
@@ -155,7 +154,7 @@ class Engine:
         self._requests[request_id] = state
         self._stat_logger.waiting.add(request.arrival_s, state)
         # Only now: a request that was refused draws no seed, so it does not change those of the others.
-        state.seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
     @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -255,7 +254,7 @@ class Engine:
         if self.speculator is None:
             return plan
         self.speculator.note_plan(plan)
-        requests = [draft_request(self._work(chunk), self._vocab_size) for chunk in plan.decodes if chunk.num_drafts]
+        requests = [draft_request(self._entry(chunk), self._vocab_size) for chunk in plan.decodes if chunk.num_drafts]
         drafts = zip(requests, self.speculator.propose(requests), strict=True)
         return self._scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
 
@@ -263,19 +262,19 @@ class Engine:
     def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
         """Run the plan. Returns each chunk's tokens, none for a prefill that goes on, or its error, by seq_id."""
         results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
-        work = [self._work(chunk) for chunk in plan.chunks if chunk.seq_id not in results]
+        batch = [self._entry(chunk) for chunk in plan.chunks if chunk.seq_id not in results]
         run = partial(run_and_sample, self._runner)
-        for each, result in zip(work, isolate(run, work), strict=True):
+        for each, result in zip(batch, isolate(run, batch), strict=True):
             if isinstance(result, Exception) and each.chunk.num_drafts:
                 # Its drafts may be to blame, and they must harm no other sequence.
                 (result,) = isolate(run, [each.without_drafts()])
             results[each.chunk.seq_id] = result
         return results
 
-    def _work(self, chunk: ScheduledChunk) -> Work:
+    def _entry(self, chunk: ScheduledChunk) -> BatchEntry:
         sequence = self._scheduler.sequences[chunk.seq_id]
         state = self._requests[sequence.request.request_id]
-        return Work(with_num_scored(chunk, state), sequence, state)
+        return BatchEntry(with_num_scored(chunk, state), sequence, state)
 
     def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
         """Copies and swaps, before anything is written; tells which failed. Each kind is safe to repeat by itself."""

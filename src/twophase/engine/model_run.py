@@ -21,42 +21,42 @@ from twophase.scheduling.sequence import Sequence as ScheduledSequence
 Sampled = tuple[SampledToken, ...]
 
 
-class Work(NamedTuple):
-    """A chunk, its sequence and its request."""
+class BatchEntry(NamedTuple):
+    """A chunk of the batch, with its sequence and its request."""
 
     chunk: ScheduledChunk
     sequence: ScheduledSequence
     state: RequestState
 
-    def without_drafts(self) -> "Work":
+    def without_drafts(self) -> "BatchEntry":
         return self._replace(chunk=self.chunk.without_drafts())
 
 
-def run_and_sample(runner: Runner, work: Sequence[Work]) -> list[Sampled | SamplingError]:
+def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled | SamplingError]:
     """One result for each chunk. Log-probabilities of prompt tokens go to their requests. Safe to repeat."""
-    scored = [each for each in work if each.chunk.num_scored]
+    scored = [each for each in batch if each.chunk.num_scored]
     scorer = PromptScorer([scored_rows(each.chunk, each.state) for each in scored])
-    logits = runner.run([each.chunk for each in work], scorer.take)
+    logits = runner.run([each.chunk for each in batch], scorer.take)
     # Only now: on a GPU the constraints find their tokens while the model is still computing.
-    rows = [row for each in work for row in sampling_rows(each)]
+    rows = [row for each in batch for row in sampling_rows(each)]
     sampled = iter(() if logits is None else sample(logits, rows))
-    for each, entries in zip(scored, scorer.results(), strict=True):
-        note_scores(each.chunk, each.state, entries)
-    return [_result(each.chunk, sampled) for each in work]
+    for each, logprobs in zip(scored, scorer.results(), strict=True):
+        note_scores(each.chunk, each.state, logprobs)
+    return [_result(each.chunk, sampled) for each in batch]
 
 
-def sampling_rows(work: Work) -> list[SampleRow]:
+def sampling_rows(entry: BatchEntry) -> list[SampleRow]:
     """No row for a prefill that goes on; else one after the newest token, and one after each draft."""
-    chunk = work.chunk
+    chunk = entry.chunk
     if not chunk.num_samples:
         return []
     drafts = chunk.draft_ids if chunk.num_drafts else ()
-    return [row_after(work, drafts[:i], chunk.num_samples) for i in range(len(drafts) + 1)]
+    return [row_after(entry, drafts[:i], chunk.num_samples) for i in range(len(drafts) + 1)]
 
 
-def row_after(work: Work, drafts: Sequence[int] = (), num_samples: int = 1) -> SampleRow:
+def row_after(entry: BatchEntry, drafts: Sequence[int] = (), num_samples: int = 1) -> SampleRow:
     """How the token after a sequence's newest one, or after drafts behind that, is drawn."""
-    _, sequence, state = work
+    _, sequence, state = entry
     token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
     params, constraint = state.request.sampling_params, state.completions[sequence.index].constraint
     position = len(token_ids) + len(drafts) - num_prompt_tokens
@@ -80,9 +80,9 @@ def _result(chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -
     return accepted_run(list(islice(sampled, chunk.num_drafts + 1)), chunk.draft_ids)
 
 
-def draft_request(work: Work, vocab_size: int) -> DraftRequest:
-    """What a drafter is told of a decode."""
-    chunk, sequence, state = work
+def draft_request(entry: BatchEntry, vocab_size: int) -> DraftRequest:
+    """The request for drafts of a sequence that decodes."""
+    chunk, sequence, state = entry
     token_ids, constraint = sequence.token_ids, state.completions[sequence.index].constraint
     num_allowed = len if constraint is None else partial(constraint.num_allowed, token_ids, sequence.num_prompt_tokens)
-    return DraftRequest(chunk, token_ids, sequence.stop_token_ids, partial(row_after, work), num_allowed, vocab_size)
+    return DraftRequest(chunk, token_ids, sequence.stop_token_ids, partial(row_after, entry), num_allowed, vocab_size)
