@@ -31,8 +31,10 @@ class ScoredRows(NamedTuple):
 
 def with_num_scored(chunk: ScheduledChunk, state: RequestState) -> ScheduledChunk:
     """The chunk, and how many of its tokens come before a prompt token whose log-probability is wanted and unknown."""
+    if state.prompt_logprobs is None:
+        return chunk
     num_prompt_tokens = len(state.request.prompt_token_ids)
-    if state.prompt_logprobs is None or len(state.prompt_logprobs) == num_prompt_tokens:
+    if len(state.prompt_logprobs) == num_prompt_tokens:
         return chunk
     return chunk._replace(num_scored=max(0, min(len(chunk.token_ids), num_prompt_tokens - 1 - chunk.start)))
 
