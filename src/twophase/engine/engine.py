@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -17,7 +17,7 @@ from twophase.engine._isolation import isolate
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.model_run import BatchEntry, Sampled, draft_request, run_and_sample
+from twophase.engine.model_run import BatchEntry, Results, draft_request, run_and_sample
 from twophase.engine.prompt_logprobs import with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
@@ -158,10 +158,7 @@ class Engine:
 
     @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks; returns its output so far, or None if it is not unfinished.
-
-        Its outputs that an interrupted step has not returned yet are dropped.
-        """
+        """End a request now and free its blocks. Returns its output, and no step does; None if it is not unfinished."""
         state = self._requests.get(request_id)
         self._report(self._scheduler.abort(request_id))
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
@@ -234,8 +231,7 @@ class Engine:
             self._runner.swap_out(plan.swaps_out)
             plan = self._draft(plan)
             results = self._run(plan)
-            times = start_s, scheduled_s, self._clock()
-            record = record_step(plan, self._scheduler.sequences, self._requests, times)
+            record = record_step(plan, self._scheduler.sequences, self._requests, (start_s, scheduled_s, self._clock()))
             finished = self._report(self._update(plan, results))
             self._note_step(record, results, finished)
         outputs, self._undelivered = self._undelivered, []
@@ -259,9 +255,9 @@ class Engine:
         return self._scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
 
     @plain_context()
-    def _run(self, plan: StepPlan) -> dict[int, Sampled | Exception]:
-        """Run the plan. Returns each chunk's tokens, none for a prefill that goes on, or its error, by seq_id."""
-        results: dict[int, Sampled | Exception] = {**self._move_blocks(plan)}
+    def _run(self, plan: StepPlan) -> Results:
+        """Run the plan. The result of a prefill that goes on has no tokens."""
+        results: Results = {**self._move_blocks(plan)}
         batch = [self._entry(chunk) for chunk in plan.chunks if chunk.seq_id not in results]
         run = partial(run_and_sample, self._runner)
         for each, result in zip(batch, isolate(run, batch), strict=True):
@@ -287,7 +283,7 @@ class Engine:
                 broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
         return broken
 
-    def _update(self, plan: StepPlan, results: Mapping[int, Sampled | Exception]) -> list[SequenceUpdate]:
+    def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
         """Tell the scheduler the results: failures first, so that it leaves them out of the rest."""
         failed = {seq_id: result for seq_id, result in results.items() if isinstance(result, Exception)}
         updates = [update for seq_id, error in failed.items() for update in self._scheduler.fail(seq_id, error)]
@@ -319,9 +315,7 @@ class Engine:
         if state.is_finished:
             del self._requests[state.request.request_id]
 
-    def _note_step(
-        self, record: StepRecord, results: Mapping[int, Sampled | Exception], finished: tuple[tuple[str, int], ...]
-    ) -> None:
+    def _note_step(self, record: StepRecord, results: Results, finished: tuple[tuple[str, int], ...]) -> None:
         if not record.plan.is_empty:
             end_s = self._clock()
             if self.speculator is not None:

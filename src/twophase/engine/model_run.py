@@ -19,6 +19,7 @@ from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.sequence import Sequence as ScheduledSequence
 
 Sampled = tuple[SampledToken, ...]
+Results = dict[int, Sampled | Exception]  # by seq_id: a chunk's tokens, or its error
 
 
 class BatchEntry(NamedTuple):
