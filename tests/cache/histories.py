@@ -11,6 +11,7 @@ from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, snapshot
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 NewCache = Callable[..., CacheManager]
@@ -24,8 +25,6 @@ class Live:
 
     Attributes:
         num_confirmed: Of these, the cache was told of so many.
-        saved: What its blocks held when it was swapped out, None for those that were freed; empty: nothing was saved.
-        num_saved: Tokens that it had computed then.
     """
 
     token_ids: list[int]
@@ -33,8 +32,6 @@ class Live:
     table: BlockTable | None = None
     num_computed: int = 0
     num_confirmed: int = 0
-    saved: list[list[int] | None] = field(default_factory=list)
-    num_saved: int = 0
 
 
 @dataclass
@@ -46,6 +43,7 @@ class History:
     block_size: int
     window: SlidingWindow | None = None
     sees_all: tuple[bool, ...] = (False,)  # each group of layers
+    num_host_blocks: int = 0
     live: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
@@ -55,6 +53,9 @@ class History:
         options |= {} if len(self.sees_all) == 1 else {"sees_all": self.sees_all}
         self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
         self.shadow = ShadowKV(self.block_size, self.window, self.sees_all)
+        if self.num_host_blocks:
+            self.cache.tier = HostMemoryTier(self.num_host_blocks)
+            self.cache.tier.attach(self.shadow)
         self.num_groups = len(self.sees_all)
 
     def start(self, sequence: Live) -> None:
@@ -69,35 +70,27 @@ class History:
         assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
-        if table.num_tokens < sequence.num_saved:
-            self._swap_in(sequence)
-            table = sequence.table
-        sequence.saved, sequence.num_saved = [], 0
-        sequence.num_computed = sequence.num_confirmed = table.num_tokens
+        self._load(table, sequence.token_ids)
+        assert table.num_cached_tokens < len(sequence.token_ids), "what was loaded leaves a token to compute"
+        sequence.num_computed = sequence.num_confirmed = table.num_cached_tokens
         self.live.append(sequence)
         self.events["hit" if table.num_cached_tokens else "miss"] += 1
         self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
         self._read(sequence)
 
-    def _swap_in(self, sequence: Live) -> None:
-        """What was saved comes back into a table of its own, if there is room for it."""
-        self.cache.close(sequence.table)
-        sequence.table = table = self.cache.open((), sequence.salt, count_in_stats=False)
-        before, num_free = snapshot(self.cache), self.cache.num_free_blocks
-        num_needed = self.cache.num_blocks_to_restore(sequence.num_saved)
-        assert num_needed == len(sequence.saved) - sequence.saved.count(None), "saved and needed blocks differ"
-        try:
-            self.cache.restore(table, sequence.num_saved)
-        except OutOfBlocksError:
-            assert num_needed > num_free, "there were enough blocks"
-            assert snapshot(self.cache) == before, "a failed allocation changed something"
-            return
-        assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
-        for block_id, values in zip(table.block_ids, sequence.saved, strict=True):
-            assert (block_id == FREED) == (values is None), "another block is missing than was not saved"
-            for offset, value in enumerate(values or []):
-                self.shadow.slots[block_id * self.block_size + offset] = value
-        self.events["swapped in"] += 1
+    def _load(self, table: BlockTable, token_ids: list[int]) -> None:
+        """What the tier has of the text comes into blocks behind the hit, if there is room for it."""
+        num_offered = self.cache.num_offered_tokens(table)
+        if num_offered:
+            self.events["offered"] += 1
+            try:
+                self.shadow.copy_blocks(self.cache.grow(table, table.num_tokens + num_offered))
+            except OutOfBlocksError:
+                return
+            num_loaded = len(self.cache.load(table, token_ids))
+            assert num_loaded <= num_offered // self.block_size * self.num_groups
+            self.events["loaded"] += num_loaded > 0
+            self.events["lost by the tier"] += num_loaded < num_offered // self.block_size * self.num_groups
 
     def step(self, sequence: Live, num_tokens: int, *, num_ahead: int = 0, publishes: bool = True) -> bool:
         """Compute the next `num_tokens` (those that exist) with `num_ahead` more slots; False if blocks are short."""
@@ -114,7 +107,7 @@ class History:
             return False
         assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
         self.events["copy on write"] += len(copies)
-        self.shadow.copy(copies)
+        self.shadow.copy_blocks(copies)
         self.shadow.write(table.block_ids, sequence.token_ids, start, end, sequence.salt)
         self.shadow.read(table.block_ids, sequence.token_ids, end, sequence.salt, first_query=start)
         sequence.num_computed = end
@@ -139,7 +132,7 @@ class History:
         if table.num_tokens > start or self.cache.num_blocks_needed(table, wanted) > num_free:
             return False
         num_before = len(table.block_ids)
-        self.shadow.copy(self.cache.grow(table, wanted))
+        self.shadow.copy_blocks(self.cache.grow(table, wanted))
         held = table.block_ids
         self.shadow.write(held, written, start, wanted, sequence.salt)
         sequence.token_ids += right
@@ -176,7 +169,7 @@ class History:
     def fault(self, sequence: Live, num_tokens: int) -> None:
         """A step that raised after it got its slots and before it wrote them: the sequence fails."""
         try:
-            self.shadow.copy(self.cache.grow(sequence.table, sequence.table.num_tokens + num_tokens))
+            self.shadow.copy_blocks(self.cache.grow(sequence.table, sequence.table.num_tokens + num_tokens))
         except OutOfBlocksError:
             self.events["out of blocks"] += 1
         self.close(sequence)
@@ -199,17 +192,6 @@ class History:
     def preempt(self, sequence: Live) -> None:
         self.close(sequence)
         self.preempted.append(sequence)
-
-    def swap_out(self, sequence: Live) -> None:
-        """Save the blocks that are left, then preempt."""
-        # Only what was confirmed is known to be there; nothing that is visible from there on was freed.
-        sequence.num_saved, size = sequence.num_confirmed, self.block_size
-        block_ids = sequence.table.block_ids[: -(-sequence.num_saved // size) * self.num_groups]
-        sequence.saved = [
-            None if block_id == FREED else [self.shadow.slots.get(block_id * size + i, 0) for i in range(size)]
-            for block_id in block_ids
-        ]
-        self.preempt(sequence)
 
     def reset(self) -> None:
         before = snapshot(self.cache)
@@ -251,6 +233,7 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
         block_size=rng.choice((1, 2, 3, 4)),
         window=window,
         sees_all=sees_all,
+        num_host_blocks=rng.choice((0, 3, 40)),
     )
     documents = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
     for _ in range(num_events):
@@ -264,8 +247,8 @@ def random_history(new_cache: NewCache, seed: int, num_events: int = 50) -> Coun
 
 def _random_event(history: History, rng: random.Random, documents: list[list[int]]) -> None:
     event = rng.choices(
-        ("start", "step", "fork", "fault", "close", "preempt", "swap_out", "reset", "verify", "cut"),
-        weights=(20, 60, 5, 2, 6, 5, 2, 2, 20, 4),
+        ("start", "step", "fork", "fault", "close", "preempt", "reset", "verify", "cut"),
+        weights=(20, 60, 5, 2, 6, 7, 2, 20, 4),
     )[0]
     if event == "reset":
         history.reset()

@@ -23,6 +23,14 @@ def is_visible(position: int, query: int, window: SlidingWindow | None) -> bool:
     return position <= query and (window is None or position > query - window.window or position < window.num_sinks)
 
 
+def _move(
+    source: dict[int, int], source_block: int, target: dict[int, int], target_block: int, block_size: int
+) -> None:
+    for offset in range(block_size):
+        value = source.get(source_block * block_size + offset, 0)
+        target[target_block * block_size + offset] = value
+
+
 class StaleKVError(AssertionError):
     """A read met a slot that does not hold what the sequence's tokens demand."""
 
@@ -40,26 +48,13 @@ class ShadowKV:
         self.window = window
         self.sees_all = tuple(sees_all)
         self.slots: dict[int, int] = {}
-        self.host_slots: dict[int, int] = {}
 
-    def copy(self, copies: Iterable[BlockCopy]) -> None:
+    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         for source, target in copies:
-            for offset in range(self.block_size):
-                value = self.slots.get(source * self.block_size + offset, 0)
-                self.slots[target * self.block_size + offset] = value
+            _move(self.slots, source, self.slots, target, self.block_size)
 
-    def move(self, plan: StepPlan) -> None:
-        """What a step does with whole blocks."""
-        for block, host_block in plan.swaps_out:
-            self._move(self.slots, block, self.host_slots, host_block)
-        self.copy(plan.copies)
-        for block, host_block in plan.swaps_in:
-            self._move(self.host_slots, host_block, self.slots, block)
-
-    def _move(self, source: dict[int, int], source_block: int, target: dict[int, int], target_block: int) -> None:
-        for offset in range(self.block_size):
-            value = source.get(source_block * self.block_size + offset, 0)
-            target[target_block * self.block_size + offset] = value
+    def host_blocks(self, num_blocks: int) -> "ShadowHostBlocks":
+        return ShadowHostBlocks(self, num_blocks)
 
     def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, end: int, salt: str = "") -> None:
         """Positions [start, end) of a sequence are computed."""
@@ -98,8 +93,7 @@ class ShadowKV:
         token_ids_of: Callable[[int], Sequence[int]],
         salt_of: Callable[[int], str] = lambda seq_id: "",
     ) -> None:
-        """Do a step as the model does: swaps out, block copies, swaps in, then every write, then every read."""
-        self.move(plan)
+        """Do a step as the model does: every write, then every read. Its blocks were copied when it was planned."""
         for chunk in plan.chunks:
             token_ids, end = token_ids_of(chunk.seq_id), chunk.start + len(chunk.token_ids)
             assert list(token_ids[chunk.start : end]) == list(chunk.token_ids), f"not the sequence's tokens: {chunk}"
@@ -113,6 +107,24 @@ class ShadowKV:
         if block_id == FREED:
             raise StaleKVError(f"position {position} lies in a block that was freed")
         return block_id * self.block_size + position % self.block_size
+
+
+class ShadowHostBlocks:
+    """Stands in for the blocks of host memory of a KV tier."""
+
+    def __init__(self, shadow: ShadowKV, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.shadow = shadow
+        self.slots: dict[int, int] = {}
+
+    def save(self, moves: Sequence[BlockCopy]) -> None:
+        for block, host_block in moves:
+            assert 0 <= host_block < self.num_blocks
+            _move(self.shadow.slots, block, self.slots, host_block, self.shadow.block_size)
+
+    def restore(self, moves: Sequence[BlockCopy]) -> None:
+        for host_block, block in moves:
+            _move(self.slots, host_block, self.shadow.slots, block, self.shadow.block_size)
 
 
 def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:

@@ -180,17 +180,3 @@ def test_what_one_kind_frees_serves_the_other(new_cache):
         cache.publish(table, token_ids, n)
     assert cache.num_in_use_by_kind() == {"full": 20, "sliding": 1}
     cache.check_integrity()
-
-
-def test_only_what_each_group_sees_comes_back_from_elsewhere(new_cache):
-    cache = new_cache(12, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
-    table = cache.open(())
-    assert cache.num_blocks_to_restore(20) == 5 + 2 * 2
-    cache.restore(table, 20)
-    assert table.of_group(0).count(FREED) == 0
-    assert [[block_id == FREED for block_id in table.of_group(g)] for g in (1, 2)] == [[True] * 3 + [False] * 2] * 2
-    assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (9, 20 + 2 * 8)
-    cache.check_integrity()
-    cache.publish(table, [3] * 20, 20)
-    cache.close(table)
-    assert cache.open([3] * 22).num_cached_tokens == 20

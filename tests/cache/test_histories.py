@@ -17,14 +17,16 @@ EVERY_EVENT = (
     "fork",
     "reset",
     "block freed",
-    "swapped in",
+    "offered",
+    "loaded",
+    "lost by the tier",
     "verify",
     "reject",
     "cut",
     "hit with gaps in groups",
     "copy on write in groups",
     "block freed in groups",
-    "swapped in in groups",
+    "loaded in groups",
     "reject in groups",
 )
 

@@ -16,6 +16,7 @@ from twophase.cache.manager import CacheManager
 POOL, PREFIX, TABLE, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
 )
+TIER = "twophase.cache.tier"
 WINDOW, GROUPS = (f"twophase_features.windows.{name}" for name in ("sliding_window", "layer_groups"))
 
 # name, module, old, new
@@ -106,10 +107,13 @@ BOOKKEEPING_MUTANTS = [
     ("freed slots still counted", MANAGER, "self._release(block_id, self.block_size)  # what", "self._release(block_id, 0)  # what"),
     ("shared blocks are promised to come back", MANAGER, "sum(ref_counts[block_id] == 1 for", "sum(ref_counts[block_id] > 0 for"),
     ("the copy of a shared block is forgotten", MANAGER, "(num_each - self._must_copy_tail(table)) * ", "num_each * "),
-    ("restored with all that was freed", MANAGER, "new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))\n        unseen, num_blocks = self._unseen(num_tokens), ", "new_ids = iter(self._take(-(-num_tokens // self.block_size) * self.num_groups))\n        unseen, num_blocks = range(0), "),
-    ("restored blocks stay findable as what they were", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", "        block_ids = self._pool.allocate(num_blocks)\n"),
-    ("restored slots uncounted", MANAGER, "        self._num_slots_in_use -= len(unseen) * self.block_size * self.sees_all.count(False)\n", ""),
-    ("restored over what was there", MANAGER, "        if table.block_ids:\n            raise CacheStateError(f\"Tokens", "        if False:\n            raise CacheStateError(f\"Tokens"),
+    ("new blocks stay findable as what they were", MANAGER, "        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", ""),
+    # The KV tier
+    ("offloaded too late", MANAGER, "        if self.tier is not None:\n            self._store(self.tier, block_ids)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", "        keys = [self._prefixes.key_of(block_id) for block_id in block_ids]\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n        if self.tier is not None:\n            self.tier.store([key for key in keys if key], [b for b, key in zip(block_ids[::-1], keys) if key])\n"),
+    ("loaded into the blocks of the hit", MANAGER, "block_ids = table.block_ids[first : first + len(offered)]", "block_ids = table.block_ids[: len(offered)]"),
+    ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_loaded //", "table.num_cached_tokens += len(offered) //"),
+    ("groups share a key", TIER, "if group else self", "if False else self"),
+    ("a block of one group alone counts as loaded", MANAGER, "        num_loaded -= num_loaded % self.num_groups\n", ""),
     # Giving slots back
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
     ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) * self.num_groups\n        for", "num_kept = (num_tokens // self.block_size + 1) * self.num_groups\n        for"),
@@ -140,7 +144,6 @@ BOOKKEEPING_MUTANTS = [
     ("a hit looks at the window alone", PREFIX, "if self.window is None or self.sees_all[group]:", "if self.window is None:"),
     ("a hit looks at one group", PREFIX, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
     ("blocks of a group are published", MANAGER, "block_ids = table.block_ids[first : first + self.num_groups]", "block_ids = table.block_ids[first : first + 1] * self.num_groups"),
-    ("all groups' blocks come back", MANAGER, "FREED if index in unseen and not sees_all else", "FREED if index in unseen else"),
     ("slots of one group", MANAGER, "self._num_slots_in_use += num_new * self.num_groups", "self._num_slots_in_use += num_new"),
     ("every kind is full", MANAGER, 'kinds = ["sliding" if self.window is not None and not sees_all', 'kinds = ["sliding" if False'),
     ("another group's blocks", TABLE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),

@@ -8,7 +8,7 @@ from tests.cache.shadow import is_visible, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
+from twophase.core.errors import CacheStateError, ConfigError
 from twophase_features.windows.sliding_window import FREED, SlidingWindow, kept_blocks
 
 
@@ -170,34 +170,6 @@ def test_what_is_to_come_is_bounded_whatever_the_length(new_cache):
     assert cache.num_blocks_to_come(table, 900) == 0, "more than needed for small chunks"
     plain = new_cache(300, 4)
     assert plain.num_blocks_to_come(plain.open([1] * 900), 900) == 225
-
-
-def test_only_what_is_seen_comes_back_from_elsewhere(new_cache):
-    cache = new_cache(4, 4, window=SlidingWindow(6, 2))
-    table = cache.open(())
-    assert cache.num_blocks_to_restore(900) == 3
-    cache.restore(table, 900)
-    assert [index for index, block_id in enumerate(table.block_ids) if block_id != FREED] == [0, 223, 224]
-    assert (table.num_tokens, cache.stats().num_in_use) == (900, 3)
-    cache.check_integrity()
-    other = cache.open(())
-    before = snapshot(cache)
-    with pytest.raises(OutOfBlocksError):
-        cache.restore(other, 900)
-    with pytest.raises(CacheStateError, match="empty table"):
-        cache.restore(table, 901)
-    assert snapshot(cache) == before
-    cache.publish(table, [3] * 900, 900)
-    cache.close(table)
-    assert cache.open([3] * 902).num_cached_tokens == 900, "it was published from end to end, gaps and all"
-
-
-def test_restoring_without_a_window_takes_every_block(new_cache):
-    cache = new_cache(4, 4)
-    table = cache.open(())
-    cache.restore(table, 10)
-    assert (table.num_tokens, cache.stats().num_in_use, cache.num_blocks_to_restore(10)) == (10, 3, 3)
-    cache.check_integrity()
 
 
 def test_a_reset_is_refused_while_a_table_is_open_even_if_it_holds_no_block(new_cache):

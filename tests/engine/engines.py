@@ -11,6 +11,7 @@ from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, layer_groups
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
+from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import SlidingWindow
 
 BLOCK_SIZE = 4
@@ -28,7 +29,7 @@ def make_engine(
     chunked: bool = True,
     prefix_caching: bool = True,
     policy=None,
-    num_swap_blocks: int = 0,
+    num_host_blocks: int = 0,
     codec=None,
     eos=frozenset(),
     engine_class=Engine,
@@ -42,13 +43,11 @@ def make_engine(
         options_of_cache = {"window": SlidingWindow(config.sliding_window), "sees_all": groups.sees_all}
     spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
     kv_cache = KVCache(spec, num_blocks, model.device, groups=groups)
-    preemption = "swap" if num_swap_blocks else "recompute"
-    limits = SchedulerConfig(
-        max_num_seqs, budget, max_model_len, chunked, preemption=preemption, num_swap_blocks=num_swap_blocks
-    )
-    cache = CacheManager(num_blocks, block_size, prefix_caching, **options_of_cache)
+    limits = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked)
+    tier = HostMemoryTier(num_host_blocks) if num_host_blocks else None
+    cache = CacheManager(num_blocks, block_size, prefix_caching, tier=tier, **options_of_cache)
     scheduler = Scheduler(limits, cache, policy)
-    runner = ModelRunner(model, kv_cache, max_model_len, num_swap_blocks=num_swap_blocks)
+    runner = ModelRunner(model, kv_cache, max_model_len)
     return engine_class(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
 
 

@@ -11,7 +11,7 @@ from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase_features.named_policies import POLICIES
+from twophase_features.policies.named import POLICIES
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 
@@ -79,7 +79,7 @@ def test_freed_blocks_are_never_read(case):
     assert generate(poisoned(opened(folder, enable_prefix_caching=False))) == expected
 
 
-@pytest.mark.parametrize(("caching", "options"), [(True, {}), (False, {"preemption_mode": "swap"})])
+@pytest.mark.parametrize(("caching", "options"), [(False, {}), (True, {"preemption_mode": "swap"})])
 def test_in_a_pool_of_one_sequence(case, options, caching):
     folder, expected = case
     num_blocks = num_blocks_of(opened(folder), 90 + NUM_TOKENS - 1)
@@ -90,7 +90,9 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
         opened(folder, num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
 
 
-@pytest.mark.parametrize("options", [{}, {"preemption_mode": "swap"}], ids=["recompute", "swap"])
+@pytest.mark.parametrize(
+    "options", [{}, {"preemption_mode": "swap", "num_swap_blocks": 400}], ids=["recompute", "swap"]
+)
 def test_preempted(case, options):
     """Short prompts and long outputs: all are let in, and there is room for one and a half to the end."""
     folder, _ = case
@@ -99,7 +101,7 @@ def test_preempted(case, options):
     llm = opened(folder, num_kv_blocks=num_blocks_of(opened(folder), 46) * 3 // 2, **options)
     assert generate(llm, prompts, params) == generate(opened(folder), prompts, params)
     assert sum(len(step.preempted) for step in llm.engine.trace) > 0
-    assert (sum(step.blocks_swapped_in for step in llm.engine.trace) > 0) == bool(options)
+    assert (sum(step.blocks_loaded for step in llm.engine.trace) > 0) == bool(options)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,15 +11,11 @@ import pytest
 from tests.engine.engines import check_idle, prompt_of, tokens_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 LONGEST = 64
@@ -50,8 +46,7 @@ def draw_options(rng: random.Random, folder) -> dict:
         "num_kv_blocks": rng.choice([17, 20, 40]),
         "max_num_batched_tokens": rng.choice([8, 24]) if is_chunked else LONGEST,
         "enable_chunked_prefill": is_chunked,
-        "preemption_mode": rng.choice(["recompute", "swap"]),
-        "enable_prefix_caching": rng.random() < 0.8,
+        **rng.choice([{"preemption_mode": "swap"}, {}, {"enable_prefix_caching": rng.random() < 0.8}]),
     }
     if is_windowed:
         options |= {"sliding_window": WINDOW.window, "num_attention_sinks": WINDOW.num_sinks}

@@ -10,11 +10,11 @@ from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_en
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
-from twophase.core.sizes import SCORED_ROWS
 from twophase.engine.engine import Engine
 from twophase.engine.model_run import run_and_sample
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
+from twophase.memory import SCORED_ROWS
 from twophase.scheduling.ledger import BlockLedger
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
@@ -88,9 +88,9 @@ def test_no_prefix_is_looked_up_and_all_are_published(case):
     assert engine.stats().cache.num_queries == len(PROMPTS), "who looks nothing up counts neither as hit nor as miss"
 
 
-def preempting(model, num_swap_blocks: int = 0, **options) -> Engine:
+def preempting(model, num_host_blocks: int = 0, **options) -> Engine:
     """Three decodes grow until there is no block left, while the prompt of a fourth is computed, bit by bit."""
-    engine = make_engine(model, num_blocks=20, budget=5, max_num_seqs=4, num_swap_blocks=num_swap_blocks, **options)
+    engine = make_engine(model, num_blocks=20, budget=5, max_num_seqs=4, num_host_blocks=num_host_blocks, **options)
     for i in range(3):
         engine.add_request(f"long {i}", prompt_of(i, 1), replace(GREEDY, max_tokens=22))
     engine.step()
@@ -98,10 +98,10 @@ def preempting(model, num_swap_blocks: int = 0, **options) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("num_swap_blocks", [0, 32])
+@pytest.mark.parametrize("num_host_blocks", [0, 32])
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_a_prompt_that_loses_its_blocks_half_way(case, num_swap_blocks, prefix_caching):
-    engine = preempting(case[0], num_swap_blocks, prefix_caching=prefix_caching)
+def test_a_prompt_that_loses_its_blocks_half_way(case, num_host_blocks, prefix_caching):
+    engine = preempting(case[0], num_host_blocks, prefix_caching=prefix_caching)
     (output,) = (each for each in finish(engine).values() if each.request_id == "asking")
     check_outputs(case, [output])
     begun = [(start, count) for step in engine.trace for name, _, start, count in step.chunks if name == "asking"]

@@ -3,25 +3,23 @@
 import pytest
 import torch
 
-from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
+from tests.cache.shadow import ShadowKV
+from tests.engine.engines import BLOCK_SIZE, check_idle, make_engine, prompt_of, run, tokens_of
 from tests.engine.faults import Broken
 from twophase import LLM
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.cache.swap_space import SwapSpace
+from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
-from twophase.core.plan import BlockSwap
+from twophase.core.plan import BlockCopy
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
 from twophase.scheduling.policy import Policy
+from twophase_features.offloading.host_memory import HostMemoryTier, PinnedBlocks
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 19, 9, 14, 30))]
 PARAMS = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -45,81 +43,98 @@ def expected(tiny_model):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("num_swap_blocks", [0, 40])
-def test_outputs_do_not_depend_on_the_policy(tiny_model, expected, policy, num_swap_blocks):
-    engine = make_engine(tiny_model, policy=policy, num_swap_blocks=num_swap_blocks, **PRESSURE)
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_outputs_do_not_depend_on_the_policy(tiny_model, expected, policy, num_host_blocks):
+    engine = make_engine(
+        tiny_model,
+        policy=policy,
+        num_host_blocks=num_host_blocks,
+        **PRESSURE | {"prefix_caching": bool(num_host_blocks)},
+    )
     assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
 
 
-def test_what_was_swapped_out_comes_back_and_is_not_computed_again(tiny_model, expected):
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
+def test_what_was_offloaded_comes_back_and_is_not_computed_again(tiny_model, expected):
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True, "num_blocks": 11})
     assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
-    assert sum(step.blocks_swapped_out for step in engine.trace) > 0
-    assert sum(step.blocks_swapped_in for step in engine.trace) > 0
+    assert sum(step.blocks_offloaded for step in engine.trace) > 0
+    assert sum(step.blocks_loaded for step in engine.trace) > 0
     computed = sum(tokens for step in engine.trace for *_, tokens in step.chunks)
     needed = sum(len(p["prompt_token_ids"]) + PARAMS.max_tokens - 1 for p in PROMPTS)
-    assert computed == needed
+    num_preemptions = sum(len(step.preempted) for step in engine.trace)
+    assert needed <= computed < needed + num_preemptions * BLOCK_SIZE, (
+        "of a block that is not full, tokens are computed"
+    )
 
 
-def test_a_fault_while_blocks_come_back_fails_that_request_alone(tiny_model, expected):
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
-    space = engine._runner._swap_space
-    restore, culprits = space.restore, []
+@pytest.mark.parametrize("call", ["save", "restore"])
+def test_a_fault_while_blocks_are_moved_costs_no_request(tiny_model, expected, call, caplog):
+    """They are computed in place of being loaded, and the log says why."""
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True, "num_blocks": 11})
+    blocks = engine._scheduler.cache.tier._blocks
 
     def faulty(moves):
-        culprits.extend(moves[:1] if not culprits else [])
-        if any(move in culprits for move in moves):
-            raise Broken("planted in restore")
-        restore(moves)
+        raise Broken(f"planted in {call}")
 
-    space.restore = faulty
-    outputs = run(engine, PROMPTS, PARAMS)
-    failed = [i for i, output in enumerate(outputs) if output.outputs[0].finish_reason == "error"]
-    assert len(failed) == 1
-    assert "planted in restore" in outputs[failed[0]].outputs[0].error
-    for i, output in enumerate(outputs):
-        assert tokens_of(output) == expected[i][: len(tokens_of(output))]
-        assert i in failed or tokens_of(output) == expected[i]
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(type(blocks), call, lambda self, moves: faulty(moves))
+    try:
+        assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
+    finally:
+        monkey.undo()
+    assert f"planted in {call}" in caplog.text
     check_idle(engine)
 
 
-def test_a_fault_while_blocks_are_saved_loses_nothing(tiny_model, expected):
-    """The step is lost and raises; the next ones recompute what could not be saved."""
-    engine = make_engine(tiny_model, num_swap_blocks=40, **PRESSURE)
-    space, raised = engine._runner._swap_space, []
-    save = space.save
-
-    def faulty(moves):
-        if not raised:
-            raised.append(moves)
-            raise Broken("planted in save")
-        save(moves)
-
-    space.save = faulty
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(str(i), prompt, PARAMS)
-    with pytest.raises(Broken):
-        finish(engine)
-    outputs = finish(engine)
-    assert [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))] == expected
-
-
-class TestSwapSpace:
+class TestPinnedBlocks:
     def test_moves_whole_blocks_of_every_layer_there_and_back(self):
         spec = KVCacheSpec(2, 3, 16, 4, torch.float32, "int8")
         cache = KVCache(spec, 5, torch.device("cpu"))
         for tensor in cache.storage:
             tensor.copy_(torch.randint(-100, 100, tensor.shape))
         before = [tensor.clone() for tensor in cache.storage]
-        space = SwapSpace(cache, 2)
-        space.save([BlockSwap(3, 0), BlockSwap(1, 1)])
+        host = PinnedBlocks(cache, 2)
+        host.save([BlockCopy(3, 0), BlockCopy(1, 1)])
         for tensor in cache.storage:
             tensor.zero_()
-        space.restore([BlockSwap(0, 1), BlockSwap(4, 0)])
+        host.restore([BlockCopy(1, 0), BlockCopy(0, 4)])
         for tensor, old in zip(cache.storage, before, strict=True):
             assert torch.equal(tensor[:, 0], old[:, 1])
             assert torch.equal(tensor[:, 4], old[:, 3])
             assert not tensor[:, 1:4].any()
+
+
+class TestHostMemoryTier:
+    def test_the_block_used_longest_ago_is_given_up(self):
+        tier = HostMemoryTier(2)
+        a, b, c = (BlockKey(bytes([i]), b"") for i in range(3))
+        assert tier.store([a, b], [0, 1]) == 2
+        assert tier.match([a, c]) == 1
+        assert tier.store([c], [2]) == 1
+        assert [tier.match([key]) for key in (a, b, c)] == [1, 0, 1]
+
+    def test_what_it_has_already_is_not_copied_again(self):
+        tier = HostMemoryTier(2)
+        key = BlockKey(b"a", b"")
+        assert (tier.store([key], [0]), tier.store([key], [1])) == (1, 0)
+
+    def test_more_than_it_holds_at_once(self):
+        """The first of these are given up for the last, and not copied over each other."""
+        shadow = ShadowKV(1)
+        tier, keys = HostMemoryTier(2), [BlockKey(bytes([i]), b"") for i in range(5)]
+        tier.attach(shadow)
+        shadow.slots = {i: 10 + i for i in range(5)}
+        assert tier.store(keys, range(5)) == 2
+        assert tier.load(keys[3:], [0, 1]) == 2
+        assert (shadow.slots[0], shadow.slots[1]) == (13, 14)
+
+    def test_belongs_to_one_engine(self):
+        tier = HostMemoryTier(2)
+        tier.attach(ShadowKV(1))
+        with pytest.raises(ConfigError, match="another engine"):
+            tier.attach(ShadowKV(1))
+        with pytest.raises(ConfigError, match="at least 1 block, got num_blocks=0"):
+            HostMemoryTier(0)
 
 
 class TestLLM:
@@ -146,9 +161,11 @@ class TestLLM:
 
     def test_swapping_and_admission_are_options(self, tiny_folder):
         llm = LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", admission_watermark=0.25)
-        config = llm.scheduler.config
-        assert (config.preemption, config.num_swap_blocks, config.watermark) == ("swap", 32, 0.25)
-        assert LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", num_swap_blocks=7)
+        assert (llm.scheduler.cache.tier.num_blocks, llm.scheduler.config.watermark) == (32, 0.25)
+        llm = LLM(tiny_folder, num_kv_blocks=32, preemption_mode="swap", num_swap_blocks=7)
+        assert llm.scheduler.cache.tier.num_blocks == 7
+        tier = HostMemoryTier(5)
+        assert LLM(tiny_folder, num_kv_blocks=32, kv_tier=tier).scheduler.cache.tier is tier
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -156,6 +173,11 @@ class TestLLM:
             ({"preemption_mode": "drop"}, "'recompute' or 'swap', got 'drop'"),
             ({"num_swap_blocks": 4}, "sizes the host memory"),
             ({"preemption_mode": "swap", "num_swap_blocks": 0}, "a whole number >= 1, got 0"),
+            ({"kv_tier": HostMemoryTier}, "must be a KV tier "),
+            ({"kv_tier": HostMemoryTier(1), "preemption_mode": "swap"}, "give one of them"),
+            ({"kv_tier": HostMemoryTier(1), "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+            ({"preemption_mode": "swap", "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
+            ({"preemption_mode": "swap", "cache_factory": print}, "leave cache_factory out"),
             ({"admission_watermark": 1}, r"in \[0, 1\), got 1"),
             ({"policy": ContinuousPolicy(), "scheduler_factory": print}, "give one of them"),
         ],

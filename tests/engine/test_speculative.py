@@ -31,7 +31,7 @@ CIRCUMSTANCES = {
     "chunked prefill": {"budget": 9, "max_num_seqs": 6},
     "preemption": {"num_blocks": 20},
     "preemption without prefix cache": {"num_blocks": 20, "prefix_caching": False},
-    "swapping": {"num_blocks": 20, "num_swap_blocks": 20, "prefix_caching": False},
+    "offloading": {"num_blocks": 20, "num_host_blocks": 20},
     "blocks of one token": {"block_size": 1, "num_blocks": 300},
     "blocks of sixteen": {"block_size": 16},
     "unchunked": {"chunked": False},

@@ -48,7 +48,7 @@ def stats_of(llm: LLM) -> dict:
         "in_use": stats.cache.num_in_use,
         "hits": stats.cache.num_hit_tokens,
         "preemptions": stats.num_preemptions,
-        "swapped_in": sum(step.blocks_swapped_in for step in llm.engine.trace),
+        "swapped_in": sum(step.blocks_loaded for step in llm.engine.trace),
         "steps": stats.num_steps,
     }
 

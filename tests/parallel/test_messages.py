@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
-from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
+from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase_features.parallel import _messages as messages
 from twophase_features.parallel._messages import FIRST_INTS, Kind, Work
 
 
 def random_work(rng: random.Random) -> Work:
-    pair = rng.choice([BlockCopy, BlockSwap])
-    moves = [pair(rng.randrange(100), rng.randrange(100)) for _ in range(rng.choice([0, 1, 40]))]
+    moves = [BlockCopy(rng.randrange(100), rng.randrange(100)) for _ in range(rng.choice([0, 1, 40]))]
     chunks = []
     for i in range(rng.choice([0, 1, 30])):
         num_tokens, num_blocks = rng.choice([1, 7, 200]), rng.randint(1, 9)

@@ -14,15 +14,14 @@ from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    FairPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.offloading.host_memory import HostMemoryTier
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DECODES_NEVER_WAIT = (
@@ -115,18 +114,25 @@ class Harness:
         step_s: float = 1.0,
         max_drafts: int = 0,
         sees_all: tuple[bool, ...] = (False,),
+        num_host_blocks: int = 0,
         **limits,
     ) -> None:
-        if "num_swap_blocks" in limits:
-            limits["preemption"] = "swap"
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(num_blocks, block_size, prefix_caching, window, sees_all)
+        self.cache = cache or CacheManager(
+            num_blocks,
+            block_size,
+            prefix_caching,
+            window,
+            sees_all,
+            HostMemoryTier(num_host_blocks) if num_host_blocks else None,
+        )
         self.shadow = ShadowKV(block_size, window, sees_all)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
+        self.scheduler.connect(self.shadow)
         self.step_no = 0
         self.now_s = 0.0
         self.step_s = step_s
-        self.num_swapped_in = self.num_swapped_out = self.num_freed = 0
+        self.num_loaded = self.num_offloaded = self.num_freed = 0
         self.log: list[tuple[int, str, int]] = []
         self.preempted: list[tuple[int, str]] = []
         self.num_copies = 0
@@ -167,7 +173,7 @@ class Harness:
         return drafts
 
     def execute(self, plan: StepPlan) -> dict[int, list[SampledToken]]:
-        """Do what the runner does: copies, writes and reads of pages, then sampling."""
+        """Do what the runner does: writes and reads of pages, then sampling."""
         sequences = self.scheduler.sequences
         drafts = {chunk.seq_id: list(chunk.draft_ids) for chunk in plan.chunks}
         self.shadow.run(
@@ -205,15 +211,13 @@ class Harness:
         sampled = self.execute(plan)
         self.now_s += self.step_s
         self.num_copies += len(plan.copies)
-        self.num_swapped_out += len(plan.swaps_out)
-        self.num_swapped_in += len(plan.swaps_in)
+        self.num_offloaded += plan.num_offloaded
+        self.num_loaded += len(plan.loaded)
         for chunk in plan.chunks:
             self.log.append((self.step_no, self.name(chunk.seq_id), len(chunk.token_ids)))
         self.take(self.scheduler.update(plan, sampled))
         self.step_no += 1
         self.check_state()
-        running = (s for s in self.scheduler.sequences.values() if s.table is not None)
-        assert not any(s.host_blocks for s in running), "what came back is still kept in host memory"
         decoding = (s for s in self.scheduler.sequences.values() if s.table is not None and s.is_decoding)
         assert all(s.table.num_tokens <= len(s.token_ids) for s in decoding), "room for drafts is kept"
         return plan
@@ -227,8 +231,6 @@ class Harness:
         assert not self.scheduler.has_unfinished, f"not done after {max_steps} steps"
         assert self.cache.stats().num_in_use == 0, "blocks leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        swap_pool = self.scheduler.ledger.swap_pool
-        assert swap_pool is None or swap_pool.num_in_use == 0, "host blocks leaked"
         return self
 
     def take(self, updates) -> None:
@@ -256,7 +258,9 @@ class Harness:
         # Those that decode behind them were just let in, with all but one token found in the cache.
         if isinstance(self.scheduler.policy, DECODES_NEVER_WAIT):
             num_first = plan.num_decodes + plan.num_verifying
-            assert set(ids[:num_first]) == decoding - set(ids[num_first:]), "decodes come first, and all of them"
+            assert set(ids[:num_first]) == decoding - set(ids[num_first:]) - set(plan.failed), (
+                "decodes come first, and all of them"
+            )
         for chunk, length in zip(plan.chunks, lengths, strict=True):
             sequence = sequences[chunk.seq_id]
             assert chunk.start == sequence.num_computed_tokens
@@ -281,9 +285,6 @@ class Harness:
             check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window, self.cache.sees_all)
         if self.cache.window is not None:
             self.check_promises([sequence for sequence in running if not sequence.is_decoding])
-        held = [block for sequence in sequences for block in sequence.host_blocks if block != FREED]
-        swap_pool = scheduler.ledger.swap_pool
-        assert len(set(held)) == len(held) == (swap_pool.num_in_use if swap_pool else 0), "host blocks lost or shared"
 
     def check_promises(self, prefills) -> None:
         """A prefill, once begun, needs no block that somebody else could take."""

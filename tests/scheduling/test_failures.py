@@ -5,7 +5,7 @@ import pytest
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
 
 
@@ -47,7 +47,7 @@ def test_a_policy_that_cannot_rank_a_request_refuses_it():
     harness.run(20).check_outputs()
 
 
-@pytest.mark.parametrize("stage", ["planned", "copied", "written", "sampled"])
+@pytest.mark.parametrize("stage", ["planned", "written", "sampled"])
 @pytest.mark.parametrize("every", [2, 3])
 def test_dropped_steps_change_no_output(stage, every):
     """The engine loses every n-th step, having run it up to some stage, and just schedules again."""
@@ -57,9 +57,7 @@ def test_dropped_steps_change_no_output(stage, every):
         attempt += 1
         if attempt % every == 0:
             plan = harness.schedule()
-            if stage == "copied":
-                harness.shadow.move(plan)
-            elif stage in ("written", "sampled"):
+            if stage in ("written", "sampled"):
                 harness.execute(plan)
             computed = {i: sequence.num_computed_tokens for i, sequence in harness.scheduler.sequences.items()}
             tokens = {i: list(sequence.token_ids) for i, sequence in harness.scheduler.sequences.items()}
@@ -81,17 +79,43 @@ def test_scheduling_again_plans_the_same_and_takes_nothing_more():
         harness.step()
 
 
-def test_a_copy_that_may_not_have_happened_is_recomputed():
+def test_a_copy_is_done_when_it_is_planned_and_told_until_a_step_is_done():
     harness = Harness()
     harness.add(make_request("a", 5, 6, n=2))
     harness.step()
     plan = harness.schedule()
     assert len(plan.copies) == 1
     replanned = harness.schedule()  # the first plan never ran
-    assert replanned.preempted == (0,)
-    assert replanned.copies == ()
+    assert replanned.preempted == ()
+    assert replanned.copies == plan.copies
     harness.step()
+    assert harness.schedule().copies == ()
     harness.run().check_outputs()
+
+
+def test_a_copy_that_fails_fails_its_sequence_alone():
+    harness = Harness()
+    harness.add(make_request("a", 5, 6, n=3))
+    harness.step()
+    copy_blocks, refused = harness.shadow.copy_blocks, []
+
+    def fail_once(copies):
+        if not refused:
+            refused.extend(copies)
+            raise OSError("out of memory")
+        copy_blocks(copies)
+
+    harness.scheduler.ledger.copy_blocks = fail_once
+    plan = harness.schedule()
+    ((culprit, error),) = plan.failed.items()
+    assert "OSError: out of memory" in str(error)
+    assert culprit not in {chunk.seq_id for chunk in plan.chunks}
+    assert len(plan.chunks) == 2
+    sampled = harness.execute(plan)
+    harness.take(harness.scheduler.fail(culprit, error))
+    harness.take(harness.scheduler.update(plan, sampled))
+    harness.run()
+    assert sorted(reason for reason, _ in harness.ends.values()) == ["error", "length", "length"]
 
 
 @pytest.mark.parametrize("drop_step", [False, True])

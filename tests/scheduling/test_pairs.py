@@ -4,12 +4,9 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_policies import Learners
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    DeadlinePolicy,
-    PrefillFirstPolicy,
-    by_priority,
-)
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -110,39 +107,3 @@ class TestDraftsTakeOnlyWhatIsLeft:
         harness.add(make_request("b", 20, 3))
         harness.run().check_outputs()
         assert harness.num_accepted > 0
-
-
-class TestSwappedAndFound:
-    def test_what_the_prefix_cache_found_is_not_overwritten_with_less(self):
-        """b is swapped out five tokens into its nine; before it is back, c has computed two blocks of the same nine."""
-
-        def b_in_small_chunks(step):
-            for sequence in step.running:
-                if sequence.is_decoding:
-                    step.decode(sequence)
-                else:
-                    step.prefill(sequence, 1)
-            for sequence in step.waiting:
-                if not step.admit(sequence, 1 if sequence.request.request_id == "b" else None):
-                    break
-
-        harness = Harness(
-            policy=Learners(b_in_small_chunks, by_priority),
-            num_blocks=5,
-            max_num_seqs=2,
-            budget=16,
-            num_swap_blocks=4,
-            reserve_growth=False,
-        )
-        text = range(100, 109)
-        harness.add(make_request("a", 3, 9, priority=-2))
-        harness.step()
-        harness.add(make_request("b", text, 3))
-        while not harness.num_swapped_out:
-            harness.step()
-        (b,) = (s for s in harness.scheduler.sequences.values() if s.request.request_id == "b")
-        assert b.num_swapped_tokens == 5
-        harness.add(make_request("c", text, 1, n=2, priority=-1))
-        harness.run().check_outputs()
-        assert [(who, tokens) for _, who, tokens in harness.log[-4:]] == [("c", 5), ("b", 1), ("b", 1), ("b", 1)]
-        assert harness.num_swapped_in == 0

@@ -6,16 +6,12 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 
 def timeline(policy, later, *, budget=64, **options):
@@ -147,7 +143,7 @@ def test_deadlines_go_by_the_clock_and_requests_without_one_come_last():
     ],
 )
 def test_impossible_parameters_are_refused(make):
-    with pytest.raises(ConfigError, match="at least"):
+    with pytest.raises(ConfigError, match=r"must be a (whole number >= 1|finite number of seconds, at least 0)"):
         make()
 
 
@@ -273,60 +269,76 @@ def test_whatever_a_policy_asks_for_the_limits_hold():
     harness.run().check_outputs()
 
 
-class TestSwapping:
+class TestOffloading:
     def crowded(self, **options):
         harness = Harness(num_blocks=4, **options)
         harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
         harness.run().check_outputs()
         return harness
 
-    def test_a_victim_comes_back_with_what_it_had(self):
-        recomputed = self.crowded(prefix_caching=False)
-        swapped = self.crowded(prefix_caching=False, num_swap_blocks=4)
-        tokens = {h: sum(n for _, name, n in h.log if name == "b") for h in (recomputed, swapped)}
-        assert tokens[swapped] == 3 + 11, "each of b's tokens is computed once"
-        assert tokens[recomputed] > tokens[swapped]
-        assert swapped.num_swapped_out == swapped.num_swapped_in == 2
+    def num_computed(self, harness, name: str) -> int:
+        return sum(tokens for _, who, tokens in harness.log if who == name)
 
-    def test_what_the_prefix_cache_still_has_is_not_brought_back(self):
+    def test_a_victim_comes_back_with_its_full_blocks(self):
+        recomputed, offloaded = self.crowded(), self.crowded(num_host_blocks=4)
+        assert offloaded.preempted
+        # Its full blocks are loaded; tokens of the last, partial one are computed again.
+        assert 3 + 11 <= self.num_computed(offloaded, "b") < 3 + 11 + 4
+        assert self.num_computed(recomputed, "b") > self.num_computed(offloaded, "b")
+        assert offloaded.num_offloaded >= offloaded.num_loaded > 0
+
+    def test_what_the_prefix_cache_still_has_is_not_loaded(self):
         """Nobody took b's first block meanwhile."""
-        harness = Harness(num_blocks=6, num_swap_blocks=8, max_num_seqs=2)
+        harness = Harness(num_blocks=6, num_host_blocks=8, max_num_seqs=2)
         harness.add(make_request("a", 7, 12), make_request("b", 4, 12))
         harness.run().check_outputs()
-        assert harness.num_swapped_in < harness.num_swapped_out
+        assert harness.preempted
+        assert harness.num_loaded < harness.num_offloaded
 
     def test_without_room_on_the_host_it_is_recomputed(self):
-        harness = self.crowded(prefix_caching=False, num_swap_blocks=1)
-        assert harness.num_swapped_out == 0
+        harness = self.crowded(num_host_blocks=1)
         assert harness.preempted
+        assert harness.num_loaded <= 1
 
-    @pytest.mark.parametrize("stage", ["planned", "moved", "written"])
+    def test_another_request_finds_what_has_left_the_pool(self):
+        harness = Harness(num_blocks=4, num_host_blocks=8)
+        for name, prompt in (("a", range(100, 113)), ("b", range(200, 213)), ("c", range(100, 113))):
+            harness.add(make_request(name, prompt, 1))
+            harness.run().check_outputs()
+        assert self.num_computed(harness, "c") == 1
+        assert harness.num_loaded == 3
+
+    @pytest.mark.parametrize("call", ["match", "load", "store"])
+    def test_a_tier_that_fails_costs_no_request(self, call, caplog):
+        """It is logged, and its blocks are computed."""
+
+        def fail(*arguments):
+            raise OSError("no space left on device")
+
+        harness = Harness(num_blocks=4, num_host_blocks=4)
+        setattr(harness.cache.tier, call, fail)
+        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
+        harness.run().check_outputs()
+        assert harness.preempted
+        assert harness.num_loaded == 0
+        assert "no space left on device" in caplog.text
+
+    @pytest.mark.parametrize("stage", ["planned", "written"])
     @pytest.mark.parametrize("every", [2, 3])
     def test_dropped_steps_change_no_output(self, stage, every):
-        harness = Harness(num_blocks=7, budget=6, num_swap_blocks=6, reserve_growth=False, prefix_caching=False)
+        harness = Harness(num_blocks=7, budget=6, num_host_blocks=6, reserve_growth=False)
         harness.add(*(make_request(name, 6, 14) for name in "abcd"))
         attempt = 0
         while harness.scheduler.has_unfinished:
             attempt += 1
             if attempt % every == 0:
                 plan = harness.schedule()
-                if stage == "moved":
-                    harness.shadow.move(plan)
-                elif stage == "written":
+                if stage == "written":
                     harness.execute(plan)
                 harness.check_state()
             harness.step()
         harness.run().check_outputs()
-        assert harness.num_swapped_out > 0
-
-    def test_an_aborted_victim_leaves_no_host_block_behind(self):
-        harness = Harness(num_blocks=4, num_swap_blocks=4)
-        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
-        while not harness.num_swapped_out:
-            harness.step()
-        harness.take(harness.scheduler.abort("b"))
-        harness.check_state()
-        harness.run()
+        assert harness.num_loaded > 0
 
 
 class TestAdmission:

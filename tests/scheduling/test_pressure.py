@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -41,7 +37,7 @@ def random_harness(rng: random.Random, **options) -> Harness:
             "policy": random_policy(rng),
             "reserve_growth": rng.random() < 0.7,
             "watermark": rng.choice([0, 0, 0.1]),
-            **({"num_swap_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
+            **({"num_host_blocks": rng.randint(1, 40)} if rng.random() < 0.5 else {}),
             "max_drafts": rng.choice([0, 0, 2, 5]),
             "admission": rng.choice([*["optimistic"] * 6, "reserve", "estimate"]),
         }
@@ -114,8 +110,6 @@ class Disturber:
         plan = harness.schedule()
         if rng.random() < 0.5:
             harness.execute(plan)
-        elif rng.random() < 0.5:
-            harness.shadow.move(plan)
         if scheduler.sequences:
             sequence = rng.choice(list(scheduler.sequences.values()))
             self.cut.add(sequence.request.request_id)
@@ -137,7 +131,7 @@ def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 2
     while num_added < num_requests or harness.scheduler.has_unfinished:
         while num_added < num_requests and len(harness.scheduler.sequences) < 12 and rng.random() < 0.7:
             num_added += 1
-            with suppress(InvalidRequestError):  # test_admission.py looks into those
+            with suppress(InvalidRequestError):  # test_request_validation.py looks into those
                 harness.add(random_request(rng, f"r{num_added}", harness.step_no, max_tokens))
         if rng.random() < disturbed:
             disturber.step()
@@ -165,8 +159,8 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["block freed"] += harness.num_freed
         events["draft accepted"] += harness.num_accepted
         events["draft rejected"] += harness.num_drafts - harness.num_accepted
-        events["block swapped out"] += harness.num_swapped_out
-        events["block swapped in"] += harness.num_swapped_in
+        events["block offloaded"] += harness.num_offloaded
+        events["block loaded"] += harness.num_loaded
         events[type(harness.scheduler.policy).__name__] += 10
         events[harness.config.admission] += 10
         events["fork"] += sum(index > 0 for _, index in harness.ends)
@@ -191,10 +185,10 @@ def test_groups_of_layers_with_windows_and_without(num_histories):
         options = random_groups(rng, block_size) | {"block_size": block_size}
         if seed % 2:
             options |= {"max_num_seqs": 6, "budget": 12, "reserve_growth": False, "watermark": 0}
-            options["num_swap_blocks"] = 80
+            options["num_host_blocks"] = 80
         harness = play(seed, 20, 0.1, **options)
         events["preemption"] += len(harness.preempted)
-        events["block swapped in"] += harness.num_swapped_in
+        events["block loaded"] += harness.num_loaded
         events["copy"] += harness.num_copies
         events["block freed"] += harness.num_freed
         events["hit"] += harness.cache.stats().num_hit_tokens > 0
@@ -208,7 +202,7 @@ def heavy(num_requests: int) -> Harness:
     options |= {
         "policy": PriorityPolicy(),
         "reserve_growth": True,
-        "num_swap_blocks": 12,
+        "num_host_blocks": 12,
         "max_drafts": 0,
         "window": None,
     }

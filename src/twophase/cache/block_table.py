@@ -1,9 +1,11 @@
 """Where a sequence's tokens are: position -> block -> slot."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twophase.cache.prefix_cache import CachedPrefix
+from twophase.cache.tier import BlockKey
 
 NEVER = sys.maxsize
 
@@ -34,6 +36,7 @@ class BlockTable:
         published: The last block that was made findable, by its contents; for `CacheManager.publish`.
         publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
         num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+        offered: Keys of the blocks after the hit that the KV tier has; for `CacheManager.load`.
         num_groups: Of layers.
         first_kept: Of the blocks without sinks, those before this one are FREED, in the groups that see a window; 0
             without a window.
@@ -49,8 +52,14 @@ class BlockTable:
     num_uncounted_tokens: int
     num_groups: int = 1
     published: CachedPrefix | None = field(default=None, init=False)
+    offered: Sequence[BlockKey] = field(default=(), init=False)
     first_kept: int = field(default=0, init=False)
     free_at: int = field(default=NEVER, init=False)
+
+    @property
+    def num_offered_tokens(self) -> int:
+        """Tokens after the hit whose K and V the KV tier has."""
+        return len(self.offered) // self.num_groups * self.block_size
 
     def of_group(self, group: int) -> list[int]:
         """The blocks of one group of layers, in order."""

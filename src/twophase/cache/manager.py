@@ -1,16 +1,21 @@
 """The cache as the scheduler sees it: open a table, grow it, publish what is written, close it."""
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.prefix_cache import BlockKey, PrefixCache
+from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,10 @@ class CacheManager:
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
         window: Which keys queries see; None: all. Attention must see no others: their blocks are given away.
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
+        tier: Where the contents of evicted blocks go, and where prefixes are looked for that have left the pool.
+
+    Attributes:
+        num_offloaded: Blocks that the tier has copied so far.
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -73,6 +82,8 @@ class CacheManager:
     window: SlidingWindow | None = None
     sees_all: tuple[bool, ...] = (False,)
     num_groups = 1
+    tier: KVTier | None = None
+    num_offloaded = 0
 
     def __init__(
         self,
@@ -81,6 +92,7 @@ class CacheManager:
         enable_prefix_caching: bool = True,
         window: SlidingWindow | None = None,
         sees_all: Sequence[bool] = (False,),
+        tier: KVTier | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -88,6 +100,7 @@ class CacheManager:
         self.window = window
         self.sees_all = tuple(sees_all)
         self.num_groups = len(self.sees_all)
+        self.tier = tier if enable_prefix_caching else None
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size, window, self.sees_all)
         self._tables: set[BlockTable] = set()
@@ -123,9 +136,13 @@ class CacheManager:
         """
         block_ids: list[int] = []
         published = None
+        offered: list[BlockKey] = []
         if self.enable_prefix_caching:
             max_blocks = (len(token_ids) - 1) // self.block_size
+            keys = [] if keys is None else keys
             block_ids, published = self._prefixes.lookup(token_ids, salt, max_blocks, keys)
+            if self.tier is not None:
+                offered = self._offered(token_ids, salt, keys, range(len(block_ids) // self.num_groups, max_blocks))
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size
@@ -140,11 +157,57 @@ class CacheManager:
             num_uncounted_tokens=len(token_ids) if count_in_stats else 0,
             num_groups=self.num_groups,
         )
-        table.published = published
+        table.published, table.offered = published, offered
         if self.window is not None:
             self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)
         self._tables.add(table)
         return table
+
+    def _offered(self, token_ids: Sequence[int], salt: str, keys: list[BlockKey], blocks: range) -> list[BlockKey]:
+        """Keys of the blocks after a hit that the tier has, as many of each group."""
+        assert self.tier is not None
+        self._prefixes.extend_keys(keys, token_ids, salt, blocks.stop)
+        of_groups = [
+            key.of_group(group) for key in keys[blocks.start : blocks.stop] for group in range(self.num_groups)
+        ]
+        num_held = _or_nothing(self.tier.match, of_groups)
+        return of_groups[: num_held - num_held % self.num_groups]
+
+    def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
+        """Fill the blocks after a prefix hit from the tier, which told `open` that it has them; they count as cached.
+
+        Args:
+            token_ids: As given to `open`.
+
+        Returns:
+            The blocks that were filled: fewer than offered if the tier has lost some.
+
+        Raises:
+            CacheStateError: The table is not open here, or has not grown by the offered blocks.
+        """
+        if self.tier is None or not table.offered:
+            return []
+        self._require_open(table)
+        first = table.num_cached_tokens // self.block_size * self.num_groups
+        offered, table.offered = table.offered, ()
+        block_ids = table.block_ids[first : first + len(offered)]
+        if len(block_ids) < len(offered):
+            raise CacheStateError(f"{len(offered)} blocks to load, and the table has grown by {len(block_ids)}.")
+        num_loaded = _or_nothing(self.tier.load, offered, block_ids)
+        num_loaded -= num_loaded % self.num_groups
+        table.num_cached_tokens += num_loaded // self.num_groups * self.block_size
+        self.publish(table, token_ids, table.num_cached_tokens)
+        return block_ids[:num_loaded]
+
+    def num_offered_tokens(self, table: BlockTable) -> int:
+        """Tokens after the prefix hit that `load` can fill from the tier."""
+        return 0 if self.tier is None else table.num_offered_tokens
+
+    def _store(self, tier: KVTier, block_ids: Sequence[int]) -> None:
+        """Offer the tier what blocks hold that are about to be overwritten."""
+        keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
+        if keys:
+            self.num_offloaded += _or_nothing(tier.store, list(keys.values()), list(keys))
 
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
@@ -274,38 +337,9 @@ class CacheManager:
         num_each = (len(table.block_ids) + num_blocks) // self.num_groups
         return (num_each - self._must_copy_tail(table)) * self.block_size
 
-    def num_blocks_to_restore(self, num_tokens: int) -> int:
-        """Free blocks that `restore` takes."""
-        num_blocks = -(-num_tokens // self.block_size)
-        return num_blocks * self.num_groups - len(self._unseen(num_tokens)) * self.sees_all.count(False)
-
     def _unseen(self, num_tokens: int) -> range:
         """Of the blocks of a group that sees a window, those that no query from position `num_tokens` on sees."""
         return range(0) if self.window is None else self.window.freed_blocks(num_tokens, self.block_size)
-
-    def restore(self, table: BlockTable, num_tokens: int) -> None:
-        """Blocks for tokens [0, num_tokens) that are written by a copy from elsewhere: none where no query to come sees
-        them.
-
-        Raises:
-            OutOfBlocksError: Not enough free blocks; nothing changed.
-            CacheStateError: The table is not open here, or not empty.
-        """
-        self._require_open(table)
-        if table.block_ids:
-            raise CacheStateError(f"Tokens can be restored into an empty table; this one has {table.num_tokens}.")
-        new_ids = iter(self._take(self.num_blocks_to_restore(num_tokens)))
-        unseen, num_blocks = self._unseen(num_tokens), -(-num_tokens // self.block_size)
-        table.block_ids = [
-            FREED if index in unseen and not sees_all else next(new_ids)
-            for index in range(num_blocks)
-            for sees_all in self.sees_all
-        ]
-        table.num_tokens = num_tokens
-        self._num_slots_in_use += num_tokens * self.num_groups
-        self._num_slots_in_use -= len(unseen) * self.block_size * self.sees_all.count(False)
-        if self.window is not None:
-            self._note_freed(table, unseen.stop)
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
         """Tokens [0, num_computed) have their K/V in the table's slots: make the full blocks among them findable, then
@@ -399,7 +433,7 @@ class CacheManager:
                 self._release(block_id, in_block)
         # A new list, not clear(): a step plan may still hold the old one.
         table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
-        table.published, table.publish_at = None, 0
+        table.published, table.publish_at, table.offered = None, 0, ()
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix (the weights changed, a benchmark starts anew).
@@ -475,6 +509,8 @@ class CacheManager:
     def _take(self, num_blocks: int) -> list[int]:
         """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
         block_ids = self._pool.allocate(num_blocks)
+        if self.tier is not None:
+            self._store(self.tier, block_ids)
         for block_id in block_ids:
             self._prefixes.forget(block_id)
         return block_ids
@@ -502,3 +538,12 @@ class CacheManager:
     def _require_open(self, table: BlockTable) -> None:
         if table not in self._tables:
             raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
+
+
+def _or_nothing(call: Callable[..., int], *arguments: Sequence[Any]) -> int:
+    """What a tier's call returns; 0, and a warning in the log, if it raises: a tier may fail, a request must not."""
+    try:
+        return call(*arguments)
+    except Exception:
+        logger.warning("the KV tier failed in %s: its blocks are computed instead", call.__name__, exc_info=True)
+        return 0

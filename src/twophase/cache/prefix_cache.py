@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from twophase.cache.tier import BlockKey
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DIGEST_BYTES = 16
-BlockKey = tuple[bytes, bytes]  # what a full block is looked up by: its chained digest, and its tokens' bytes
 
 
 def salt_digest(salt: str) -> bytes:
@@ -92,10 +92,7 @@ class PrefixCache:
         num_hit, groups = 0, range(len(self.sees_all))
         num_leading, num_trailing = [0 for _ in groups], [0 for _ in groups]  # blocks without a gap from either end
         for index in range(max_blocks):
-            if index == len(keys):
-                token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
-                parent_digest = keys[-1][0] if keys else salt_digest(salt)
-                keys.append((block_digest(parent_digest, token_bytes), token_bytes))
+            self.extend_keys(keys, token_ids, salt, index + 1)
             digest, token_bytes = keys[index]
             found = self._by_digest.get(digest)
             if found is None or not found.is_prefix(chain[-1] if chain else None, salt, token_bytes):
@@ -118,6 +115,21 @@ class PrefixCache:
             for group in groups
         ]
         return block_ids, chain[num_hit - 1] if num_hit else None
+
+    def extend_keys(self, keys: list[BlockKey], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
+        """Add the keys that are not there yet of the first `num_blocks` full blocks of `token_ids`."""
+        for index in range(len(keys), num_blocks):
+            token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
+            parent_digest = keys[-1].digest if keys else salt_digest(salt)
+            keys.append(BlockKey(block_digest(parent_digest, token_bytes), token_bytes))
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        """The key of a block that a lookup can find, as `BlockKey.of_group` has it; None of another block."""
+        prefix = self._of_block.get(block_id)
+        if prefix is None:
+            return None
+        group = next(number for number, held in enumerate(prefix.block_ids) if block_id in held)
+        return BlockKey(prefix.digest, prefix.token_bytes).of_group(group)
 
     def _unseen(self, num_blocks: int, group: int) -> range:
         """Of so many full blocks of a group, those that a query after them does not see."""

@@ -59,6 +59,10 @@ class CacheStateError(TwophaseError):
     """A cache operation that would corrupt the cache (double free, foreign block ...). The cache is unchanged."""
 
 
+class BlockCopyError(TwophaseError):
+    """A block could not be copied to give a sequence one of its own; says why."""
+
+
 class PolicyError(TwophaseError):
     """A scheduling policy asked for what makes no sense, or for nothing, which would hang; names policy and rule."""
 

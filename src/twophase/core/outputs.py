@@ -108,7 +108,7 @@ class StepTrace:
         finished: (request id, completion index) that ended in this step.
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
-        blocks_swapped_out, blocks_swapped_in: Moved to and from host memory in this step.
+        blocks_offloaded, blocks_loaded: Moved to and from host memory in this step.
         slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
         num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
         num_draft_tokens, num_accepted_tokens: Drafts in them, and drafts that the model accepted.
@@ -132,8 +132,8 @@ class StepTrace:
     blocks_in_use: int
     blocks_cached: int
     blocks_free: int
-    blocks_swapped_out: int = 0
-    blocks_swapped_in: int = 0
+    blocks_offloaded: int = 0
+    blocks_loaded: int = 0
     slots_in_use: int | None = None
     num_verifying: int = 0
     num_draft_tokens: int = 0

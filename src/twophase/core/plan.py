@@ -1,22 +1,15 @@
 """What one engine step computes: the scheduler writes a plan, the runner reads it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class BlockCopy(NamedTuple):
-    """Copy-on-write: before the step runs, every slot of block `source` is copied to block `target`."""
+    """Every slot of block `source` is copied to block `target`."""
 
     source: int
     target: int
-
-
-class BlockSwap(NamedTuple):
-    """Block `device_block` of the cache moves to or from block `host_block` of the host's memory."""
-
-    device_block: int
-    host_block: int
 
 
 class ScheduledChunk(NamedTuple):
@@ -63,13 +56,14 @@ class StepPlan:
         chunks: What is computed; `chunks[:num_decodes]` have exactly one token each.
         num_decodes: Chunks that continue a running sequence by one token.
         num_tokens: Tokens in all chunks together.
-        copies: Block copies to do before anything is written.
+        copies: Block copies that were done for this step (copy-on-write).
         preempted: Ids of sequences that lost their blocks while this plan was made.
-        swaps_out: Blocks to save in host memory before anything else is done: their place is given away already.
-        swaps_in: Blocks to bring back, then, before anything is written.
         wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
         num_verifying: Chunks after those that continue a running sequence by a token and drafts.
-        received: Blocks that were filled from elsewhere since the last step that was done.
+        received: Blocks that were filled by another engine since the last step that was done.
+        loaded: Blocks that were filled from the KV tier since then.
+        num_offloaded: Blocks that the KV tier copied since then, before they were overwritten.
+        failed: By seq_id, why a running sequence cannot go on.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -77,11 +71,12 @@ class StepPlan:
     num_tokens: int
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[int, ...] = ()
-    swaps_out: tuple[BlockSwap, ...] = ()
-    swaps_in: tuple[BlockSwap, ...] = ()
     wake_s: int | float | None = None
     num_verifying: int = 0
     received: tuple[int, ...] = ()
+    loaded: tuple[int, ...] = ()
+    num_offloaded: int = 0
+    failed: Mapping[int, Exception] = field(default_factory=dict)
 
     @property
     def decodes(self) -> tuple[ScheduledChunk, ...]:

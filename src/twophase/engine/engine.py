@@ -70,6 +70,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        scheduler.connect(runner)
         self._vocab_size = vocab_size
         self._codec = codec
         self._eos_token_ids = eos_token_ids
@@ -228,7 +229,6 @@ class Engine:
             start_s = self._clock()
             plan = self._schedule(start_s)
             scheduled_s = self._clock()
-            self._runner.swap_out(plan.swaps_out)
             plan = self._draft(plan)
             results = self._run(plan)
             record = record_step(plan, self._scheduler.sequences, self._requests, (start_s, scheduled_s, self._clock()))
@@ -257,8 +257,8 @@ class Engine:
     @plain_context()
     def _run(self, plan: StepPlan) -> Results:
         """Run the plan. The result of a prefill that goes on has no tokens."""
-        results: Results = {**self._move_blocks(plan)}
-        batch = [self._entry(chunk) for chunk in plan.chunks if chunk.seq_id not in results]
+        results: Results = dict(plan.failed)
+        batch = [self._entry(chunk) for chunk in plan.chunks]
         run = partial(run_and_sample, self._runner)
         for each, result in zip(batch, isolate(run, batch), strict=True):
             if isinstance(result, Exception) and each.chunk.num_drafts:
@@ -271,17 +271,6 @@ class Engine:
         sequence = self._scheduler.sequences[chunk.seq_id]
         state = self._requests[sequence.request.request_id]
         return BatchEntry(with_num_scored(chunk, state), sequence, state)
-
-    def _move_blocks(self, plan: StepPlan) -> dict[int, Exception]:
-        """Copies and swaps, before anything is written; tells which failed. Each kind is safe to repeat by itself."""
-        broken: dict[int, Exception] = {}
-        kinds = (self._runner.copy_blocks, plan.copies), (self._runner.swap_in, plan.swaps_in)
-        for move, moves in kinds:
-            if moves:
-                chunks = [chunk for chunk in plan.chunks if chunk.seq_id not in broken]
-                results = isolate(partial(_for_each, move, moves), chunks)
-                broken |= {c.seq_id: e for c, e in zip(chunks, results, strict=True) if isinstance(e, Exception)}
-        return broken
 
     def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
         """Tell the scheduler the results: failures first, so that it leaves them out of the rest."""
@@ -340,11 +329,3 @@ class Engine:
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
         """Block ids and computed tokens of each running sequence, by name; see `named_tables`."""
         return named_tables(self._scheduler.sequences.values())
-
-
-def _for_each(
-    move: Callable[[Sequence[ScheduledChunk], Any], None], moves: Sequence[Any], chunks: Sequence[ScheduledChunk]
-) -> list[None]:
-    """Do the moves that these chunks need; one (empty) result for each chunk, as `isolate` wants it."""
-    move(chunks, moves)
-    return [None] * len(chunks)

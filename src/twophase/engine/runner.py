@@ -1,35 +1,29 @@
-"""Runs what the scheduler planned: block moves, the packed batch through the model, logits of the rows that sample."""
+"""Runs what the scheduler planned: the packed batch through the model, logits of the rows that sample."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
-from twophase.cache.swap_space import SwapSpace
-from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
-from twophase.core.sizes import SCORED_ROWS
+from twophase.core.plan import BlockCopy, ScheduledChunk
+from twophase.doors import feature
 from twophase.engine.packing import pack
+from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
-from twophase_features.cuda_graphs import DecodeGraphs
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
-
-logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
 class Runner(Protocol):
     """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
 
-    def swap_out(self, moves: Sequence[BlockSwap]) -> None: ...
-    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None: ...
-    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None: ...
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None: ...
     def close(self) -> None: ...
 
@@ -42,7 +36,6 @@ class ModelRunner:
         max_model_len: The longest sequence that will be run.
         use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
             launches depend on nothing that a replay could change.
-        num_swap_blocks: Blocks of host memory to save preempted sequences in.
 
     Attributes:
         watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
@@ -56,43 +49,18 @@ class ModelRunner:
         kv_cache: KVCache,
         max_model_len: int,
         use_cuda_graphs: bool = True,
-        num_swap_blocks: int = 0,
     ) -> None:
         self.model = model
         self.kv_cache = kv_cache
         self.watch: PageWatch | None = None
-        self._swap_space = SwapSpace(kv_cache, num_swap_blocks) if num_swap_blocks else None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: Any = None  # DecodeGraphs
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
-            if not model.can_be_captured:
-                logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
-            elif model.backend.name == "triton":
-                self._graphs = DecodeGraphs(model, kv_cache, max_model_len)
-            else:
-                logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
+            self._graphs = feature("cuda_graphs").decode_graphs(model, kv_cache, max_model_len)
 
     @torch.inference_mode()
-    def swap_out(self, moves: Sequence[BlockSwap]) -> None:
-        """Save blocks in host memory. Their place is given away: this comes before everything else of a step."""
-        if moves:
-            assert self._swap_space is not None
-            self._swap_space.save(moves)
-
-    @torch.inference_mode()
-    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
-        """Do the copies that these chunks need, before anything is written."""
-        # A copy's target is the block that its sequence's chunk writes first, one in each group of layers.
-        block_size, num_groups = self.kv_cache.spec.block_size, self.kv_cache.num_groups
-        starts = ((chunk, chunk.start // block_size * num_groups) for chunk in chunks)
-        first_written = {block for chunk, first in starts for block in chunk.block_ids[first : first + num_groups]}
-        self.kv_cache.copy_blocks([copy for copy in copies if copy.target in first_written])
-
-    @torch.inference_mode()
-    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
-        """Bring back what these chunks' sequences saved in host memory, after all copies and before any write."""
-        assert self._swap_space is not None
-        owned = {block for chunk in chunks for block in chunk.block_ids}
-        self._swap_space.restore([move for move in moves if move.device_block in owned])
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy whole blocks of the cache, in every layer."""
+        self.kv_cache.copy_blocks(copies)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:

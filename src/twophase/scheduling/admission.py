@@ -1,165 +1,97 @@
-"""Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
+"""What sequences with blocks may still take: how much of the pool an admission leaves them, by one of three rules."""
 
-import bisect
 import math
-from collections.abc import Sequence as Seq
-from numbers import Real
-from typing import Any
+from collections.abc import Callable
+from typing import final
 
-from twophase.core.errors import InvalidRequestError, prompt_too_long
-from twophase.core.request import Request
+from twophase.cache.block_table import BlockTable
+from twophase.cache.manager import CacheManager
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policy import Policy
 from twophase.scheduling.sequence import Sequence
-from twophase_features.windows.sliding_window import SlidingWindow
 
 
-def check_request(
-    request: Request,
-    config: SchedulerConfig,
-    num_blocks: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-    sees_all: Seq[bool] = (False,),
-) -> None:
-    """Raises InvalidRequestError naming the rule, both values and what to change.
+@final
+class OutputLengths:
+    """How many tokens a completion is expected to have: an exponential moving average over those that have ended.
 
-    Args:
-        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
+    After a completion of `x` tokens, `mean` becomes DECAY * mean + (1 - DECAY) * x: the last ten have two thirds of the
+    weight. It starts from the worst case, with the most tokens that the first completion to end was allowed; until
+    then, every completion is expected to be as long as it may get. So an engine begins as careful as 'reserve', and the
+    completions that end first, which are the short ones, do not make it careless at once.
+
+    Attributes:
+        mean: Tokens; None before the first end.
     """
-    num_prompt_tokens = len(request.prompt_token_ids)
-    params = request.sampling_params
-    if not _is_time(request.arrival_s):
-        raise InvalidRequestError(
-            f"arrival_s must be a finite number, for policies plan by it, got {request.arrival_s!r:.50}; leave it out "
-            f"for a request that comes now."
-        )
-    if num_prompt_tokens == 0:
-        raise InvalidRequestError("the prompt must have at least one token, got none.")
-    if num_prompt_tokens >= config.max_model_len:
-        raise prompt_too_long(f"{num_prompt_tokens} tokens", config.max_model_len)
-    if params.n > config.max_num_seqs:
-        raise InvalidRequestError(
-            f"n completions run together, so n must be at most max_num_seqs={config.max_num_seqs}, got n={params.n}; "
-            f"lower n, send several requests, or raise max_num_seqs."
-        )
-    if not config.enable_chunked_prefill and num_prompt_tokens > config.max_num_batched_tokens:
-        raise InvalidRequestError(
-            f"without chunked prefill a prompt must fit one step, max_num_batched_tokens="
-            f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
-            f"max_num_batched_tokens or shorten the prompt."
-        )
-    num_needed = _num_needed(num_prompt_tokens, params.max_tokens, params.n, config, block_size, window, sees_all)
-    if num_needed > num_blocks:
-        seen = "" if window is None else f", window {window.window}, sinks {window.num_sinks}"
-        seen += "" if len(sees_all) == 1 else f", {len(sees_all)} groups of layers"
-        raise InvalidRequestError(
-            f"the request may need {num_needed} KV blocks of {block_size} tokens (prompt {num_prompt_tokens}, "
-            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "
-            f"has {num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
-        )
+
+    DECAY = 0.9
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+
+    def note(self, num_tokens: int, max_tokens: int) -> None:
+        """A completion ended by itself after so many of the tokens that it was allowed."""
+        before = max_tokens if self.mean is None else self.mean
+        self.mean = self.DECAY * before + (1 - self.DECAY) * num_tokens
+
+    def expected(self, max_tokens: int) -> int:
+        """Of a completion that is allowed so many."""
+        return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-def _num_needed(
-    num_prompt_tokens: int,
-    max_tokens: int,
-    n: int,
-    config: SchedulerConfig,
-    block_size: int,
-    window: SlidingWindow | None,
-    sees_all: Seq[bool],
-) -> int:
-    """Blocks that a request may come to hold, over all groups of layers."""
-    num_needed = 0
-    for is_full in sees_all:
-        num_in_group = num_blocks_at_most(
-            num_prompt_tokens,
-            max_tokens,
-            n,
-            config.max_model_len,
-            block_size,
-            None if is_full else window,
-        )
-        if not config.enable_chunked_prefill:  # all of it is written before any is freed
-            num_in_group = max(num_in_group, -(-num_prompt_tokens // block_size))
-        num_needed += num_in_group
-    return num_needed
+# Free blocks that a newcomer leaves to a sequence beside those that it has, takes when it is let in, or was promised.
+# Given the sequence, and its table or one that was opened for it. Completions that have not parted yet count all.
+Growth = Callable[[Sequence, BlockTable], int]
 
 
-def max_new_tokens(
-    num_prompt_tokens: int,
-    n: int,
-    config: SchedulerConfig,
-    num_blocks: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-    sees_all: Seq[bool] = (False,),
-) -> int:
-    """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
+def growth_rule(config: SchedulerConfig, cache: CacheManager, lengths: OutputLengths) -> Growth:
+    """As `config.admission` says; `lengths` is what 'estimate' goes by.
 
-    def does_not_fit(max_tokens: int) -> bool:
-        return _num_needed(num_prompt_tokens, max_tokens, n, config, block_size, window, sees_all) > num_blocks
-
-    most = max(1, config.max_model_len - num_prompt_tokens)
-    return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
-
-
-def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
-
-    Raises:
-        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+    For 'reserve' the sum over all sequences is never more than what is free, and it falls by one with each block that
+    one of them takes. So every decode finds its block, and nothing is ever preempted for want of one.
     """
-    request_id = sequence.request.request_id
-    try:
-        rank = policy.rank(sequence)
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
-        raise InvalidRequestError(
-            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
-            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
-        )
-    return rank
+
+    def one_block_each(sequence: Sequence, table: BlockTable) -> int:
+        return num_growing(cache, sequence) * cache.num_groups if config.reserve_growth else 0
+
+    def worst_case(sequence: Sequence, table: BlockTable) -> int:
+        return num_blocks_up_to(cache, sequence, table, sequence.max_num_tokens - 1)
+
+    def expected(sequence: Sequence, table: BlockTable) -> int:
+        # One that outlived the estimate is expected to go on, so it is left what the optimistic would leave it.
+        num_output = lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
+        num_tokens = sequence.num_prompt_tokens + num_output - 1
+        return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))
+
+    return {"optimistic": one_block_each, "reserve": worst_case, "estimate": expected}[config.admission]
 
 
-def _is_time(value: object) -> bool:
-    """A number of seconds that may be added to others."""
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
+def num_growing(cache: CacheManager, sequence: Sequence) -> int:
+    """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
+    block_size = cache.block_size
+    num_slots = -(-len(sequence.token_ids) // block_size) * block_size
+    may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+    if not may_grow and sequence.table is not None and sequence.is_decoding:
+        # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
+        may_grow = cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
+    return sequence.num_completions if may_grow else 0
 
 
-def _sorts(value: object) -> bool:
-    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
+def num_blocks_up_to(cache: CacheManager, sequence: Sequence, table: BlockTable, num_tokens: int) -> int:
+    """Blocks that its completions take at most until each has `num_tokens` tokens in the cache, beyond those for the
+    tokens that it has: in all groups of layers, and in those that see a window what each holds at once.
 
-
-def num_blocks_at_most(
-    num_prompt_tokens: int,
-    max_tokens: int,
-    n: int,
-    max_model_len: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-) -> int:
-    """Blocks that n completions hold together when each is as long as it may get.
-
-    The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
-    prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
-
-    With a window, a completion has at most `SlidingWindow.max_blocks`, if its prompt is computed in chunks as small as
-    it takes; of what is shared, only sinks stay.
+    Worked example, block size 4, no window: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each
+    copies the second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that
+    share a block need not copy it.) With a second group, whose window of 2 lies in 2 blocks at most: 2 * (2 + 2).
     """
-    num_slots = min(num_prompt_tokens + max_tokens, max_model_len) - 1
-    num_blocks = -(-num_slots // block_size)
-    if num_slots == num_prompt_tokens:
-        n = 1  # one token each: nothing is written after the fork
-    num_shared = num_prompt_tokens // block_size
-    most = num_shared + n * (num_blocks - num_shared)
-    if window is None or num_blocks <= window.max_blocks(block_size):
-        return most
-    num_shared = min(num_shared, -(-window.num_sinks // block_size))
-    return min(most, num_shared + n * (window.max_blocks(block_size) - num_shared))
+    num_now = len(sequence.token_ids)
+    if sequence.num_completions > 1:
+        if num_tokens <= num_now:
+            return 0
+        num_each = -(-num_tokens // cache.block_size) - num_now // cache.block_size
+        in_window = num_each if cache.window is None else min(num_each, cache.window.max_blocks(cache.block_size))
+        num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window
+        return sequence.num_completions * num_of_one
+    num_now = max(num_now, table.num_tokens)
+    num_to_come = cache.num_blocks_to_come(table, max(num_tokens, num_now))
+    return num_to_come if sequence.is_decoding else num_to_come - cache.num_blocks_to_come(table, num_now)

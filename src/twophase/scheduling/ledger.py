@@ -2,20 +2,17 @@
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import final
 
-from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import OutOfBlocksError
-from twophase.core.plan import BlockCopy, BlockSwap
+from twophase.core.errors import BlockCopyError, OutOfBlocksError
+from twophase.core.plan import BlockCopy
+from twophase.scheduling.admission import OutputLengths, growth_rule
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.growth import OutputLengths, growth_rule
 from twophase.scheduling.sequence import Sequence
-from twophase_features.windows.sliding_window import FREED
 
 
 class Refusal(enum.Enum):
@@ -27,25 +24,6 @@ class Refusal(enum.Enum):
     POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
 
 
-@dataclass(slots=True)
-class PendingMoves:
-    """What the engine has to move before a step can run. Done for certain when the step is confirmed, and not before.
-
-    Attributes:
-        copies, swaps_out, swaps_in: As in `StepPlan`.
-        filled: Sequences whose blocks these fill: if the step is dropped, what they hold is unknown.
-        swapped_out: Sequences whose host blocks these fill: likewise.
-        drafting: Sequences with room for drafts, which is taken back.
-    """
-
-    copies: list[BlockCopy] = field(default_factory=list)
-    swaps_out: list[BlockSwap] = field(default_factory=list)
-    swaps_in: list[BlockSwap] = field(default_factory=list)
-    filled: list[Sequence] = field(default_factory=list)
-    swapped_out: list[Sequence] = field(default_factory=list)
-    drafting: list[Sequence] = field(default_factory=list)
-
-
 @final
 class BlockLedger:
     """Every block that a sequence takes or gives back is entered here, and every sequence place: there are
@@ -54,21 +32,23 @@ class BlockLedger:
     - `admit` gives a sequence blocks for all the tokens it has, so that a prefill, once begun, needs no more; and it
       leaves free what the sequences with blocks may still take: by the optimistic rule a block (of each group of
       layers) for each that may grow, so that none is preempted right after another was let in (see
-      `SchedulerConfig.admission` and growth.py).
+      `SchedulerConfig.admission` and admission.py).
     - With a sliding window a prefill takes its blocks chunk by chunk, for it frees some as it goes. What it may still
       need for the smallest chunks (`CacheManager.num_blocks_to_come`) is *promised* to it: neither an admission nor a
       decode takes it. Promised blocks are as good as taken, so a prefill, once begun, still needs no more, and what
       keeps the rest from waiting in a ring holds as it did: there are at least as many free blocks as promised ones,
       and the sequence of best rank always goes on, at worst with all the others preempted. A chunk is larger than its
       promise if blocks are free that were not promised and no admission would have to leave.
-    - Blocks that are taken for a step may have to be filled by the engine first: `moves`. `commit` says that it was
-      done, `roll_back` that it may not have been.
+    - A block that has to be filled from another one, or from the KV tier, is filled at once.
 
     Attributes:
+        copy_blocks: Copies whole blocks of the K/V cache; the engine's runner has it (`Scheduler.connect`).
+        copies: Since the last step that was done.
+        loaded: Blocks that were filled from the KV tier since then.
+        drafting: Sequences with room for drafts, which is taken back when the step is dropped.
         num_places_taken: Completions that run, or will when their prompt is done.
         received: Blocks that were filled from elsewhere, and no step has been done since.
         held: Tables that keep blocks for another engine, which still copies them.
-        swap_pool: The blocks of host memory; None without swapping.
         output_lengths: Of the completions that ended; the scheduler notes them.
     """
 
@@ -76,10 +56,13 @@ class BlockLedger:
         self.config = config
         self.cache = cache
         self.num_places_taken = 0
-        self.moves = PendingMoves()
+        self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
+        self.copies: list[BlockCopy] = []
+        self.loaded: list[int] = []
+        self._num_offloaded_before = 0
+        self.drafting: list[Sequence] = []
         self.received: list[int] = []
         self.held: list[BlockTable] = []
-        self.swap_pool = BlockPool(config.num_swap_blocks) if config.num_swap_blocks else None
         self.output_lengths = OutputLengths()
         self._growth = growth_rule(config, cache, self.output_lengths)
         self._owners: set[Sequence] = set()  # running and arriving: those with a table
@@ -113,7 +96,7 @@ class BlockLedger:
 
     def _num_kept_free(self, sequence: Sequence, table: BlockTable) -> int:
         """Blocks a newcomer must leave free: those that sequences with blocks, and itself, may still take by the rule
-        of admission (growth.py), and the watermark. Alone, it need not leave any: `check_request` saw to it that the
+        of admission (admission.py), and the watermark. Alone, it need not leave any: `check_request` saw to it that the
         pool is large enough for one."""
         is_owner = sequence.table is not None
         if len(self._owners) == is_owner:
@@ -134,6 +117,11 @@ class BlockLedger:
         if self.cache.window is not None:
             self._num_to_grow = self._num_promised = None
 
+    @property
+    def num_offloaded(self) -> int:
+        """Blocks that the KV tier copied since the last step that was done."""
+        return self.cache.num_offloaded - self._num_offloaded_before
+
     # -- taking
 
     def admit(self, sequence: Sequence, max_uncomputed: int | None = None) -> Refusal | None:
@@ -146,19 +134,14 @@ class BlockLedger:
             return Refusal.PLACES
         salt, is_first_time = sequence.request.cache_salt, sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, salt, is_first_time, sequence.block_keys)
-        if self.cache.window is not None and table.num_tokens < sequence.num_swapped_tokens:
-            # What comes back from host memory comes back whole, into an empty table: beside the blocks of a hit that
-            # ends before it, those that it sees might not fit into the pool.
-            self.cache.close(table)
-            table = self.cache.open((), salt, count_in_stats=False)
         self._forget_shares()  # others' blocks that were hit do not come back to them
         refusal = self._refusal(sequence, table, max_uncomputed)
         if refusal is not None:
             self.cache.close(table)
         elif self.cache.window is None:
             self.cache.grow(table, len(sequence.token_ids))
-        elif sequence.num_swapped_tokens > table.num_tokens:
-            self.cache.restore(table, sequence.num_swapped_tokens)
+        elif table.offered:
+            self.cache.grow(table, table.num_tokens + table.num_offered_tokens)
         self._forget_shares()
         if refusal is None:
             self._enter(sequence, table)
@@ -168,14 +151,20 @@ class BlockLedger:
         num_tokens = len(sequence.token_ids)
         num_blocks_of = self.cache.num_blocks_to_come
         if max_uncomputed is not None:
-            if num_tokens - max(table.num_cached_tokens, sequence.num_swapped_tokens) > max_uncomputed:
+            if num_tokens - table.num_cached_tokens - self.cache.num_offered_tokens(table) > max_uncomputed:
                 return Refusal.BUDGET
             num_blocks_of = self.cache.num_blocks_needed  # all at once
-        num_wanted = num_blocks_of(table, num_tokens) + self._num_kept_free(sequence, table)
-        return Refusal.BLOCKS if num_wanted > self.num_spare_blocks else None
+        num_spare = self.num_spare_blocks - self._num_kept_free(sequence, table)
+        if num_blocks_of(table, num_tokens) > num_spare:
+            return Refusal.BLOCKS
+        if self.cache.window is not None and table.offered:
+            num_offered = self.cache.num_blocks_needed(table, table.num_tokens + table.num_offered_tokens)
+            table.offered = table.offered if num_offered <= num_spare else ()
+        return None
 
     def _enter(self, sequence: Sequence, table: BlockTable) -> None:
-        """These are its blocks now. The host's stay taken until the step that brings their contents is confirmed."""
+        """These are its blocks now, and what the KV tier has of them is there."""
+        self.loaded += self.cache.load(table, sequence.token_ids)
         sequence.table, sequence.block_keys = table, []
         sequence.num_computed_tokens = num_cached = table.num_cached_tokens
         if sequence.num_preemptions == 0:
@@ -184,12 +173,6 @@ class BlockLedger:
         self.num_places_taken += sequence.num_completions
         if self._num_to_grow is not None:
             self._num_to_grow += self._growth(sequence, table)
-        if sequence.num_swapped_tokens > num_cached:
-            num_hit = num_cached // self.cache.block_size * self.cache.num_groups
-            self.moves.swaps_in += _block_swaps(table.block_ids[num_hit:], sequence.host_blocks[num_hit:])
-            sequence.num_computed_tokens = sequence.num_swapped_tokens
-        if sequence.host_blocks:
-            self.moves.filled.append(sequence)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
         """Slots for so many tokens in all.
@@ -197,10 +180,14 @@ class BlockLedger:
         Raises:
             OutOfBlocksError: There are not enough free blocks.
         """
-        self._note_copies(sequence, self.cache.grow(sequence.open_table, num_tokens))
+        self._copy(self.cache.grow(sequence.open_table, num_tokens))
 
     def grow_for_decode(self, sequence: Sequence) -> bool:
-        """A slot for a sequence's newest token; False if no block is free but those that were promised."""
+        """A slot for a sequence's newest token; False if no block is free but those that were promised.
+
+        Raises:
+            BlockCopyError: The slot's block could not be filled: the sequence cannot go on.
+        """
         table, num_tokens = sequence.table, len(sequence.token_ids)
         assert table is not None
         try:
@@ -209,8 +196,7 @@ class BlockLedger:
             copies = self.cache.grow(table, num_tokens)
         except OutOfBlocksError:
             return False
-        if copies:
-            self._note_copies(sequence, copies)
+        self._copy(copies)
         return True
 
     def grow_for_chunk(self, sequence: Sequence, num_tokens: int) -> int:
@@ -241,7 +227,7 @@ class BlockLedger:
         while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:
             num_drafts -= 1
         if num_drafts:
-            self.moves.drafting.append(sequence)
+            self.drafting.append(sequence)
             copies = self.cache.grow(table, num_tokens + num_drafts)
             assert not copies, "the decode planned before has a last block of its own"
         return num_drafts
@@ -275,43 +261,16 @@ class BlockLedger:
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
         if sequence.table is not None:
-            self._close(sequence)
-        self._drop_host_blocks(sequence)
+            self.take_back(sequence)
 
-    def preempt(self, victim: Sequence, *, may_swap: bool = True) -> None:
-        """A running sequence gives its blocks and place back. When swapping, what it computed is saved in host memory,
-        if there is room for all of it.
-        """
-        block_ids, num_computed = victim.open_table.block_ids, victim.num_computed_tokens
-        self._close(victim)
-        if may_swap and self.swap_pool is not None and not victim.host_blocks:
-            num_written = -(-num_computed // self.cache.block_size) * self.cache.num_groups
-            self._swap_out(victim, block_ids[:num_written], num_computed, self.swap_pool)
-
-    def _close(self, sequence: Sequence) -> None:
+    def take_back(self, sequence: Sequence) -> None:
+        """A sequence with a table gives its blocks and places back: it has ended, or is preempted."""
         self.cache.close(sequence.open_table)
         sequence.table = None
         sequence.num_computed_tokens = 0
         self._owners.remove(sequence)
         self.num_places_taken -= sequence.num_completions
         self._forget_counts()
-
-    def _swap_out(self, victim: Sequence, block_ids: list[int], num_computed: int, pool: BlockPool) -> None:
-        num_live = len(block_ids) - block_ids.count(FREED)
-        if 0 < num_live <= pool.num_free:
-            free = iter(pool.allocate(num_live))
-            victim.host_blocks = tuple(FREED if block_id == FREED else next(free) for block_id in block_ids)
-            victim.num_swapped_tokens = num_computed
-            self.moves.swaps_out += _block_swaps(block_ids, victim.host_blocks)
-            self.moves.swapped_out.append(victim)
-
-    def _drop_host_blocks(self, sequence: Sequence) -> None:
-        """What it had in host memory has come back, or is not to be trusted."""
-        for block in sequence.host_blocks:
-            assert self.swap_pool is not None
-            if block != FREED:
-                self.swap_pool.release(block, is_cached=False)
-        sequence.host_blocks, sequence.num_swapped_tokens = (), 0
 
     # -- when a step was run, and when it was not
 
@@ -329,31 +288,23 @@ class BlockLedger:
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def commit(self) -> None:
-        """The moves were done."""
-        for sequence in self.moves.filled:
-            self._drop_host_blocks(sequence)
-        self.moves = PendingMoves()
-        self.received = []
+        """The step was done."""
+        self.copies, self.loaded, self.received, self.drafting = [], [], [], []
+        self._num_offloaded_before = self.cache.num_offloaded
         self._forget_counts()
 
     def roll_back(self) -> None:
-        """The moves may not have been done, and `moves.filled` were preempted: take back the room for drafts, and trust
-        nothing in host memory."""
-        for sequence in self.moves.drafting:
+        """The step may not have been done: take back the room for drafts."""
+        for sequence in self.drafting:
             if sequence.table is not None:
                 self.cache.truncate(sequence.table, len(sequence.token_ids))
-        for sequence in self.moves.swapped_out:
-            self._drop_host_blocks(sequence)
-        self.moves = PendingMoves()
+        self.drafting = []
         self._forget_counts()
 
-    def _note_copies(self, sequence: Sequence, copies: tuple[BlockCopy, ...]) -> None:
+    def _copy(self, copies: tuple[BlockCopy, ...]) -> None:
         if copies:
-            self.moves.copies += copies
-            self.moves.filled.append(sequence)
-
-
-def _block_swaps(block_ids: Seq[int], host_blocks: Seq[int]) -> Iterator[BlockSwap]:
-    """The moves between a table's blocks and those in host memory, where neither was freed."""
-    pairs = zip(block_ids, host_blocks)  # noqa: B905  a table may have more
-    return (BlockSwap(*pair) for pair in pairs if FREED not in pair)
+            try:
+                self.copy_blocks(copies)
+            except Exception as error:
+                raise BlockCopyError(f"{type(error).__name__}: {error}") from error
+            self.copies += copies

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import final
 
-from twophase.core.errors import PolicyError
+from twophase.core.errors import BlockCopyError, PolicyError
 from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase.scheduling._queues import SequenceQueues
 from twophase.scheduling.ledger import BlockLedger, Refusal
@@ -43,6 +43,7 @@ class StepBuilder:
         self._planned: set[int] = set()
         self._preempted: set[int] = set()
         self._refusals: dict[int, Refusal] = {}
+        self._failed: dict[int, Exception] = {}
 
     # -- what a policy sees
 
@@ -74,22 +75,21 @@ class StepBuilder:
             yield sequence
             position = self._queues.waiting.bisect_key_right(sequence.rank)
 
-    def served(self, tenant: str) -> int:
-        return self._queues.tenants[tenant]
-
     def refusal_of(self, sequence: Sequence) -> Refusal:
         return self._refusals.get(sequence.seq_id, Refusal.POLICY)
 
     # -- what a policy can do
 
     def decode(self, sequence: Sequence) -> bool:
-        if not self._has_blocks(sequence) or not self.budget:
+        if not self._has_blocks(sequence) or not self.budget or sequence.seq_id in self._failed:
             return False
         if not sequence.is_decoding:
             raise PolicyError(
                 f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
             )
-        while not self._ledger.grow_for_decode(sequence):
+        while not self._grow_for_decode(sequence):
+            if sequence.seq_id in self._failed:
+                return False
             victim = self._worst_unplanned()
             self._preempt(victim)
             if victim is sequence:
@@ -149,6 +149,13 @@ class StepBuilder:
             raise PolicyError(f"a policy planned sequence {sequence.seq_id}, which is not running: let it in first.")
         return sequence.table is not None
 
+    def _grow_for_decode(self, sequence: Sequence) -> bool:
+        try:
+            return self._ledger.grow_for_decode(sequence)
+        except BlockCopyError as error:  # its last block holds nothing that can be relied on
+            self._failed[sequence.seq_id] = error
+            return False
+
     def _require_unplanned(self, sequence: Sequence) -> None:
         if sequence.seq_id in self._planned:
             raise PolicyError(f"a policy planned sequence {sequence.seq_id} twice in one step; once is the most.")
@@ -180,16 +187,16 @@ class StepBuilder:
     # -- the outcome
 
     def plan(self, preempted: tuple[int, ...]) -> StepPlan:
-        moves = self._ledger.moves
         return StepPlan(
             chunks=(*self._decodes, *self._prefills),
             num_decodes=len(self._decodes),
             num_tokens=self._num_tokens,
-            copies=tuple(moves.copies),
+            copies=tuple(self._ledger.copies),
             preempted=preempted,
             received=tuple(self._ledger.received),
-            swaps_out=tuple(moves.swaps_out),
-            swaps_in=tuple(moves.swaps_in),
+            loaded=tuple(self._ledger.loaded),
+            num_offloaded=self._ledger.num_offloaded,
+            failed=dict(self._failed),
             wake_s=None if self._planned else self.wake_s,
         )
 

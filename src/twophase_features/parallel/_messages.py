@@ -22,16 +22,18 @@ class Kind(IntEnum):
     CLOSE = 0
     RUN = 1
     COPY = 2
-    SWAP_OUT = 3
-    SWAP_IN = 4
+    HOST_BLOCKS = 3
+    SAVE = 4
+    RESTORE = 5
 
 
 class Work(NamedTuple):
     """One call of the runner.
 
     Attributes:
-        chunks: Of the step; read by RUN, COPY and SWAP_IN.
-        moves: Pairs of blocks; read by COPY (source, target), SWAP_OUT and SWAP_IN (device, host).
+        chunks: Of the step; read by RUN.
+        moves: Pairs of blocks, from and to; read by COPY, SAVE and RESTORE. HOST_BLOCKS has one, whose first number is
+            how many there are to be.
     """
 
     kind: Kind

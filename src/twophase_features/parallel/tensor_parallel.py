@@ -22,18 +22,19 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, Never, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twophase.core.errors import ConfigError, PeerLostError
-from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
+from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.experts import DispatchExperts
+from twophase_features.experts.mixture import DispatchExperts
+from twophase_features.offloading.host_memory import PinnedBlocks
 from twophase_features.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import Peers, Traffic, place
@@ -44,7 +45,7 @@ HIDDEN_SUM = "the sum of hidden states over the ranks"
 
 @final
 class TensorParallelGroup:
-    """The processes that share a model: a rank's part of it, and how the parts come together. A group of one is free.
+    """The `Executor` of a model that several processes share. A group of one rank has the whole model.
 
     Attributes:
         shard: This rank's part.
@@ -90,6 +91,14 @@ class TensorParallelGroup:
         return cls(config, device, peers, has_whole_experts)
 
     @property
+    def part(self) -> ModelConfig:
+        return self.shard.config
+
+    @property
+    def experts(self) -> slice:
+        return self.shard.experts
+
+    @property
     def is_driver(self) -> bool:
         return self.shard.rank == 0
 
@@ -102,6 +111,9 @@ class TensorParallelGroup:
     def dispatch_experts(self) -> DispatchExperts | None:
         """How the model's experts are reached; None: each rank has all of them, or a part of each."""
         return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        return self.shard.cut(name, tensor)
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
@@ -154,15 +166,26 @@ class DriverRunner:
         'all_to_all' and 'all_gather'."""
         return self._peers.traffic
 
-    def swap_out(self, moves: Sequence[BlockSwap]) -> None:
-        if moves:
-            self._together(Work(Kind.SWAP_OUT, (), moves), lambda: self._runner.swap_out(moves))
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._together(Work(Kind.COPY, (), copies), lambda: self._runner.copy_blocks(copies))
 
-    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
-        self._together(Work(Kind.COPY, chunks, copies), lambda: self._runner.copy_blocks(chunks, copies))
+    @property
+    def kv_cache(self) -> Never:
+        """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
+        raise ConfigError(
+            "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
+            "process; HostMemoryTier is one that works."
+        )
 
-    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
-        self._together(Work(Kind.SWAP_IN, chunks, moves), lambda: self._runner.swap_in(chunks, moves))
+    def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
+        """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.
+
+        Raises:
+            ConfigError: They do not fit. On another rank that ends the rank.
+        """
+        own = PinnedBlocks(self._runner.kv_cache, num_blocks)
+        self._tell(Work(Kind.HOST_BLOCKS, (), [BlockCopy(own.num_blocks, 0)]))
+        return HostBlocksOfRanks(own, self._together)
 
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         def score_whole(logits: Float[Tensor, "R V0"]) -> None:
@@ -209,6 +232,22 @@ class DriverRunner:
         return torch.cat(parts, dim=1)
 
 
+@final
+class HostBlocksOfRanks:
+    """The `HostBlocks` of all ranks, moved together."""
+
+    def __init__(self, own: PinnedBlocks, together: Callable[[Work, Callable[[], Any]], Any]) -> None:
+        self.num_blocks = own.num_blocks
+        self._own = own
+        self._together = together
+
+    def save(self, moves: Sequence[BlockCopy]) -> None:
+        self._together(Work(Kind.SAVE, (), moves), lambda: self._own.save(moves))
+
+    def restore(self, moves: Sequence[BlockCopy]) -> None:
+        self._together(Work(Kind.RESTORE, (), moves), lambda: self._own.restore(moves))
+
+
 def _num_rows(shard: Shard, rank: int) -> int:
     rows = shard.vocabulary(rank)
     return rows.stop - rows.start
@@ -218,6 +257,7 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
     """Do what rank 0 says until it closes. Ctrl-C is rank 0's to handle: a worker ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
+    host_blocks: PinnedBlocks | None = None
     while (work := _next_work(peers)).kind != Kind.CLOSE:
         match work.kind:
             case Kind.RUN:
@@ -225,11 +265,15 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
                 if logits is not None:
                     send_logits(logits)
             case Kind.COPY:
-                runner.copy_blocks(work.chunks, [BlockCopy(*move) for move in work.moves])
-            case Kind.SWAP_OUT:
-                runner.swap_out([BlockSwap(*move) for move in work.moves])
-            case Kind.SWAP_IN:
-                runner.swap_in(work.chunks, [BlockSwap(*move) for move in work.moves])
+                runner.copy_blocks([BlockCopy(*move) for move in work.moves])
+            case Kind.HOST_BLOCKS:
+                host_blocks = PinnedBlocks(runner.kv_cache, work.moves[0][0])
+            case Kind.SAVE:
+                assert host_blocks is not None
+                host_blocks.save([BlockCopy(*move) for move in work.moves])
+            case Kind.RESTORE:
+                assert host_blocks is not None
+                host_blocks.restore([BlockCopy(*move) for move in work.moves])
 
 
 def _next_work(peers: Peers) -> Work:

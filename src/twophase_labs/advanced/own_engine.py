@@ -25,7 +25,7 @@ from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager, CacheStats
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.outputs import RequestOutput
-from twophase.core.plan import BlockCopy, BlockSwap, ScheduledChunk
+from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine.runner import Runner, TakeLogits
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.speculation.speculator import Speculator
@@ -218,14 +218,8 @@ class VerifyingRunner:
         self._verify, self._temperature_of = verify, temperature_of
         self._chance = chance or Chance(0)
 
-    def swap_out(self, moves: Sequence[BlockSwap]) -> None:
-        self.runner.swap_out(moves)
-
-    def copy_blocks(self, chunks: Sequence[ScheduledChunk], copies: Sequence[BlockCopy]) -> None:
-        self.runner.copy_blocks(chunks, copies)
-
-    def swap_in(self, chunks: Sequence[ScheduledChunk], moves: Sequence[BlockSwap]) -> None:
-        self.runner.swap_in(chunks, moves)
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.runner.copy_blocks(copies)
 
     def close(self) -> None:
         self.runner.close()

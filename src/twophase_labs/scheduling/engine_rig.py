@@ -71,7 +71,7 @@ def engine_with(limits: dict[str, Any], policy: Policy | None, clock: Clock) -> 
     scheduler = make_scheduler(LIMITS | limits, policy)
     config = scheduler.config
     return Engine(
-        ModelRunner(llm.model, llm.kv_cache, config.max_model_len, num_swap_blocks=config.num_swap_blocks),
+        ModelRunner(llm.model, llm.kv_cache, config.max_model_len),
         scheduler,
         vocab_size=llm.model_config.vocab_size,
         max_trace_steps=None,

@@ -75,8 +75,8 @@ def step_rows(
             "kv_cache_usage": step.kv_cache_usage,
             "prefix_cache_queries": step.prefix_cache_queries,
             "prefix_cache_hits": step.prefix_cache_hits,
-            "blocks_swapped_out": step.blocks_swapped_out,
-            "blocks_swapped_in": step.blocks_swapped_in,
+            "blocks_offloaded": step.blocks_offloaded,
+            "blocks_loaded": step.blocks_loaded,
             "fragmentation": None if block_size is None else fragmentation(step, block_size),
         }
         for step, state in zip(steps, queue, strict=True)

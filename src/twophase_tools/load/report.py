@@ -149,8 +149,8 @@ class ServingReport:
             "" if steps.fragmentation_mean is None else f", {_share(steps.fragmentation_mean)} of their slots empty"
         )
         swapped = ""
-        if steps.num_blocks_swapped_out or steps.num_blocks_swapped_in:
-            swapped = f"; {steps.num_blocks_swapped_out:,} swapped out, {steps.num_blocks_swapped_in:,} back in"
+        if steps.num_blocks_offloaded or steps.num_blocks_loaded:
+            swapped = f"; {steps.num_blocks_offloaded:,} swapped out, {steps.num_blocks_loaded:,} back in"
         return [
             "",
             f"engine       {steps.num_steps:,} steps, busy {steps.busy_s:.2f} s, of which scheduling and bookkeeping "

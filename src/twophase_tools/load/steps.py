@@ -56,7 +56,7 @@ class StepSummary:
         busy_s: Time inside steps; `overhead_s` of it was spent on scheduling and bookkeeping.
         num_decode_tokens, num_prefill_tokens: Tokens computed, by what they were for; together all of them.
         num_recomputed_tokens: Of these, how many had been computed before and were lost to a preemption.
-        num_blocks_swapped_out, num_blocks_swapped_in: To and from host memory, where preemption swaps.
+        num_blocks_offloaded, num_blocks_loaded: To and from host memory, where preemption swaps.
         waiting_mean, waiting_max: Sequences that wait inside the engine, preempted ones included (see also `queue`).
         num_blocks: In the pool.
         blocks_in_use_mean, blocks_in_use_max: Blocks that a sequence holds.
@@ -71,8 +71,8 @@ class StepSummary:
     num_prefill_tokens: int
     num_recomputed_tokens: int
     num_preemptions: int
-    num_blocks_swapped_out: int
-    num_blocks_swapped_in: int
+    num_blocks_offloaded: int
+    num_blocks_loaded: int
     waiting_mean: float
     waiting_max: int
     num_blocks: int
@@ -103,8 +103,8 @@ class StepSummary:
             num_prefill_tokens=sum(map(num_tokens, steps)) - num_decodes,
             num_recomputed_tokens=num_recomputed_tokens(steps),
             num_preemptions=sum(len(step.preempted) for step in steps),
-            num_blocks_swapped_out=sum(step.blocks_swapped_out for step in steps),
-            num_blocks_swapped_in=sum(step.blocks_swapped_in for step in steps),
+            num_blocks_offloaded=sum(step.blocks_offloaded for step in steps),
+            num_blocks_loaded=sum(step.blocks_loaded for step in steps),
             waiting_mean=mean_over_time([step.num_waiting for step in steps], weights_s),
             waiting_max=max(step.num_waiting for step in steps),
             num_blocks=num_blocks(steps[-1]),

@@ -4,10 +4,8 @@ The ranges lie in each other like this:
 
     step N
         schedule                   the plan of the step
-        swap out                   K/V of preempted sequences to host memory
         draft                      tokens guessed ahead
         run
-            move blocks            copies and swaps in
             model
                 prepare            the flat batch, and attention's plan of it
                 forward
@@ -36,7 +34,7 @@ import twophase.engine.runner as runner_module
 from twophase.llm import LLM
 
 # Of a step, in this order; the vocabulary is that of `twophase_tools.load.perfetto`, in more detail.
-PHASES = ("schedule", "swap out", "draft", "run", "trace", "update", "report")
+PHASES = ("schedule", "draft", "run", "trace", "update", "report")
 STEP = "step"
 
 
@@ -47,10 +45,8 @@ def ranged(llm: LLM) -> Iterator[None]:
     parts = (
         (engine, "step", lambda: f"{STEP} {_number_of_next_step(llm)}"),
         (engine, "_schedule", "schedule"),
-        (llm.runner, "swap_out", "swap out"),
         (engine, "_draft", "draft"),
         (engine, "_run", "run"),
-        (engine, "_move_blocks", "move blocks"),
         (llm.runner, "run", "model"),
         (runner_module, "pack", "prepare"),
         (llm.model.backend, "plan", "prepare"),

@@ -56,7 +56,7 @@ class LinearCostModel(CostModel):
     """A step's time as a sum of what it does times what each costs:
 
         run = per_step + per_token * tokens + per_sample * samples
-              + per_context * decode context + per_pair * prefill pairs + per_swapped_block * swapped blocks
+              + per_context * decode context + per_pair * prefill pairs + per_moved_block * swapped blocks
         schedule = schedule_per_step + schedule_per_chunk * chunks, and update likewise
 
     `per_step` is what any step costs, the reading of the weights above all; `per_token` the layers' products,
@@ -74,7 +74,7 @@ class LinearCostModel(CostModel):
     schedule_per_chunk_s: float | int = 0.0
     update_per_step_s: float | int = 0.0
     update_per_chunk_s: float | int = 0.0
-    per_swapped_block_s: float | int = 0.0
+    per_moved_block_s: float | int = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -91,7 +91,7 @@ class LinearCostModel(CostModel):
 
     def run_s(self, load: StepLoad) -> Any:
         fixed = self.per_step_s + self.per_token_s * load.num_tokens + self.per_sample_s * load.num_samples
-        moved = self.per_swapped_block_s * load.num_swapped_blocks
+        moved = self.per_moved_block_s * load.num_moved_blocks
         return fixed + moved + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
 
 
@@ -171,7 +171,7 @@ class RooflineCostModel(CostModel):
         compute_s = self.flops(load) / (n * self.hardware.flops_per_s * assumed.compute_efficiency)
         memory_s = self.bytes(load) / (n * self.hardware.bytes_per_s * assumed.bandwidth_efficiency)
         block_bytes = self.block_size * self.shape.kv_bytes_per_token
-        swaps_s = load.num_swapped_blocks * block_bytes / (n * assumed.host_bytes_per_s)
+        swaps_s = load.num_moved_blocks * block_bytes / (n * assumed.host_bytes_per_s)
         return np.maximum(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
 
     def num_blocks(self, memory_share: float | int = 0.9) -> int:

@@ -11,19 +11,15 @@ from operator import attrgetter
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    StaticPolicy,
-)
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 # Policies that decode, in rank order, all that runs when none could be let in, and again until an event. A policy of
 # another class might look at the clock or at a counter of its own: its steps are taken one by one.
@@ -50,8 +46,8 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
         is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when a sequence
             waits: what kept it out does so still.
     """
-    if scheduler.cache.window is not None:
-        return []  # blocks come and go at every turn: nothing repeats
+    if scheduler.cache.window is not None or scheduler.cache.tier is not None:
+        return []  # blocks come and go at every step, or move to a tier, which takes time: nothing repeats
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
     is_all_decodes = plan.num_decodes == len(plan.chunks) and not plan.preempted

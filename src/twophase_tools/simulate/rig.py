@@ -57,7 +57,7 @@ class Rig:
         self._vocab_size = llm.model_config.vocab_size
         self._clock = _cpu_clock() if cpu_time else Clock()
         self._engine = Engine(
-            ModelRunner(llm.model, llm.kv_cache, config.max_model_len, num_swap_blocks=config.num_swap_blocks),
+            ModelRunner(llm.model, llm.kv_cache, config.max_model_len),
             make_scheduler(self.limits),
             vocab_size=self._vocab_size,
             max_trace_steps=None,

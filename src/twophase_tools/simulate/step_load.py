@@ -18,7 +18,7 @@ class StepLoad(NamedTuple):
         decode_context: Keys that the decodes read, all together, their own included; an array for many steps at once.
         prefill_pairs: Query-key pairs of the prefill chunks: quadratic in a prompt computed at once.
         prefill_context: Keys that the prefill chunks read, each chunk reading its own once.
-        num_swapped_blocks: Blocks moved from and to host memory.
+        num_moved_blocks: Blocks moved from and to host memory.
     """
 
     num_tokens: int | float
@@ -27,7 +27,7 @@ class StepLoad(NamedTuple):
     decode_context: Any
     prefill_pairs: int | float
     prefill_context: int | float
-    num_swapped_blocks: int | float = 0
+    num_moved_blocks: int | float = 0
 
 
 def load_of(plan: StepPlan) -> StepLoad:
@@ -36,8 +36,8 @@ def load_of(plan: StepPlan) -> StepLoad:
     decode_context = plan.num_decodes + sum([chunk.start for chunk in plan.chunks[: plan.num_decodes]])
     num_samples = plan.num_decodes + sum([chunk.num_samples > 0 for chunk in plan.chunks[plan.num_decodes :]])
     load = _load(chunks, plan.num_decodes, decode_context, num_samples)
-    num_swapped = len(plan.swaps_out) + len(plan.swaps_in)
-    return load._replace(num_swapped_blocks=num_swapped) if num_swapped else load
+    num_moved = plan.num_offloaded + len(plan.loaded)
+    return load._replace(num_moved_blocks=num_moved) if num_moved else load
 
 
 def load_of_trace(chunks: tuple[tuple[str, int, int, int], ...], num_decodes: int, num_samples: int) -> StepLoad:

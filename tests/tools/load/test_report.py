@@ -82,9 +82,9 @@ def test_steps_by_hand():
 
 
 def test_swapped_blocks_are_counted():
-    moved = [dataclasses.replace(STEPS[0], blocks_swapped_out=3), dataclasses.replace(STEPS[1], blocks_swapped_in=2)]
+    moved = [dataclasses.replace(STEPS[0], blocks_offloaded=3), dataclasses.replace(STEPS[1], blocks_loaded=2)]
     found = steps.StepSummary.of(moved)
-    assert (found.num_blocks_swapped_out, found.num_blocks_swapped_in) == (3, 2)
+    assert (found.num_blocks_offloaded, found.num_blocks_loaded) == (3, 2)
     assert "3 swapped out, 2 back in" in report.ServingReport.of(RECORDS, moved).to_text()
     assert "swapped" not in report.ServingReport.of(RECORDS, STEPS).to_text()
 

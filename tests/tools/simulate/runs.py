@@ -7,13 +7,24 @@ from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
+from twophase_features.offloading.host_memory import HostMemoryTier
 
 
 def make_scheduler(
-    num_blocks=64, block_size=4, caching=True, policy=None, *, max_num_seqs=4, budget=8, max_model_len=64, **options
+    num_blocks=64,
+    block_size=4,
+    caching=True,
+    policy=None,
+    *,
+    max_num_seqs=4,
+    budget=8,
+    max_model_len=64,
+    num_host_blocks=0,
+    **options,
 ) -> Scheduler:
+    tier = HostMemoryTier(num_host_blocks) if num_host_blocks else None
     config = SchedulerConfig(max_num_seqs, budget, max_model_len, **options)
-    return Scheduler(config, CacheManager(num_blocks, block_size, caching), policy)
+    return Scheduler(config, CacheManager(num_blocks, block_size, caching, tier=tier), policy)
 
 
 def request(name: str, arrival_s: float | int, prompt, output_len: int, n: int = 1, priority: int = 0, ttft_slo_s=None):

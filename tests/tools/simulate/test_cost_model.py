@@ -11,7 +11,7 @@ from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import StepTrace
 from twophase.core.plan import ScheduledChunk, StepPlan
-from twophase.model.config import ExpertsConfig
+from twophase_features.experts.config import ExpertsConfig
 from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
@@ -37,8 +37,8 @@ def test_load_of_a_plan():
 
 
 def test_linear_costs():
-    model = LinearCostModel(1, 0.1, 0.01, 0.001, 0.0001, 5, 0.5, 7, 0.25, per_swapped_block_s=100)
-    cost = model.cost(StepLoad(5, 2, 2, 10, 18, 6, num_swapped_blocks=3))
+    model = LinearCostModel(1, 0.1, 0.01, 0.001, 0.0001, 5, 0.5, 7, 0.25, per_moved_block_s=100)
+    cost = model.cost(StepLoad(5, 2, 2, 10, 18, 6, num_moved_blocks=3))
     assert cost.run_s == pytest.approx(1 + 0.5 + 0.02 + 0.01 + 0.0018 + 300)
     assert (cost.schedule_s, cost.update_s) == (6, 7.5)
     with pytest.raises(ConfigError, match="per_token_s=-1"):
@@ -67,7 +67,7 @@ def test_roofline_by_hand():
     assert model.cost(few).schedule_s == 2.25
     assert model.cost(few).update_s == 3.25
     # A block is 4 * 32 bytes; 64 bytes/s to the host.
-    assert model.run_s(few._replace(num_swapped_blocks=3)) - model.run_s(few) == pytest.approx(6)
+    assert model.run_s(few._replace(num_moved_blocks=3)) - model.run_s(few) == pytest.approx(6)
     # Half the efficiency, twice the time.
     half = dataclasses.replace(IDEAL, bandwidth_efficiency=0.5)
     assert RooflineCostModel(TOY_GPU, TOY, 1, half).run_s(few) == pytest.approx(2 * model.run_s(few))

@@ -8,18 +8,14 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase_tools.simulate.simulator import simulate
@@ -65,7 +61,7 @@ def test_random_workloads_run_alike(seed):
     longest = rng.choice([16, 40])
     block_size = rng.choice([1, 3, 4])
     policy = POLICIES[seed % len(POLICIES)]
-    swaps = {"preemption": "swap", "num_swap_blocks": rng.choice([10, 50])} if rng.random() < 0.3 else {}
+    offloading = {"num_host_blocks": rng.choice([10, 50])} if rng.random() < 0.3 else {}
     options = {
         "num_blocks": 250 if block_size == 1 else rng.choice([30, 45, 200]),
         "block_size": block_size,
@@ -79,7 +75,7 @@ def test_random_workloads_run_alike(seed):
     options["admission"] = ADMISSIONS[seed // len(POLICIES) % 3]
     if rng.random() < 0.3:
         options |= {"enable_chunked_prefill": False, "budget": 64}
-    options |= swaps
+    options |= offloading
     requests = random_requests(rng, 30, rng.choice([2.0, 20.0, 200.0]), longest)
     by_step, at_once = make_scheduler(**options), make_scheduler(**options)
     expected = simulate(requests, by_step, COSTS, fast_forward=False)

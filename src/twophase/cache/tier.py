@@ -1,0 +1,52 @@
+"""A KV tier: K and V that are kept elsewhere, and found again by what a block holds."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+
+class BlockKey(NamedTuple):
+    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+
+    digest: bytes
+    token_bytes: bytes
+
+    def of_group(self, group: int) -> "BlockKey":
+        """The key of the block that a group of layers has for the same tokens."""
+        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
+
+
+@runtime_checkable
+class KVTier(Protocol):
+    """A second place for full blocks: host memory, a disk, another process. `LLM(kv_tier=...)` takes one.
+
+    The cache manager offers a block when it is about to be overwritten (`store`), and asks for blocks that continue a
+    prefix hit when a request is admitted (`match`, `load`). Each call does its work before it returns, between two
+    steps of the engine, so a block's contents are never half moved.
+
+    A key stands for a block's tokens, all tokens before them and the salt: two blocks of one key hold the same K and
+    V. If layers are in groups, each group's block has a key of its own.
+
+    A tier may lose what it was given: a block that it no longer has is a miss, and its tokens are computed. A call
+    that raises counts as one that did nothing, and is logged.
+    """
+
+    def attach(self, runner: Any) -> None:
+        """Called once, before everything else, with the engine's `Runner`, whose blocks are moved; not in a
+        simulation, which has no blocks."""
+        ...
+
+    def match(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the first keys the tier has, without a gap."""
+        ...
+
+    def load(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
+        """Write the contents of the first keys into these blocks of the cache; returns how many were written."""
+        ...
+
+    def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
+        """These blocks of the cache are about to be overwritten: keep copies of their contents, as far as wanted.
+
+        Returns:
+            How many blocks were copied.
+        """
+        ...
