@@ -13,9 +13,6 @@ UNTIL_ITS_DOOR = {
     "twophase.cache.kv_cache": "windows.layer_groups",
     "twophase.cache.manager": "windows.sliding_window",
     "twophase.cache.prefix_cache": "windows.sliding_window",
-    "twophase.engine.engine": "speculation.drafters speculation.speculator structured_outputs.guidance",
-    "twophase.engine.prompts": "structured_outputs.guidance",
-    "twophase.engine.request_state": "structured_outputs.guidance",
     "twophase.scheduling.request_validation": "windows.sliding_window",
 }
 

@@ -19,7 +19,7 @@ likely fix.
 Where your own parts can go:
 
     LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
-    LLM(drafter=...)            guesses tokens: twophase_features.speculation.drafters.Drafter
+    LLM(drafter=...)            guesses tokens: twophase.engine.drafter.Drafter
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
     LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.manager.CacheManager
 

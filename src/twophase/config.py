@@ -150,9 +150,7 @@ class EngineConfig:
     speculative_config: SpeculativeConfig | None = _own(
         "a SpeculativeConfig(...)", lambda value: isinstance(value, SpeculativeConfig)
     )
-    drafter: Any = _own(
-        "a drafter (twophase_features.speculation.drafters.Drafter)", _has("note_plan", "propose", "forget")
-    )
+    drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", _has("note_plan", "propose", "forget"))
     tensor_parallel_size: int = _option(1, whole_number(1))
     enable_expert_parallel: bool = _option(False, FLAG)
     peer_timeout_s: float | int = _option(

@@ -8,7 +8,7 @@ from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run
 from tests.engine.faults import Broken, FaultyBackend, Suspect
 from tests.engine.tokenizers_for_tests import byte_level
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine import engine as engine_module
+from twophase.engine import model_run
 from twophase.engine._isolation import isolate
 from twophase.engine.sampler import sample
 
@@ -130,7 +130,7 @@ class TestSampling:
                 raise Broken("planted in sample")
             return sample(logits, rows)
 
-        monkeypatch.setattr(engine_module, "sample", faulty_sample)
+        monkeypatch.setattr(model_run, "sample", faulty_sample)
 
     @pytest.mark.parametrize("setting", SETTINGS)
     @pytest.mark.parametrize("position", [0, 1, 5])

@@ -314,7 +314,7 @@ class TestFaults:
         engine = guided_engine(model)
         for i, (prompt, params) in enumerate(zip(MIXED_PROMPTS, MIXED, strict=True)):
             engine.add_request(str(i), prompt, params)
-        guide = engine._requests["5"].completions[1].guide
+        guide = engine._requests["5"].completions[1].constraint
         guide._matcher = self.Broken(guide._matcher, 4)
         outputs = finish(engine)
         for i, expected in enumerate(alone):
@@ -330,7 +330,7 @@ class TestFaults:
         engine = guided_engine(model)
         engine.add_request("bad", prompt_of(0, 4), guided(json=PERSON))
         engine.add_request("good", prompt_of(0, 4), guided(json=PERSON))
-        engine._requests["bad"].completions[0].guide._matcher.consume_token(5)
+        engine._requests["bad"].completions[0].constraint._matcher.consume_token(5)
         outputs = finish(engine)
         assert outputs["bad"].outputs[0].finish_reason == "error"
         assert "GuidanceError: llguidance: " in outputs["bad"].outputs[0].error
@@ -342,7 +342,7 @@ class TestFaults:
         engine.add_request("slow", prompt_of(0, 4), guided(json=PERSON, n=3))
         engine.add_request("good", prompt_of(0, 4), guided(json=PERSON))
         engine.step()
-        guides = [completion.guide for completion in engine._requests["slow"].completions]
+        guides = [completion.constraint for completion in engine._requests["slow"].completions]
         assert all(guide._slow_steps is guides[0]._slow_steps for guide in guides)
         guides[0]._slow_steps += [0.3] * (MAX_SLOW_STEPS + 1)
         outputs = finish(engine)
@@ -353,7 +353,7 @@ class TestFaults:
     def test_a_slow_token_is_noted(self, model, monkeypatch):
         engine = guided_engine(model)
         engine.add_request("a", prompt_of(0, 4), guided(json=PERSON))
-        guide = engine._requests["a"].completions[0].guide
+        guide = engine._requests["a"].completions[0].constraint
         monkeypatch.setattr(
             "twophase_features.structured_outputs.guidance.time.thread_time", itertools.count(step=0.06).__next__
         )
@@ -600,13 +600,13 @@ def check_guide(module) -> None:
         return {codec.decode([i]) if i != end_id else "end" for i in bits.nonzero()[0].tolist()}
 
     steps = {"": {"a"}, "a": {"c"}, "ac": {"c"}, "acc": {"b", "end"}}
-    stepwise = grammar.guide()
+    stepwise = grammar.constraint()
     for text, expected in steps.items():
         so_far = prompt + [codec.encode(c)[0] for c in text]
         told = [
             stepwise.allowed_after(so_far, 3),
             stepwise.allowed_after(so_far, 3),
-            grammar.guide().allowed_after(so_far, 3),
+            grammar.constraint().allowed_after(so_far, 3),
         ]
         assert [ids_of(allowed) for allowed in told] == [expected] * 3
     assert [grammar.accepts(text) for text in ("abb", "accb", "ab", "abbbb", "x", "")] == [
@@ -617,7 +617,7 @@ def check_guide(module) -> None:
         False,
         False,
     ]
-    broken = grammar.guide()
+    broken = grammar.constraint()
     with pytest.raises(Exception, match="llguidance: ") as caught:
         broken.allowed_after([*prompt, codec.encode("q")[0]], 3)
     assert type(caught.value).__name__ == GuidanceError.__name__
@@ -747,19 +747,21 @@ def test_mutants(mutant):
 PREEMPTION_MUTANTS = [
     (
         "state not rebuilt after preemption",
-        "self._requests[victim.request.request_id].num_preemptions += 1",
-        "state = self._requests[victim.request.request_id]\n"
-        "            state.num_preemptions += 1\n"
-        "            guide = state.completions[victim.index].guide\n"
-        "            _ = guide is None or guide._matcher.reset()",
+        "metrics",
+        "requests[victim.request.request_id].num_preemptions += 1",
+        "state = requests[victim.request.request_id]\n"
+        "        state.num_preemptions += 1\n"
+        "        guide = state.completions[victim.index].constraint\n"
+        "        _ = guide is None or guide._matcher.reset()",
     ),
-    ("state follows the chunk", "guide.allowed_after(token_ids, num", "guide.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
-    ("state of completion 0", ".completions[sequence.index].guide", ".completions[0].guide"),
+    ("state follows the chunk", "model_run", "constraint.allowed_after(token_ids, num", "constraint.allowed_after(token_ids[sequence.num_computed_tokens :], num"),
+    ("state of completion 0", "model_run", "sampling_params, state.completions[sequence.index]", "sampling_params, state.completions[0]"),
 ]  # fmt: skip
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mutant", PREEMPTION_MUTANTS, ids=[name for name, *_ in PREEMPTION_MUTANTS])
 def test_preemption_mutants(model, alone, mutant):
-    name, old, new = mutant
-    KillTable.record(Mutant(name, "twophase.engine.engine", old, new), preempted_check(model, alone))
+    name, module, old, new = mutant
+    planted = Mutant(name, f"twophase.engine.{module}", old, new, "twophase.engine.engine")
+    KillTable.record(planted, preempted_check(model, alone))

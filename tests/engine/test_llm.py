@@ -95,7 +95,7 @@ class TestGenerate:
         def broken(logits, rows):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr("twophase.engine.engine.sample", broken)
+        monkeypatch.setattr("twophase.engine.model_run.sample", broken)
         (output,) = llm.generate("The")
         assert (output.outputs[0].finish_reason, output.outputs[0].error) == ("error", "RuntimeError: planted")
 
@@ -149,7 +149,7 @@ class TestStream:
         def broken(logits, rows):
             raise RuntimeError("planted")
 
-        monkeypatch.setattr("twophase.engine.engine.sample", broken)
+        monkeypatch.setattr("twophase.engine.model_run.sample", broken)
         with pytest.raises(GenerationError, match="RuntimeError: planted"):
             list(llm.stream("The"))
 

@@ -11,6 +11,7 @@ from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
+from twophase.engine.model_run import run_and_sample
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
@@ -186,6 +187,7 @@ def check_all(llama, module=None) -> None:
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
         patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
+        patch("twophase.engine.engine.run_and_sample", getattr(module, "run_and_sample", run_and_sample)),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
         run(engine, PROMPTS[-1:], ONE)
@@ -199,13 +201,14 @@ def check_all(llama, module=None) -> None:
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
 STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
+SCORES, RUN = "twophase.engine.prompt_logprobs", "twophase.engine.model_run"
 MUTANTS = [
-    ("a chunk begins with its own token", ENGINE, "first = chunk.start + 1", "first = chunk.start", None),
-    ("the last row of a chunk is left out", STATE, "max(0, min(num_tokens, num", "max(0, min(num_tokens - 1, num", ENGINE),
-    ("the last token's row too", STATE, "num_prompt_tokens - 1 - start))", "num_prompt_tokens - start))", ENGINE),
+    ("a chunk begins with its own token", SCORES, "first = chunk.start + 1", "first = chunk.start", RUN),
+    ("the last row of a chunk is left out", SCORES, "max(0, min(len(chunk.token_ids), num", "max(0, min(len(chunk.token_ids) - 1, num", ENGINE),
+    ("the last token's row too", SCORES, "num_prompt_tokens - 1 - chunk.start))", "num_prompt_tokens - chunk.start))", ENGINE),
     ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
-    ("a place too early", STATE, "self.prompt_logprobs[start + 1 :]", "self.prompt_logprobs[start:]", ENGINE),
-    ("a preempted prompt's twice", STATE, "self.prompt_logprobs[start + 1 :] =", "self.prompt_logprobs +=", ENGINE),
+    ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", RUN),
+    ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", RUN),
     ("a row further", RUNNER, "range(start, start + chunk.num_scored)", "range(start + 1, start + 1 + chunk.num_scored)", None),
     ("rows of the first chunk", RUNNER, "        start += len(chunk.token_ids)\n    for", "    for", None),
     ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),
@@ -241,4 +244,4 @@ def check_scorer(module) -> None:
     ],
 )
 def test_scorer_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.engine.prompt_logprobs", old, new), check_scorer)
+    KillTable.record(Mutant(name, SCORES, old, new), check_scorer)

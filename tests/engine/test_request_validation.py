@@ -83,7 +83,7 @@ BAD_PROMPTS = [
 def check_bad_prompts(module) -> None:
     for prompt, message in BAD_PROMPTS:
         with pytest.raises(InvalidRequestError, match=message):
-            (module.cache_salt_of(prompt), module.token_ids_of(prompt, byte_level(), 330))
+            module.parse_prompt(prompt, byte_level(), 330)
 
 
 def test_stop_strings_with_a_special_token_in_them(tiny_model):
@@ -118,7 +118,7 @@ def test_prompts(tiny_model):
         range(5, 7),
         [np.int64(5), torch.tensor(6)],
     ):
-        assert prompts.token_ids_of({"prompt_token_ids": ids}, None, 330) == ((5, 6), None)
+        assert prompts.parse_prompt({"prompt_token_ids": ids}, None, 330) == ((5, 6), None, "", "")
 
 
 BAD_PARAMS = [
@@ -287,7 +287,7 @@ MUTANTS = [
     ("half surrogates", "core.rules", "    value.encode()\n", "", "text"),
     ("ids from a set", "engine.prompts", "tuple(items_of(given))", "tuple(given)", "prompts"),
     ("ids beyond the vocabulary", "engine.prompts", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),
-    ("salt of any type", "engine.prompts", 'checked(name, prompt.get(name, ""), TEXT)', 'prompt.get(name, "")', "prompts"),
+    ("salt of any type", "engine.prompts", 'checked("cache_salt", given.get("cache_salt", ""), TEXT)', 'given.get("cache_salt", "")', "prompts"),
 ]  # fmt: skip
 
 

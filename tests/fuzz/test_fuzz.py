@@ -17,7 +17,7 @@ from tests.fuzz.folders import Folders
 from tests.fuzz.requests import Requests
 from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from twophase.core.errors import ConfigError
-from twophase.engine.engine import Engine
+from twophase.engine import model_run
 from twophase.scheduling._queues import SequenceQueues
 from twophase_features.experts.config import MIXTRAL_DEFAULTS
 
@@ -108,14 +108,14 @@ def test_a_ghost_is_noticed(requests, monkeypatch):
 
 def test_a_neighbours_draw_is_noticed(requests, monkeypatch):
     """Draws that depend on the batch: each row of it takes the next one's position."""
-    row_of = Engine._sample_row
+    row_of = model_run.row_after
     ever = iter(range(10**9))
 
     def shifted(*args):
         row = row_of(*args)
         return row._replace(position=row.position + next(ever) % 2)
 
-    monkeypatch.setattr(Engine, "_sample_row", shifted)
+    monkeypatch.setattr(model_run, "row_after", shifted)
     found = findings(requests.try_one, count=20, seed=0)
     assert any("alone" in finding for finding in found), found
 

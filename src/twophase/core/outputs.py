@@ -1,4 +1,4 @@
-"""What a user gets back. Names follow vLLM's `RequestOutput`."""
+"""The results of a request. Names follow vLLM's `RequestOutput`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities in nats at one position: those of the token there and of the most likely ones, best first."""
+    """Log-probabilities in nats at one position: of the token there, and of the most likely tokens, best first."""
 
     token_id: int
     logprob: float
@@ -96,7 +96,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One entry of the engine's trace: what a step did and what it cost.
+    """One entry of the engine's trace: the work of a step, and its cost.
 
     Attributes:
         step: Counts from 0.
@@ -109,13 +109,13 @@ class StepTrace:
         num_waiting, num_running: After the step.
         blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
         blocks_offloaded, blocks_loaded: Moved to and from host memory in this step.
-        slots_in_use: Slots of the blocks in use that a token was given, after the step; None where it is not counted.
+        slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
         num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
-        num_draft_tokens, num_accepted_tokens: Drafts in them, and those that the model confirmed.
-        prefix_cache_queries, prefix_cache_hits: Tokens of the prompts that were let in since the step before, and those
-            of them that were found in the cache.
-        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None:
-            nobody waits, or nobody counts.
+        num_draft_tokens, num_accepted_tokens: Drafts in them, and drafts that the model accepted.
+        prefix_cache_queries, prefix_cache_hits: Tokens of the prompts admitted since the step before, and how many of
+            them were found in the cache.
+        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None if
+            no request waits, or if it is not measured.
     """
 
     step: int

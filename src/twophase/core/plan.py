@@ -79,6 +79,15 @@ class StepPlan:
     failed: Mapping[int, Exception] = field(default_factory=dict)
 
     @property
+    def decodes(self) -> tuple[ScheduledChunk, ...]:
+        """Chunks that continue a sequence by a token, with drafts or without."""
+        return self.chunks[: self.num_decodes + self.num_verifying]
+
+    @property
+    def prefills(self) -> tuple[ScheduledChunk, ...]:
+        return self.chunks[self.num_decodes + self.num_verifying :]
+
+    @property
     def is_empty(self) -> bool:
         return not self.chunks
 

@@ -1,4 +1,4 @@
-"""What a user asks for: immutable, and validated when it is added."""
+"""A user's request, immutable. Prompt, salt and tenant are checked by `parse_prompt`, the rest here."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,6 @@ RULES = {
     "request_id": TEXT,
     "arrival_s": number("a finite number of seconds"),
     "priority": whole_number(note="(lower runs first)"),
-    "cache_salt": TEXT,
-    "tenant": TEXT,
     "ttft_slo_s": optional(number("a finite number of seconds >= 0", lambda x: x >= 0)),
 }
 
@@ -28,12 +26,12 @@ class Request:
         prompt: The text it came from, or None when token ids were given.
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
-        tenant: Whose it is, for policies that share the engine fairly. See `FairPolicy`.
-        ttft_slo_s: Its first token is wanted that many seconds after arrival; None: no wish. See `DeadlinePolicy`.
+        tenant: Its owner, for policies that share the engine fairly. See `FairPolicy`.
+        ttft_slo_s: Seconds from arrival by which its first token is wanted; None: no deadline. See `DeadlinePolicy`.
 
     Raises:
-        InvalidRequestError: A field breaks its rule. A policy ranks by these numbers: one that is NaN, or no number,
-            could not be compared with the others, and the whole queue would suffer.
+        InvalidRequestError: A field breaks its rule. A policy compares these numbers, so that a NaN would put the
+            whole queue out of order.
     """
 
     request_id: str

@@ -1,4 +1,4 @@
-"""How the engine guesses tokens ahead. The names follow vLLM's option of the same name."""
+"""Options of speculative decoding. The names follow vLLM's option of the same name."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,20 @@ MAX_SPECULATIVE_TOKENS = 32  # far beyond what pays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """Speculative decoding: guess the next tokens cheaply, verify all guesses in one step of the model.
+    """Speculative decoding: draft the next tokens cheaply, verify all drafts in one step of the model.
 
-    It changes how long an output takes, not what it is: the same tokens come, greedy or seeded, with and without. (Up
-    to rounding: a step that verifies adds up in another order, by which a log-probability may move by 1e-5 in fp32. A
-    draw that falls between two tokens that closely, mostly in the tail of an untruncated distribution, may then take
-    its neighbour.)
+    It changes the time that an output takes, and no token, greedy or seeded. (Up to rounding: a step that verifies adds
+    up in another order, by which a log-probability may move by 1e-5 in fp32. A draw that falls between two tokens that
+    closely, mostly in the tail of an untruncated distribution, may then take its neighbour.)
 
     Attributes:
         method: 'ngram' looks up what followed the newest tokens when they came before ("prompt lookup"); 'draft_model'
             asks a smaller model of the same vocabulary.
-        num_speculative_tokens: Guesses a sequence may have in a step, in [1, 32].
+        num_speculative_tokens: Drafts that a sequence may have in a step, in [1, 32].
         prompt_lookup_max, prompt_lookup_min: Tokens that must agree for a lookup; the longest match is taken.
         model: The draft model, as `LLM`'s `model`; only for, and needed by, 'draft_model'.
-        disable_when_losing: Measure what a token costs with and without guessing, and do what is cheaper. False: guess
-            whenever there is room.
+        disable_when_losing: Measure the time per token with and without drafts, and run the faster variant. False:
+            draft whenever there is room.
 
     Raises:
         ConfigError: An option that cannot work.
@@ -47,7 +46,7 @@ class SpeculativeConfig:
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
             raise ConfigError(
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}: "
-                f"the last of so many guesses are hardly ever right."
+                f"the last of that many drafts are hardly ever right."
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the text of an output must look like. The place of vLLM's `StructuredOutputsParams`, with its field names."""
+"""The form that an output's text must have. The fields are named as in vLLM's `StructuredOutputsParams`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
 MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
-# Before anything is compiled; how much work that may be, `twophase_features.structured_outputs.guidance` measures.
+# Checked before a grammar is compiled; its compiler limits the work.
 MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
@@ -19,21 +19,20 @@ REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 class StructuredOutputs:
     """The whole output, from its first character to its end, is of this form. Exactly one field is given.
 
-    Only what can be read off the field itself is checked here; whether the engine can enforce it, `Engine.add_request`
-    tells (see `twophase_features.structured_outputs.guidance`). Everything is kept as text, so it cannot be changed
-    afterwards.
+    Only rules about the field itself are checked here; `Engine.add_request` refuses a form that the engine cannot
+    enforce. Everything is kept as text, so it cannot be changed afterwards.
 
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,
             written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space. Dates and
-            times are those that Python reads: no leap seconds, no year 0.
+            times are in the range that Python reads: no leap seconds, no year 0.
         regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.
         choice: The output is one of these texts, at most 10,000. Each kind has at most 100,000 characters in all.
 
     Raises:
-        InvalidRequestError: None or several are given; or one that could mean nothing.
+        InvalidRequestError: No field is given, or several; or the form has no meaning.
     """
 
     json: Mapping[str, Any] | str | None = None

@@ -1,4 +1,4 @@
-"""One rule for faults: what raises in company is tried in smaller company, and what raises alone has failed."""
+"""Bisect a failing batch until only the faulty items fail."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,14 +1,17 @@
-"""The engine's statistics: a trace of steps, and counts over its life. What happened to a request is in its output."""
+"""The engine's statistics: a trace of steps, and counts over its life. The metrics of a request are in its output."""
 
 import heapq
 from collections import deque
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 from twophase.cache.manager import CacheStats
 from twophase.core.outputs import FinishReason, StepTrace
 from twophase.core.plan import StepPlan
+from twophase.engine.request_state import RequestState
 from twophase.scheduling.scheduler import Scheduler
+from twophase.scheduling.sequence import Sequence
 
 TraceChunk = tuple[str, int, int, int]  # request id, completion index, start position, tokens
 
@@ -25,8 +28,8 @@ class Waiting(Protocol):
 
 @final
 class WaitingRequests:
-    """Requests that were never scheduled, oldest first. Adding one and looking at the oldest take logarithmic time: who
-    left is dropped when it comes to the front.
+    """Requests that were never scheduled, oldest first. Adding one and looking at the oldest take logarithmic time: a
+    request that has left is dropped when it comes to the front.
     """
 
     def __init__(self) -> None:
@@ -38,7 +41,7 @@ class WaitingRequests:
         self._num_added += 1
 
     def oldest_s(self, now_s: float | int) -> float | None:
-        """How long the oldest has waited; None: nobody waits."""
+        """How long the oldest has waited, in seconds; None if no request waits."""
         while self._heap and _has_left(self._heap[0][2]):
             heapq.heappop(self._heap)
         return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
@@ -59,7 +62,7 @@ class EngineStats:
         num_output_tokens: Tokens sampled.
         num_preemptions: Times a sequence lost its blocks.
         num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
-        num_draft_tokens, num_accepted_tokens: Tokens guessed and verified, and those that the model confirmed.
+        num_draft_tokens, num_accepted_tokens: Drafts that the model verified, and drafts that it accepted.
         kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
     """
 
@@ -85,17 +88,54 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the drafts that were confirmed; 0 before the first."""
+        """Share of the verified drafts that were accepted; 0 before the first."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """The engine's clock at the marks of one step."""
+class StepRecord:
+    """A step that has run, and its sequences by name, taken before any of them ends.
 
+    Attributes:
+        chunks, preempted: See `StepTrace`.
+        start_s, scheduled_s, ran_s: The engine's clock when the step began, was planned, and had run.
+    """
+
+    plan: StepPlan
+    chunks: tuple[TraceChunk, ...]
+    preempted: tuple[tuple[str, int], ...]
     start_s: float
     scheduled_s: float
     ran_s: float
+
+    def count_drafts(self, results: Mapping[int, Sized | Exception]) -> tuple[int, int]:
+        """Drafts that were verified, and that were accepted; `results` as of `StatLogger.note_step`."""
+        num_drafts = num_accepted = 0
+        for chunk in self.plan.chunks[self.plan.num_decodes :][: self.plan.num_verifying]:
+            result = results[chunk.seq_id]
+            if not isinstance(result, Exception):
+                num_drafts, num_accepted = num_drafts + chunk.num_drafts, num_accepted + len(result) - 1
+        return num_drafts, num_accepted
+
+
+def record_step(
+    plan: StepPlan,
+    sequences: Mapping[int, Sequence],
+    requests: Mapping[str, RequestState],
+    times: tuple[float, float, float],
+) -> StepRecord:
+    """The record of a step that has run; first admissions and preemptions go into the metrics of their requests."""
+    for chunk in plan.prefills:
+        sequence = sequences[chunk.seq_id]
+        state = requests[sequence.request.request_id]
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s, state.num_cached_tokens = times[1], sequence.num_cached_tokens
+    victims = [sequences[seq_id] for seq_id in plan.preempted]
+    for victim in victims:
+        requests[victim.request.request_id].num_preemptions += 1
+    pairs = ((chunk, sequences[chunk.seq_id]) for chunk in plan.chunks)
+    chunks = tuple((each.request.request_id, each.index, c.start, len(c.token_ids)) for c, each in pairs)
+    return StepRecord(plan, chunks, tuple((each.request.request_id, each.index) for each in victims), *times)
 
 
 @final
@@ -121,17 +161,14 @@ class StatLogger:
 
     def note_step(
         self,
-        plan: StepPlan,
-        chunks: tuple[TraceChunk, ...],
-        preempted: tuple[tuple[str, int], ...],
+        record: StepRecord,
+        results: Mapping[int, Sized | Exception],
         finished: tuple[tuple[str, int], ...],
-        times: StepTimes,
         end_s: float,
         scheduler: Scheduler,
-        drafts: tuple[int, int] = (0, 0),
     ) -> None:
-        """`drafts`: how many the step verified, and how many were confirmed."""
-        num_draft_tokens, num_accepted_tokens = drafts
+        """A step is over. `results` has the tokens of each chunk, or its error, by seq_id."""
+        plan, (num_draft_tokens, num_accepted_tokens) = record.plan, record.count_drafts(results)
         cache = scheduler.cache.stats()
         num_looked_up, num_found = self._hits_before
         self._hits_before = (cache.num_queried_tokens, cache.num_hit_tokens)
@@ -139,13 +176,13 @@ class StatLogger:
         self.steps.append(
             StepTrace(
                 step=self._num_steps,
-                start_s=times.start_s,
-                schedule_s=times.scheduled_s - times.start_s,
-                run_s=times.ran_s - times.scheduled_s,
-                update_s=end_s - times.ran_s,
-                chunks=chunks,
+                start_s=record.start_s,
+                schedule_s=record.scheduled_s - record.start_s,
+                run_s=record.ran_s - record.scheduled_s,
+                update_s=end_s - record.ran_s,
+                chunks=record.chunks,
                 num_decodes=plan.num_decodes,
-                preempted=preempted,
+                preempted=record.preempted,
                 finished=finished,
                 num_waiting=scheduler.num_waiting,
                 num_running=scheduler.num_running,
@@ -164,9 +201,9 @@ class StatLogger:
             )
         )
         self._num_steps += 1
-        self._busy_s += end_s - times.start_s
+        self._busy_s += end_s - record.start_s
         self._num_computed_tokens += plan.num_tokens
-        self._num_preemptions += len(preempted)
+        self._num_preemptions += len(record.preempted)
         self._num_draft_tokens += num_draft_tokens
         self._num_accepted_tokens += num_accepted_tokens
 
@@ -188,3 +225,18 @@ class StatLogger:
             num_accepted_tokens=self._num_accepted_tokens,
             kv_cache_usage_peak=self._usage_peak,
         )
+
+
+def named_tables(sequences: Collection[Sequence]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
+
+    -1 stands for a block that left the sliding window and was freed.
+    """
+    forked = {sequence.request.request_id for sequence in sequences if sequence.index}
+    tables = {}
+    for sequence in sequences:
+        if sequence.table is not None:
+            name = sequence.request.request_id
+            name = f"{name}.{sequence.index}" if name in forked else name
+            tables[name] = (tuple(sequence.table.block_ids), sequence.num_computed_tokens)
+    return tables

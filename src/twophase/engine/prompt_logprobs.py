@@ -1,7 +1,7 @@
 """Log-probabilities of a prompt's own tokens: the logits at each position are those of the token after it.
 
-The rows for all positions of a chunk would be as large as the vocabulary, each. So they come in slices, and what is
-kept of a slice is a few numbers per row.
+A row of logits is as wide as the vocabulary. So the rows of a chunk come in slices, and a few numbers of each row are
+kept. Chunks of requests that asked for none are not touched.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,45 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.core.outputs import TokenLogprobs
+from twophase.core.plan import ScheduledChunk
+from twophase.engine.request_state import RequestState
 
 
 class ScoredRows(NamedTuple):
-    """Rows of logits in a row, those of one chunk.
+    """Consecutive rows of logits, all of one chunk.
 
     Attributes:
         next_ids: The prompt token after each row's position.
-        num_top: Of the most likely tokens, so many are reported besides.
+        num_top: Number of the most likely tokens that are reported besides.
     """
 
     next_ids: Sequence[int]
     num_top: int
+
+
+def with_num_scored(chunk: ScheduledChunk, state: RequestState) -> ScheduledChunk:
+    """The chunk, and how many of its tokens come before a prompt token whose log-probability is wanted and unknown."""
+    if state.prompt_logprobs is None:
+        return chunk
+    num_prompt_tokens = len(state.request.prompt_token_ids)
+    if len(state.prompt_logprobs) == num_prompt_tokens:
+        return chunk
+    return chunk._replace(num_scored=max(0, min(len(chunk.token_ids), num_prompt_tokens - 1 - chunk.start)))
+
+
+def scored_rows(chunk: ScheduledChunk, state: RequestState) -> ScoredRows:
+    known, num_top = state.prompt_logprobs, state.request.sampling_params.prompt_logprobs
+    assert known is not None
+    assert num_top is not None
+    first = chunk.start + 1
+    assert first <= len(known), f"prompt positions from {len(known) - 1} to {chunk.start} were never computed"
+    return ScoredRows(state.request.prompt_token_ids[first : first + chunk.num_scored], num_top)
+
+
+def note_scores(chunk: ScheduledChunk, state: RequestState, entries: Sequence[TokenLogprobs]) -> None:
+    """Keep the entries of a chunk's prompt tokens. A chunk that is computed again replaces what it gave before."""
+    assert state.prompt_logprobs is not None
+    state.prompt_logprobs[chunk.start + 1 :] = entries
 
 
 @final
@@ -39,7 +66,7 @@ class PromptScorer:
         self._slices: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def take(self, logits: Float[Tensor, "R V"]) -> None:
-        """The next rows, in fp32. What is kept stays on their device, so that nobody waits for it in between."""
+        """The next rows, in fp32. Numbers that are kept stay on the device, so the host does not wait."""
         logprobs = logits.log_softmax(dim=-1)
         next_ids = self._next_ids[self._num_taken : self._num_taken + len(logits)]
         own = logprobs.gather(1, torch.tensor(next_ids, device=logits.device)[:, None]).squeeze(1)

@@ -1,13 +1,12 @@
-"""What a user may pass as a prompt, turned into token ids; and the checks that only the engine can make."""
+"""A user's prompt, checked once and turned into token ids; and the checks of parameters that need the vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
-from twophase_features.structured_outputs.guidance import Grammar
 
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -20,53 +19,57 @@ class TextCodec(TextDecoder, Protocol):
     def encode(self, text: str, *, max_model_len: int | None = None) -> list[int]: ...
 
 
-def token_ids_of(
-    prompt: Prompt, codec: TextCodec | None, vocab_size: int, max_model_len: int | None = None
-) -> tuple[tuple[int, ...], str | None]:
-    """A prompt's token ids, and its text if it has one.
+class ParsedPrompt(NamedTuple):
+    """A prompt as a request has it; `text` is None where token ids were given."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+    cache_salt: str
+    tenant: str
+
+
+def parse_prompt(
+    prompt: Prompt,
+    codec: TextCodec | None,
+    vocab_size: int,
+    max_model_len: int | None = None,
+    cache_salt: str = "",
+    tenant: str = "",
+) -> ParsedPrompt:
+    """Check a prompt and encode its text.
 
     Args:
-        max_model_len: More tokens than fit it are refused before they are looked at; None: any number may come.
+        prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
+            if wanted; or token ids.
+        cache_salt, tenant: Of `Request`, before the prompt's own.
+        max_model_len: A prompt of more tokens is refused before they are looked at; None: any number may come.
 
     Raises:
         InvalidRequestError: It is neither text nor a list nor a mapping with one of "prompt" and "prompt_token_ids", it
-            is text and there is no tokenizer, it is empty or too long, or an id is not in the vocabulary.
+            is text and there is no tokenizer, it is empty or too long, an id is not in the vocabulary, or its salt or
+            tenant is not text.
     """
-    if isinstance(prompt, Mapping) and set(prompt) - {"cache_salt", "tenant"} == {"prompt"}:
-        prompt = checked('prompt["prompt"]', prompt["prompt"], TEXT)
+    name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):
+        name, given = "a prompt", {"prompt": prompt}
+    elif isinstance(prompt, list | tuple):
+        given = {"prompt_token_ids": prompt}
+    kind = set(given) - {"cache_salt", "tenant"} if isinstance(given, Mapping) else set()
+    if not isinstance(given, Mapping) or kind not in ({"prompt"}, {"prompt_token_ids"}):
+        got = f"a mapping with keys {sorted(map(str, given))}" if isinstance(given, Mapping) else shown(given)
+        raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
+    salt = checked("cache_salt", cache_salt, TEXT) or checked("cache_salt", given.get("cache_salt", ""), TEXT)
+    tenant = checked("tenant", tenant, TEXT) or checked("tenant", given.get("tenant", ""), TEXT)
+    text, ids, source = None, given.get("prompt_token_ids"), "an empty list of ids"
+    if kind == {"prompt"}:
+        text = checked(name, given["prompt"], TEXT)
         if codec is None:
             raise InvalidRequestError(
                 "the engine has no tokenizer (skip_tokenizer_init, or a model folder without one), so a prompt must be "
                 "{'prompt_token_ids': [...]}, got text."
             )
-        text = checked("a prompt", prompt, TEXT)
-        ids = codec.encode(text, max_model_len=max_model_len)
-        return _checked_ids(ids, vocab_size, max_model_len, f"the text {shown(text)}"), text
-    if isinstance(prompt, list | tuple):
-        prompt = {"prompt_token_ids": prompt}
-    if not isinstance(prompt, Mapping) or set(prompt) - {"cache_salt", "tenant"} != {"prompt_token_ids"}:
-        got = f"a mapping with keys {sorted(map(str, prompt))}" if isinstance(prompt, Mapping) else shown(prompt)
-        raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
-    return _checked_ids(prompt["prompt_token_ids"], vocab_size, max_model_len, "an empty list of ids"), None
-
-
-def cache_salt_of(prompt: Prompt) -> str:
-    """The prompt's own salt, as `Request.cache_salt`; "" if it has none.
-
-    Raises:
-        InvalidRequestError: It is no text.
-    """
-    return _text_beside(prompt, "cache_salt")
-
-
-def tenant_of(prompt: Prompt) -> str:
-    """Whose the prompt says it is, as `Request.tenant`; raises as `cache_salt_of`."""
-    return _text_beside(prompt, "tenant")
-
-
-def _text_beside(prompt: Prompt, name: str) -> str:
-    return checked(name, prompt.get(name, ""), TEXT) if isinstance(prompt, Mapping) else ""
+        ids, source = codec.encode(text, max_model_len=max_model_len), f"the text {shown(text)}"
+    return ParsedPrompt(_checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant)
 
 
 def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source: str) -> tuple[int, ...]:
@@ -130,19 +133,3 @@ def _check_stop(stop: str, codec: TextCodec) -> None:
                 f"text. Stop at that token alone, by its text or by its id in stop_token_ids, or set "
                 f"skip_special_tokens=False."
             )
-
-
-def compile_grammar(params: SamplingParams, guidance: Any) -> Grammar | None:
-    """The grammar of the request's structured outputs, if it has any.
-
-    Raises:
-        InvalidRequestError: There is no tokenizer; or see `Guidance.compile`.
-    """
-    if params.structured_outputs is None:
-        return None
-    if guidance is None:
-        raise InvalidRequestError(
-            "structured_outputs are text, so they need a tokenizer, and the engine has none (skip_tokenizer_init)."
-        )
-    grammar: Grammar = guidance.compile(params)
-    return grammar

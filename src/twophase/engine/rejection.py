@@ -1,4 +1,4 @@
-"""Which drafts are kept: the rule that leaves a model's outputs what they were without drafts.
+"""Which drafts are kept: the rule by which drafts change no output.
 
 p is the model's distribution at a position, after penalties, structured outputs, temperature and truncation. Draw t
 from p with the random number that belongs to the position, and keep the draft if it is t. For a guess without chance,
@@ -20,7 +20,7 @@ from twophase.engine.sampler import SamplingError
 def accepted_run(
     drawn: Sequence[tuple[SampledToken, ...] | SamplingError], drafts: Sequence[int]
 ) -> tuple[SampledToken, ...] | SamplingError:
-    """The tokens that k drafts yield: those confirmed, and the first one drawn that is not a draft; 1 to k+1 of them.
+    """The tokens that k drafts yield: the accepted drafts, and the first token drawn that is not a draft; 1 to k+1.
 
     Worked example: drafts [5, 8, 2] and draws 5, 8, 9, 4 yield 5, 8, 9. The 4 was drawn after a wrong 2.
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
+from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.engine.sampler import Bias, bias_of
-from twophase_features.structured_outputs.guidance import Grammar, Guide
+from twophase.scheduling.scheduler import SequenceUpdate
 
 
 @dataclass(slots=True)
@@ -19,14 +21,14 @@ class Completion:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
         include_stop: Whether what stopped it, a token or a string, stays in its text.
         logprobs: One entry per token if the request asked for them, else None.
-        guide: Tells which tokens it may have, if it has structured outputs.
+        constraint: Tells which tokens it may have, if it has structured outputs.
     """
 
     index: int
     detokenizer: Detokenizer | None
     include_stop: bool
     logprobs: list[TokenLogprobs] | None
-    guide: Guide | None = None
+    constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -67,12 +69,21 @@ class Completion:
         )
 
 
+class PreparedRequest(NamedTuple):
+    """A request whose text is tokens and whose schema is a grammar, ready for `Engine.add`."""
+
+    request: Request
+    grammar: Grammar | None
+    stream: bool
+
+
 @dataclass(slots=True)
 class RequestState:
     """A request on its way. Only the engine changes it.
 
     Attributes:
         stream: Whether every step's progress is reported, or the end alone.
+        num_unfinished: Completions without a finish reason.
         seed: The request's own, or one drawn for it.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
@@ -82,6 +93,7 @@ class RequestState:
     request: Request
     stream: bool
     completions: list[Completion]
+    num_unfinished: int
     seed: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -104,39 +116,43 @@ class RequestState:
                 None if decoder is None else Detokenizer(decoder, params, request.prompt_token_ids, may_end),
                 params.include_stop_str_in_output,
                 None if params.logprobs is None else [],
-                None if grammar is None else grammar.guide(),
+                None if grammar is None else grammar.constraint(),
             )
             for index in range(params.n)
         ]
-        state = cls(request, stream, completions, bias=bias_of(params))
+        state = cls(request, stream, completions, params.n, bias=bias_of(params))
         if params.prompt_logprobs is not None:
             state.prompt_logprobs = [None]
         return state
 
     @property
     def is_finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self.completions)
+        return self.num_unfinished == 0
 
-    def num_to_score(self, start: int, num_tokens: int) -> int:
-        """How many of the tokens from position `start` on, the first ones, come before a prompt token whose
-        log-probability is wanted and not known yet."""
-        num_prompt_tokens = len(self.request.prompt_token_ids)
-        if self.prompt_logprobs is None or len(self.prompt_logprobs) == num_prompt_tokens:
-            return 0
-        return max(0, min(num_tokens, num_prompt_tokens - 1 - start))
+    def take(self, update: SequenceUpdate, now_s: float) -> int:
+        """Give an update's tokens to its completion; returns how many it took, as a stop string may cut a run short.
 
-    def note_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprobs]) -> None:
-        """Those of the prompt tokens after positions [start, start + len(entries)), computed again after a
-        preemption."""
-        assert self.prompt_logprobs is not None
-        self.prompt_logprobs[start + 1 :] = entries
-
-    def note_tokens(self, index: int, count: int, now_s: float) -> None:
-        """`count` tokens of completion `index` were sampled."""
-        if count and self.first_token_s is None:
+        Ends the completion if the update, a stop string or an error of the detokeniser ends it.
+        """
+        completion = self.completions[update.index]
+        num_before = len(completion.token_ids)
+        reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error
+        try:
+            matched = completion.append(update.tokens, reason)
+            if matched is not None:
+                reason, stop_reason = "stop", matched
+        except Exception as fault:
+            reason, error = "error", f"{type(fault).__name__}: {fault}"
+        num_new = len(completion.token_ids) - num_before
+        if num_new and self.first_token_s is None:
             self.first_token_s = now_s
-        if index == 0:
-            self.token_times_s += [now_s] * count
+        if update.index == 0:
+            self.token_times_s += [now_s] * num_new
+        if reason is not None:
+            completion.end(reason, stop_reason, error)
+            self.num_unfinished -= 1
+            self.finished_s = now_s if self.is_finished else None
+        return num_new
 
     def output(self) -> RequestOutput:
         """The completions so far."""

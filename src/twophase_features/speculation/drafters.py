@@ -1,53 +1,14 @@
-"""Drafters guess the next tokens: what every drafter offers, and the one that looks them up in the text so far.
+"""A drafter that looks the next tokens up in the text so far; and which tokens of a draft can be verified."""
 
-The draft model is in draft_model.py.
-"""
+from collections.abc import Sequence
+from typing import final
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, final, runtime_checkable
-
-from twophase.core.plan import ScheduledChunk, StepPlan
-from twophase.engine.sampler import SampleRow
-
-
-class DraftRequest(NamedTuple):
-    """A decode that drafts are wanted for.
-
-    Attributes:
-        chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
-            their slots.
-        token_ids: The sequence so far, its newest token included; read-only.
-        stop_token_ids: Tokens that end it.
-        row_after: How the token after these drafts is drawn, with the random number that belongs to its position.
-        num_allowed: How many of these drafts, the first ones, its structured outputs allow.
-    """
-
-    chunk: ScheduledChunk
-    token_ids: Sequence[int]
-    stop_token_ids: frozenset[int]
-    row_after: Callable[[Sequence[int]], SampleRow]
-    num_allowed: Callable[[Sequence[int]], int]
-
-
-@runtime_checkable
-class Drafter(Protocol):
-    """Guesses tokens. Whatever it returns or raises, outputs stay what they are."""
-
-    def note_plan(self, plan: StepPlan) -> None:
-        """What the step writes and copies; called for every step, before `propose` and before anything is done."""
-        ...
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Drafts for each request, at most `chunk.num_drafts`, perhaps none. Must be safe to repeat."""
-        ...
-
-    def forget(self, seq_id: int) -> None:
-        """The sequence has ended."""
-        ...
+from twophase.core.plan import StepPlan
+from twophase.engine.drafter import DraftRequest
 
 
 def usable(drafts: Sequence[int], vocab_size: int, stop_token_ids: frozenset[int]) -> list[int]:
-    """The drafts up to the first that is no token id, or that ends the sequence: behind it there is nothing to guess.
+    """The drafts up to the first that is no token id, or that ends the sequence: nothing after it needs guessing.
 
     Worked example, 10 tokens, stop id 9: [3, 9, 4] is cut to [3, 9], [3, 12, 4] to [3].
     """

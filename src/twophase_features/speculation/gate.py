@@ -1,8 +1,8 @@
-"""Whether speculative decoding pays: measured, not assumed.
+"""Measures whether speculative decoding pays.
 
 Verifying drafts makes a step longer; accepted ones make steps fewer. Which wins depends on the text, the sampling, the
 batch and the machine, and changes while requests come and go. So the engine tries both ways side by side, does what
-came out cheaper, and looks again later: soon at first, then ever more rarely.
+came out cheaper, and tries again later: soon at first, then less and less often.
 """
 
 from typing import final
@@ -10,7 +10,7 @@ from typing import final
 TRIAL_STEPS = 8  # per way; the batch hardly changes meanwhile
 WARMUP_STEPS = 2  # of these not measured: a drafter may have to catch up first
 FIRST_REST_STEPS = 32  # until the next trial
-MAX_REST_STEPS = 1024  # so that at most one step in 128 is done the dearer way
+MAX_REST_STEPS = 1024  # so that at most one step in 128 runs the slower variant
 
 
 @final
@@ -33,7 +33,7 @@ class SpeculationGate:
         self._cost: dict[bool, tuple[float, int]] = {}  # way -> seconds and tokens of the trial
 
     def note_step(self, elapsed_s: float, num_tokens: int) -> None:
-        """A step of decodes alone, done the way `is_drafting` said, took so long and yielded so many tokens."""
+        """A step of decodes alone, with drafts if `is_drafting`, took `elapsed_s` and yielded `num_tokens`."""
         if self._stage < 2 and self._num_left <= TRIAL_STEPS - WARMUP_STEPS:
             spent_s, yielded = self._cost.get(self.is_drafting, (0.0, 0))
             self._cost[self.is_drafting] = (spent_s + elapsed_s, yielded + num_tokens)

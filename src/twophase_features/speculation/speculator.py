@@ -1,14 +1,14 @@
-"""Speculative decoding in the engine: which drafter guesses, for which sequences, whether it pays, how it went."""
+"""Speculative decoding in the engine: any drafter made safe, paced by whether it pays, and counted."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import final
 
-from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.core.plan import SampledToken, StepPlan
 from twophase.engine._isolation import isolate
-from twophase_features.speculation.drafters import Drafter, DraftRequest, usable
+from twophase.engine.drafter import Drafter, DraftRequest
+from twophase_features.speculation.drafters import usable
 from twophase_features.speculation.gate import SpeculationGate
 
 logger = logging.getLogger(__name__)
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 
 @final
 class Speculator:
-    """Asks the drafter, and counts. Only the engine uses it.
+    """The engine's `PacedDrafter` around any drafter.
 
     Args:
-        drafter: Guesses tokens. What it returns or raises is taken for what it is, a guess: it can cost time, no more.
-        max_drafts: Guesses a sequence may have in a step.
-        gate: Decides whether guessing pays; None: always guess.
+        drafter: Proposes tokens. An exception, or a draft that no sequence could have, costs time and nothing else.
+        max_drafts: Drafts a sequence may have in a step.
+        gate: Decides whether drafting pays; None: always draft.
 
     Attributes:
-        num_drafted, num_accepted: By place in a run (0 is the first draft): drafts verified, and confirmed.
+        num_drafted, num_accepted: By place in a run (0 is the first draft): drafts verified, and accepted.
     """
 
     def __init__(self, drafter: Drafter, max_drafts: int, gate: SpeculationGate | None) -> None:
@@ -33,47 +33,42 @@ class Speculator:
         self.gate = gate
         self.num_drafted: Counter[int] = Counter()
         self.num_accepted: Counter[int] = Counter()
+        self._knows_plan = False
         self._has_complained = False
 
     @property
-    def is_on(self) -> bool:
-        return self.gate is None or self.gate.is_drafting
+    def num_wanted(self) -> int:
+        return self.max_drafts if self.gate is None or self.gate.is_drafting else 0
 
-    def draft(
-        self, plan: StepPlan, request_of: Callable[[ScheduledChunk], DraftRequest], vocab_size: int
-    ) -> dict[int, list[int]]:
-        """Drafts by seq_id for the decodes of a plan that has room for them."""
-        ready = isolate(self._note_plan, [plan])[0]
-        if isinstance(ready, Exception):
-            self._complain(ready)
-            return {}
-        requests = [request_of(chunk) for chunk in plan.chunks if chunk.num_drafts]
-        propose = partial(self._propose, vocab_size)
-        drafts = {}
-        for request, proposal in zip(requests, isolate(propose, requests), strict=True):
+    def note_plan(self, plan: StepPlan) -> None:
+        try:
+            self.drafter.note_plan(plan)
+            self._knows_plan = True
+        except Exception as error:
+            self._knows_plan = False
+            self._complain(error)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Drafts that can be verified; none for requests that the drafter fails on, or if it missed the plan."""
+        if not self._knows_plan:
+            return [[]] * len(requests)
+        proposals = isolate(self._propose, requests)
+        for proposal in proposals:
             if isinstance(proposal, Exception):
                 self._complain(proposal)
-            elif proposal:
-                drafts[request.chunk.seq_id] = proposal
-        return drafts
+        return [[] if isinstance(proposal, Exception) else proposal for proposal in proposals]
 
-    def _note_plan(self, plans: Sequence[StepPlan]) -> list[None]:
-        for plan in plans:
-            self.drafter.note_plan(plan)
-        return [None] * len(plans)
-
-    def _propose(self, vocab_size: int, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def _propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         proposals = self.drafter.propose(requests)
         if len(proposals) != len(requests):
             raise ValueError(f"{len(requests)} requests for drafts got {len(proposals)} answers.")
         drafts = []
         for request, proposal in zip(requests, proposals, strict=True):
-            tokens = usable(proposal[: request.chunk.num_drafts], vocab_size, request.stop_token_ids)
+            tokens = usable(proposal[: request.chunk.num_drafts], request.vocab_size, request.stop_token_ids)
             drafts.append(tokens[: request.num_allowed(tokens)])
         return drafts
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended."""
         try:
             self.drafter.forget(seq_id)
         except Exception as error:
@@ -86,17 +81,13 @@ class Speculator:
         self._has_complained = True
 
     def note_results(
-        self, plan: StepPlan, runs: Mapping[int, tuple[SampledToken, ...]], elapsed_s: float
-    ) -> tuple[int, int]:
-        """Count what became of a step that took `elapsed_s`, by seq_id; returns drafts and accepted ones."""
-        is_decodes_alone = plan.num_decodes + plan.num_verifying == len(plan.chunks)
-        if self.gate is not None and is_decodes_alone:
+        self, plan: StepPlan, results: Mapping[int, tuple[SampledToken, ...] | Exception], elapsed_s: float
+    ) -> None:
+        """Count the drafts and the accepted ones, by place; the gate learns from steps of decodes alone."""
+        runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
+        if self.gate is not None and not plan.prefills:
             self.gate.note_step(elapsed_s, sum(map(len, runs.values())))
-        num_drafted = num_accepted = 0
-        for chunk in plan.chunks:
+        for chunk in plan.decodes:
             if chunk.num_drafts and chunk.seq_id in runs:
-                accepted = len(runs[chunk.seq_id]) - 1
                 self.num_drafted.update(range(chunk.num_drafts))
-                self.num_accepted.update(range(accepted))
-                num_drafted, num_accepted = num_drafted + chunk.num_drafts, num_accepted + accepted
-        return num_drafted, num_accepted
+                self.num_accepted.update(range(len(runs[chunk.seq_id]) - 1))

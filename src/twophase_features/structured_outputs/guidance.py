@@ -1,4 +1,4 @@
-"""Guided decoding: at each position, only tokens with which the output can still become what was asked for.
+"""Grammars for structured outputs: at each position, the tokens with which the output can still get its form.
 
 The grammars are llguidance's. Three libraries were compared on SmolLM2's vocabulary of 49,152 tokens, in one thread, on
 a schema of nested arrays and objects; all have wheels for Linux, macOS and Windows:
@@ -38,7 +38,7 @@ from twophase_features.structured_outputs.schema_rules import enforceable
 from twophase_features.worker_process import WorkerProcess, WorkLimitError
 
 WORD_BITS = 32  # tokens per word of a mask
-MAX_MESSAGE = 300  # characters of what the library has to say
+MAX_MESSAGE = 300  # characters of a message of the library
 
 # What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
 MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
@@ -72,7 +72,7 @@ class GuidanceError(TwophaseError):
 
 @final
 class Guidance:
-    """Compiles grammars for a model's vocabulary. Threads may share it.
+    """The engine's `GrammarCompiler`, by llguidance. Threads may share it.
 
     A schema or pattern is a program of the library's, and some never end or take all memory. So each is tried first in
     a worker process of limited time and memory, which starts, as the vocabulary is loaded, with the first of them. What
@@ -138,7 +138,7 @@ class Guidance:
 
 @final
 class Grammar:
-    """What one request's outputs may be. Immutable; its guides share what they compute.
+    """The form of one request's outputs: the engine's `Grammar`. Its guides share their computed masks.
 
     Args:
         vocabulary, matcher: The library's; the matcher is at the start.
@@ -151,7 +151,7 @@ class Grammar:
         self._end_token_ids = end_token_ids
         self._slow_steps: list[float] = []
 
-    def guide(self) -> "Guide":
+    def constraint(self) -> "Guide":
         """A completion's own state, at its start."""
         return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids, self._slow_steps)
 
@@ -163,7 +163,7 @@ class Grammar:
 
 @final
 class Guide:
-    """Where one completion stands in its grammar: a function of the tokens that it has.
+    """The state of one completion in its grammar, a function of its tokens: the engine's `Constraint`.
 
     It is told all of them each time and reads those that are new. So a step that is repeated, or a preemption after
     which the prompt and the output are computed once more, leaves it where it should be.
@@ -214,7 +214,7 @@ class Guide:
         return allowed
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
-        """How many of these drafts, the first ones, may come one after the other. A token that ends it is none."""
+        """How many of these drafts, the first ones, may come one after the other. End tokens are not counted."""
         self._read(token_ids, num_prompt_tokens)
         ends = (i for i, draft in enumerate(drafts) if draft in self._end_token_ids)
         return self._matcher.deep_copy().validate_tokens(list(drafts[: next(ends, len(drafts))]))

@@ -90,7 +90,7 @@ def library_mask_s() -> float:
     llm = engine()
     assert llm.tokenizer is not None
     guidance = Guidance(llm.tokenizer.to_json, llm.model_config.eos_token_ids)
-    guide = guidance.compile(SamplingParams(structured_outputs=StructuredOutputs(json=SCHEMA))).guide()
+    guide = guidance.compile(SamplingParams(structured_outputs=StructuredOutputs(json=SCHEMA))).constraint()
     ids = llm.tokenizer.encode(json.dumps(EXAMPLE))
     start_s = time.perf_counter()
     for length in range(len(ids) + 1):

@@ -309,12 +309,12 @@ class OwnGuidance:
 @final
 @dataclass
 class OwnGrammar:
-    """The form of one request; `guide` and `accepts` are what the engine asks."""
+    """The form of one request; `constraint` and `accepts` are what the engine asks."""
 
     guidance: OwnGuidance
     regex: str
 
-    def guide(self) -> Any:
+    def constraint(self) -> Any:
         return self  # where a completion stands follows from its tokens
 
     def accepts(self, text: str) -> bool:

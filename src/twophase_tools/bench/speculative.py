@@ -199,7 +199,7 @@ def _run(
     llm: LLM, workload: TextWorkload, way: str, max_drafts: int
 ) -> tuple[float, list[tuple[int, ...]], Speculator]:
     """Answer all questions once; returns the time it took, the tokens and who guessed."""
-    assert llm.engine.speculator is not None
+    assert isinstance(llm.engine.speculator, Speculator)
     speculator = Speculator(
         llm.engine.speculator.drafter,
         0 if way == "without" else max_drafts,

@@ -29,6 +29,7 @@ from typing import Any
 from torch.profiler import record_function
 
 import twophase.engine.engine as engine_module
+import twophase.engine.model_run as model_run_module
 import twophase.engine.runner as runner_module
 from twophase.llm import LLM
 
@@ -54,8 +55,8 @@ def ranged(llm: LLM) -> Iterator[None]:
         (llm.model.backend, "attend", "attend"),
         (llm.model, "_mlp", "mlp"),
         (llm.model, "logits", "logits"),
-        (engine_module, "sample", "sample"),
-        (engine, "_describe", "trace"),
+        (model_run_module, "sample", "sample"),
+        (engine_module, "record_step", "trace"),
         (engine._stat_logger, "note_step", "trace"),
         (engine, "_update", "update"),
         (engine, "_report", "report"),

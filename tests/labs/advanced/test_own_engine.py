@@ -131,12 +131,12 @@ def test_masks_are_those_of_the_library(solved):
         '{"city": "Lima", "inhabitants": 9}',
     ):
         ids = llm.tokenizer.encode(text) if text else []
-        mine, library = (_bits(form.allowed_after(ids, 0)) for form in (own, theirs.guide()))
+        mine, library = (_bits(form.allowed_after(ids, 0)) for form in (own, theirs.constraint()))
         assert not (library & ~mine).any(), text
         # Where one text alone is possible, the library insists on the tokenizer's own way to cut it.
         assert library.sum() == 1 or (mine == library).all(), text
         drafts = llm.tokenizer.encode("Lima, 12")
-        assert own.num_allowed(ids, 0, drafts) == theirs.guide().num_allowed(ids, 0, drafts)
+        assert own.num_allowed(ids, 0, drafts) == theirs.constraint().num_allowed(ids, 0, drafts)
     assert own.accepts('{"city": "Lima", "inhabitants": 9}')
     assert not own.accepts('{"city": "Lima"')
 

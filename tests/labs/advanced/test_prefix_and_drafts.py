@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from twophase.core.plan import ScheduledChunk
+from twophase.engine.drafter import DraftRequest
 from twophase.engine.sampler import SampleRow
-from twophase_features.speculation.drafters import DraftRequest
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
 from twophase_labs.advanced.exercises.draft_speed import counted
@@ -69,5 +69,5 @@ def test_a_drafter_of_a_function() -> None:
         raise AssertionError("a lookup draws nothing")
 
     chunk = ScheduledChunk(1, (3,), 2, [0], 1, num_drafts=3)
-    request = DraftRequest(chunk, (1, 2, 3), frozenset(), row_after=never_asked, num_allowed=len)
+    request = DraftRequest(chunk, (1, 2, 3), frozenset(), row_after=never_asked, num_allowed=len, vocab_size=100)
     assert OwnDrafter(never_right).propose([request, request]) == [[10, 11, 12]] * 2

@@ -176,7 +176,7 @@ def test_a_failing_completion_is_reported(twophase, tiny_folder, monkeypatch, op
     def broken(logits, rows):
         raise ValueError("no dice")
 
-    monkeypatch.setattr("twophase.engine.engine.sample", broken)
+    monkeypatch.setattr("twophase.engine.model_run.sample", broken)
     exit_code, _, err = generate(twophase, tiny_folder, "--max-tokens", 2, option)
     assert exit_code == 1
     assert "no dice" in err

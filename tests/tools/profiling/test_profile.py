@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-import twophase.engine.engine as engine_module
+import twophase.engine.model_run as model_run_module
 import twophase.engine.sampler as sampler_module
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.mutation import KillTable, Mutant
@@ -95,10 +95,10 @@ def test_nothing_stays_wrapped(llm):
     alone = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
     with ranged(llm):
         assert "step" in vars(llm.engine)
-        assert engine_module.sample is not sampler_module.sample
+        assert model_run_module.sample is not sampler_module.sample
         assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == alone
     assert [dict(vars(part)).keys() for part in parts] == before
-    assert engine_module.sample is sampler_module.sample
+    assert model_run_module.sample is sampler_module.sample
 
 
 # -- the table, from a trace made by hand

@@ -1,0 +1,85 @@
+"""The door for structured outputs: a constraint tells which tokens a completion may have next.
+
+`SamplingParams.structured_outputs` -> GrammarCompiler.compile -> Grammar, one for a request
+                                    -> Grammar.constraint      -> Constraint, one for each of its completions
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import UInt32
+
+from twophase.core.errors import InvalidRequestError
+from twophase.core.sampling_params import SamplingParams
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """Which tokens one completion may have next, as a function of the tokens that it has:
+
+        class EvenTokens:
+            '''Allows every second token of the vocabulary.'''
+
+            def allowed_after(self, token_ids, num_prompt_tokens, drafts=()):
+                return np.full(num_words, 0x5555_5555, np.uint32)
+
+            def num_allowed(self, token_ids, num_prompt_tokens, drafts):
+                return next((i for i, draft in enumerate(drafts) if draft % 2), len(drafts))
+
+    The same question may come twice: a step that failed is repeated, and a preempted sequence is computed anew. An
+    exception ends this completion with finish reason 'error', and no other.
+    """
+
+    def allowed_after(
+        self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int] = ()
+    ) -> UInt32[np.ndarray, "W"]:
+        """Bit i % 32 of word i // 32 is set if token i may come next; tokens beyond the last word may not.
+
+        Args:
+            token_ids: The prompt and the completion's tokens so far.
+            num_prompt_tokens: How many of them are the prompt.
+            drafts: Tokens that may come after them. They are guesses: the constraint itself stays before them.
+        """
+        ...
+
+    def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
+        """How many of these drafts, the first ones, may come one after the other. End tokens are not counted."""
+        ...
+
+
+@runtime_checkable
+class Grammar(Protocol):
+    """The form that a request's outputs must have."""
+
+    def constraint(self) -> Constraint:
+        """For a completion that has no tokens yet."""
+        ...
+
+    def accepts(self, text: str) -> bool:
+        """Whether `text` is complete, so that a stop string may end it."""
+        ...
+
+
+@runtime_checkable
+class GrammarCompiler(Protocol):
+    """Makes grammars for one model's vocabulary. Any thread may call it."""
+
+    def compile(self, params: SamplingParams) -> Grammar:
+        """The grammar of `params.structured_outputs`; raises InvalidRequestError if it cannot be enforced."""
+        ...
+
+
+def compile_grammar(params: SamplingParams, compiler: GrammarCompiler | None) -> Grammar | None:
+    """The grammar that a request asks for; None if it asks for no structured outputs.
+
+    Raises:
+        InvalidRequestError: There is no compiler, because there is no tokenizer; or it cannot be enforced.
+    """
+    if params.structured_outputs is None:
+        return None
+    if compiler is None:
+        raise InvalidRequestError(
+            "structured_outputs are text, so they need a tokenizer, and the engine has none (skip_tokenizer_init)."
+        )
+    return compiler.compile(params)

@@ -1,0 +1,88 @@
+"""The door for speculative decoding: a drafter proposes tokens, and one step of the model verifies them.
+
+The engine asks before each step:
+
+    note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
+
+A draft can cost time, and nothing else: the model draws each token by itself (`rejection.py`), so outputs are the same
+whatever a drafter proposes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.engine.sampler import SampleRow
+
+
+class DraftRequest(NamedTuple):
+    """A sequence that decodes in this step, and has room for drafts.
+
+    Attributes:
+        chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
+            their slots.
+        token_ids: The sequence so far, its newest token included; read-only.
+        stop_token_ids: Tokens that end it.
+        row_after: How the token after these drafts is drawn, with the random number that belongs to its position.
+        num_allowed: How many of these drafts, the first ones, its constraint allows.
+        vocab_size: Token ids are below it.
+    """
+
+    chunk: ScheduledChunk
+    token_ids: Sequence[int]
+    stop_token_ids: frozenset[int]
+    row_after: Callable[[Sequence[int]], SampleRow]
+    num_allowed: Callable[[Sequence[int]], int]
+    vocab_size: int
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes the next tokens of sequences. `LLM(drafter=...)` takes one:
+
+        class Again:
+            '''Proposes that the newest token comes again.'''
+
+            def note_plan(self, plan):
+                pass
+
+            def propose(self, requests):
+                return [[request.token_ids[-1]] * request.chunk.num_drafts for request in requests]
+
+            def forget(self, seq_id):
+                pass
+
+    A wrong draft, or an exception, costs time and changes no output.
+    """
+
+    def note_plan(self, plan: StepPlan) -> None:
+        """The blocks that a step writes and copies; called for every step, before `propose` and before the copies."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Drafts for each request, at most `chunk.num_drafts`, perhaps none. Must be safe to repeat."""
+        ...
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
+        ...
+
+
+@runtime_checkable
+class PacedDrafter(Drafter, Protocol):
+    """A drafter that sets the number of drafts for each step, and is told the results: what the engine asks.
+
+    Its methods must not raise, and its drafts must be tokens that the requests allow. `twophase_features.speculation`
+    wraps any drafter in one.
+    """
+
+    @property
+    def num_wanted(self) -> int:
+        """Drafts that a sequence may have in the next step; with 0 no room is reserved."""
+        ...
+
+    def note_results(
+        self, plan: StepPlan, results: Mapping[int, tuple[SampledToken, ...] | Exception], elapsed_s: float
+    ) -> None:
+        """A step took `elapsed_s` seconds; `results` has the tokens of each chunk, or its error, by seq_id."""
+        ...
