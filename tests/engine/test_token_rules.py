@@ -7,7 +7,7 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import detokenizer, engine, request_state, sampler
+from twophase.engine import detokenizer, model_run, request_state, sampler
 from twophase.engine.sampler import SampleRow, bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
@@ -180,7 +180,7 @@ def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
     """Of 16 x 300 biases a step in Python, each took as long as a step."""
     made, used = [], []
     monkeypatch.setattr(request_state, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
-    monkeypatch.setattr(engine, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
+    monkeypatch.setattr(model_run, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
     bias = dict.fromkeys(range(300), 1.0)
     generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
     assert len(made) == 1
