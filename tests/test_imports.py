@@ -13,8 +13,6 @@ UNTIL_ITS_DOOR = {
     "twophase": "beam_search.params serving.async_llm",
     "twophase.assembly": "model_store.prepare pairs parallel.tensor_parallel quantization.schemes speculation.draft_model speculation.drafters speculation.gate speculation.speculator structured_outputs.guidance windows.layer_groups windows.resolve windows.sliding_window",
     "twophase.cache.kv_cache": "windows.layer_groups",
-    "twophase.cache.manager": "windows.sliding_window",
-    "twophase.cache.prefix_cache": "windows.sliding_window",
     "twophase.config": "quantization.schemes",
     "twophase.engine.engine": "speculation.drafters speculation.speculator structured_outputs.guidance",
     "twophase.engine.prompts": "structured_outputs.guidance",
@@ -25,8 +23,6 @@ UNTIL_ITS_DOOR = {
     "twophase.model.config": "quantization.checkpoint_config",
     "twophase.model.llama": "experts windows.layer_groups windows.mixed_backend",
     "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
-    "twophase.scheduling.admission": "windows.sliding_window",
-    "twophase.scheduling.ledger": "windows.sliding_window",
     "twophase.sizing": "windows.sliding_window",
 }
 

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twophase.cache.block_table import BlockTable
+from twophase.cache.allocator import KVTable
 from twophase.cache.tier import BlockKey
 from twophase.core.request import Request
 
@@ -55,7 +55,7 @@ class Sequence:
         num_preemptions: Times it lost its blocks.
         last_turn: Counts up in one scheduler: set when it came, and when a chunk of its prompt was computed. Smallest:
             who has waited longest for a turn.
-        block_keys: Noted while it waits, for `CacheManager.open`.
+        block_keys: Noted while it waits, for `KVAllocator.open`.
     """
 
     seq_id: int
@@ -70,7 +70,7 @@ class Sequence:
     rank: tuple[Any, ...] = ()
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     num_computed_tokens: int = 0
-    table: BlockTable | None = None
+    table: KVTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     last_turn: int = 0
@@ -111,7 +111,7 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
-    def open_table(self) -> BlockTable:
+    def open_table(self) -> KVTable:
         """Its table, which it has while it arrives or runs."""
         assert self.table is not None
         return self.table
