@@ -11,9 +11,6 @@ FLOORS = ("twophase_kernels", "twophase", "twophase_features", "twophase_server"
 # What the engine still imports of its features; each goes when its door is there.
 UNTIL_ITS_DOOR = {
     "twophase.cache.kv_cache": "windows.layer_groups",
-    "twophase.cache.manager": "windows.sliding_window",
-    "twophase.cache.prefix_cache": "windows.sliding_window",
-    "twophase.scheduling.request_validation": "windows.sliding_window",
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, snapshot
+from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, num_reserved, snapshot
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
@@ -49,8 +49,7 @@ class History:
     events: Counter = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        options = {} if self.window is None else {"window": self.window}
-        options |= {} if len(self.sees_all) == 1 else {"sees_all": self.sees_all}
+        options = {} if self.window is None else {"window": self.window, "sees_all": self.sees_all}
         self.cache = self.new_cache(self.num_blocks, self.block_size, **options)
         self.shadow = ShadowKV(self.block_size, self.window, self.sees_all)
         if self.num_host_blocks:
@@ -58,11 +57,12 @@ class History:
             self.cache.tier.attach(self.shadow)
         self.num_groups = len(self.sees_all)
 
-    def start(self, sequence: Live) -> None:
-        """Admit a sequence, new or preempted: what the cache says it holds is read at once."""
+    def start(self, sequence: Live, reserves: bool = False) -> None:
+        """Admit a sequence, new or preempted: what the cache says it holds is read at once.
+
+        With `reserves` all its tokens may be computed from then on, whatever the others take.
+        """
         is_resumed = sequence in self.preempted
-        if is_resumed:
-            self.preempted.remove(sequence)
         num_free = self.cache.num_free_blocks
         sequence.table = table = self.cache.open(sequence.token_ids, sequence.salt, count_in_stats=not is_resumed)
         num_hit = len(table.block_ids) // self.num_groups * self.block_size
@@ -70,7 +70,14 @@ class History:
         assert table.num_cached_tokens < len(sequence.token_ids), "a fully cached prompt must still compute a token"
         num_taken = num_free - self.cache.num_free_blocks
         assert 0 <= num_taken <= len(table.block_ids), f"{num_taken} blocks taken for a hit of {len(table.block_ids)}"
-        self._load(table, sequence.token_ids)
+        if self.cache.num_free_blocks < 0:
+            self.cache.close(table)  # what it hit is reserved for another
+            assert self.cache.num_free_blocks == num_free
+            self.events["refused"] += 1
+            return
+        if is_resumed:
+            self.preempted.remove(sequence)
+        self._load(table, sequence.token_ids, reserves)
         assert table.num_cached_tokens < len(sequence.token_ids), "what was loaded leaves a token to compute"
         sequence.num_computed = sequence.num_confirmed = table.num_cached_tokens
         self.live.append(sequence)
@@ -78,15 +85,22 @@ class History:
         self.events["hit with gaps"] += FREED in table.block_ids and table.num_cached_tokens > 0
         self._read(sequence)
 
-    def _load(self, table: BlockTable, token_ids: list[int]) -> None:
+    def _load(self, table: BlockTable, token_ids: list[int], reserves: bool) -> None:
         """What the tier has of the text comes into blocks behind the hit, if there is room for it."""
-        num_offered = self.cache.num_offered_tokens(table)
+        num_offered = table.num_offered_tokens
+        num_tokens = len(token_ids) if reserves else table.num_tokens + num_offered
+        if num_tokens == table.num_tokens:
+            return
+        num_needed, num_free = self.cache.num_blocks_needed(table, num_tokens), self.cache.num_free_blocks
+        try:
+            self.shadow.copy_blocks(self.cache.reserve(table, num_tokens))
+        except OutOfBlocksError:
+            assert num_needed > num_free, "there were enough blocks"
+            return
+        assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
+        self.events["reserved"] += 1
         if num_offered:
             self.events["offered"] += 1
-            try:
-                self.shadow.copy_blocks(self.cache.grow(table, table.num_tokens + num_offered))
-            except OutOfBlocksError:
-                return
             num_loaded = len(self.cache.load(table, token_ids))
             assert num_loaded <= num_offered // self.block_size * self.num_groups
             self.events["loaded"] += num_loaded > 0
@@ -97,15 +111,19 @@ class History:
         end = min(sequence.num_computed + num_tokens, len(sequence.token_ids))
         start, table, before = sequence.num_computed, sequence.table, snapshot(self.cache)
         wanted = max(end + num_ahead, table.num_tokens)
-        num_needed, num_free = self.cache.num_blocks_needed(table, wanted), self.cache.num_free_blocks
+        num_in_pool, num_before = self.cache._pool.num_free, len(table.block_ids)
+        num_needed, has_room = self.cache.num_blocks_needed(table, wanted), self.has_room(table, wanted)
         try:
             copies = self.cache.grow(table, wanted)
         except OutOfBlocksError:
-            assert num_needed > num_free, "there were enough blocks"
+            assert not has_room, "there were enough blocks"
             assert snapshot(self.cache) == before, "a failed allocation changed something"
             self.events["out of blocks"] += 1
             return False
-        assert self.cache.num_free_blocks == num_free - num_needed, "another number of blocks than announced"
+        assert has_room, "it took what was reserved for another"
+        num_taken = len(table.block_ids) - num_before + len(copies)
+        assert self.cache._pool.num_free == num_in_pool - num_taken, "another number of blocks than it has now"
+        assert self.window is not None or num_taken == num_needed, "another number of blocks than announced"
         self.events["copy on write"] += len(copies)
         self.shadow.copy_blocks(copies)
         self.shadow.write(table.block_ids, sequence.token_ids, start, end, sequence.salt)
@@ -119,6 +137,9 @@ class History:
         self._read(sequence)
         return True
 
+    def has_room(self, table: BlockTable, num_tokens: int) -> bool:
+        return self.cache.room(table, num_tokens, self.cache.num_free_blocks) == num_tokens
+
     def verify(self, sequence: Live, num_drafts: int, num_accepted: int, newest: int) -> bool:
         """A step of a sequence that has one token to compute, with drafts behind it, of which some are right.
 
@@ -128,8 +149,8 @@ class History:
         right = [(newest + i) % 3 for i in range(num_accepted)]
         wrong = [7 + i for i in range(num_drafts - num_accepted)]
         written = [*sequence.token_ids, *right, *wrong]
-        wanted, num_free = len(written), self.cache.num_free_blocks
-        if table.num_tokens > start or self.cache.num_blocks_needed(table, wanted) > num_free:
+        wanted, num_free = len(written), self.cache._pool.num_free
+        if table.num_tokens > start or not self.has_room(table, wanted):
             return False
         num_before = len(table.block_ids)
         self.shadow.copy_blocks(self.cache.grow(table, wanted))
@@ -141,7 +162,7 @@ class History:
         assert table.num_tokens == end, "the table says what was asked for"
         assert len(held) == -(-wanted // self.block_size) * self.num_groups, "a step's own list of blocks was changed"
         num_more = len(table.block_ids) - num_before
-        assert num_free - self.cache.num_free_blocks <= num_more + self.num_groups, "blocks of wrong drafts were kept"
+        assert num_free - self.cache._pool.num_free <= num_more + self.num_groups, "blocks of wrong drafts were kept"
         self.cache.publish(table, sequence.token_ids, end)
         sequence.num_confirmed = end
         self.events["verify"] += 1
@@ -210,6 +231,21 @@ class History:
         for sequence in self.live:
             self._read(sequence)
             check_kept(sequence.table, sequence.num_confirmed, self.window, self.sees_all)
+        self._check_reservations()
+
+    def _check_reservations(self) -> None:
+        """What is free is for all but what is reserved, by the definition; and no prefill has to wait for a block."""
+        reserving = [s for s in self.live if getattr(s.table, "num_reserved_tokens", 0) > s.table.num_tokens]
+        reserved = [
+            num_reserved(self.cache, s.table, s.table.num_reserved_tokens, self.window, self.sees_all)
+            for s in reserving
+        ]
+        num_in_pool = self.cache._pool.num_free
+        assert self.cache.num_free_blocks == num_in_pool - sum(reserved) >= 0, f"{reserved} of {num_in_pool} reserved"
+        for sequence in reserving:
+            if sequence.num_confirmed == sequence.num_computed:
+                end = self.cache.room(sequence.table, sequence.table.num_reserved_tokens, 0)
+                assert end > sequence.num_computed, f"a prefill waits: {sequence}"
 
     def finish(self) -> None:
         """Close everything: nothing stays in use."""
@@ -255,12 +291,12 @@ def _random_event(history: History, rng: random.Random, documents: list[list[int
         return
     if event == "start" or not history.live:
         if history.preempted and rng.random() < 0.5:
-            history.start(rng.choice(history.preempted))
+            history.start(rng.choice(history.preempted), reserves=rng.random() < 0.5)
         elif len(history.live) < 6:
             prompt = [*rng.choice(documents)[: rng.randint(0, 24)], rng.randrange(3)]
             if rng.random() < 0.3:  # as others had it, to the end of a block
                 prompt = rng.choice(documents)[: history.block_size * rng.randint(1, 3)]
-            history.start(Live(prompt, rng.choice(SALTS)))
+            history.start(Live(prompt, rng.choice(SALTS)), reserves=rng.random() < 0.5)
         return
     sequence = rng.choice(history.live)
     if event == "step":

@@ -6,39 +6,56 @@ modules are tested too, by every test that imports `twophase.cache` by name.
 """
 
 import importlib.util
+import linecache
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 from twophase.cache.manager import CacheManager
+from twophase_features.windows.windowed_cache import WindowedCache
 
-PACKAGE = "twophase.cache"
+# Each imports some of those before it.
+CACHE = ("block_pool", "prefix_cache", "block_table", "manager")
+WINDOWS = ("sliding_window", "windowed_prefixes", "windowed_cache")
+MODULES = (*(f"twophase.cache.{name}" for name in CACHE), *(f"twophase_features.windows.{name}" for name in WINDOWS))
 
-# Which of the manager module's names come from which module.
-PARTS = {"block_pool": "BlockPool", "prefix_cache": "PrefixCache", "block_table": "BlockTable"}
+
+def cache_of(manager: type, windowed: type) -> Callable[..., CacheManager]:
+    """Makes a cache like the engine does: the windowed one if there is a window."""
+    return lambda *args, **options: (windowed if "window" in options else manager)(*args, **options)
 
 
-def load_plain(module: str) -> ModuleType:
-    """A fresh copy of a module, without the import hook."""
-    name = f"{module}__plain"
-    spec = importlib.util.spec_from_file_location(name, importlib.util.find_spec(module).origin)
-    copy = importlib.util.module_from_spec(spec)
+typed_cache = cache_of(CacheManager, WindowedCache)
+
+
+def load_plain(module: str, variant: ModuleType | None = None) -> ModuleType:
+    """A fresh copy of a module, or of its mutant `variant`, without the import hook."""
+    path = importlib.util.find_spec(module).origin if variant is None else variant.__file__
+    source = Path(path).read_text() if variant is None else "".join(linecache.getlines(path))
+    copy = ModuleType(f"{module}__plain" if variant is None else variant.__name__)
+    copy.__file__ = path
     # Dataclasses look their module up while they are made.
-    sys.modules[name] = copy
-    spec.loader.exec_module(copy)
+    sys.modules[copy.__name__] = copy
+    exec(compile(source, path, "exec"), copy.__dict__)
     return copy
 
 
-def plain_manager_class(variant: ModuleType | None = None) -> type[CacheManager]:
-    """`CacheManager` over plain parts; a mutant `variant` of one of the modules takes that module's place."""
-    stem, is_mutant = "", False
-    if variant is not None:
-        stem, marker, _ = variant.__name__.rpartition(".")[2].partition("__mutant_")
-        is_mutant = bool(marker)
+def plain_modules(variant: ModuleType | None = None) -> dict[str, ModuleType]:
+    """Every module of the bookkeeping over plain parts; a mutant `variant` of one of them takes that one's place."""
+    mutated, _, name = ("" if variant is None else variant.__name__).partition("__mutant_")
+    order = MODULES if not name or mutated in MODULES else (mutated, *MODULES)
+    originals = {module: sys.modules[module] for module in order}
+    try:
+        for module in order:
+            sys.modules[module] = load_plain(module, variant if name and module == mutated else None)
+        return {module: sys.modules[module] for module in order}
+    finally:
+        sys.modules.update(originals)
 
-    def part(name: str) -> ModuleType:
-        return variant if is_mutant and name == stem else load_plain(f"{PACKAGE}.{name}")
 
-    manager = part("manager")
-    for name, class_name in PARTS.items():
-        setattr(manager, class_name, getattr(part(name), class_name))
-    return manager.CacheManager
+def plain_manager_class(variant: ModuleType | None = None) -> Callable[..., CacheManager]:
+    """`CacheManager`, or `WindowedCache` if it is given a window, over plain parts."""
+    modules = plain_modules(variant)
+    manager = modules["twophase.cache.manager"].CacheManager
+    return cache_of(manager, modules["twophase_features.windows.windowed_cache"].WindowedCache)

@@ -142,8 +142,7 @@ def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
     for block_id, prefix in prefixes._of_block.items():
         first = block_id * cache.block_size
         held = [shadow.slots.get(first + offset) for offset in range(cache.block_size)]
-        group = next(number for number, blocks in enumerate(prefix.block_ids) if block_id in blocks)
-        expected = [value ^ group for value in values_of(prefix)]
+        expected = [value ^ prefix.holders[block_id] for value in values_of(prefix)]
         assert held == expected, f"block {block_id} can be found, and holds other tokens than it says"
 
 
@@ -161,6 +160,26 @@ def check_kept(
         assert is_kept == is_needed, f"block {index} of {table} at {num_computed} tokens: {is_kept=}, {is_needed=}"
 
 
+def num_reserved(
+    cache: CacheManager, table: BlockTable, num_tokens: int, window: SlidingWindow | None, sees_all: Sequence[bool]
+) -> int:
+    """Blocks that a table must be able to take, if it is to reach `num_tokens` without waiting: in a group that sees
+    all keys those that it lacks; in the others no more than what makes a window of blocks that it alone holds."""
+    total, ref_counts = 0, cache._pool.ref_counts
+    for group, is_full in enumerate(sees_all):
+        block_ids = table.block_ids[group :: len(sees_all)]
+        num_own = sum(block_id != FREED and ref_counts[block_id] == 1 for block_id in block_ids)
+        num_more = -(-num_tokens // table.block_size) - len(block_ids)
+        is_copied = table.num_tokens % table.block_size != 0 and ref_counts[block_ids[-1]] > 1
+        num_more += num_tokens > table.num_tokens and is_copied
+        total += (
+            num_more
+            if is_full or window is None
+            else min(num_more, max(0, window.max_blocks(table.block_size) - num_own))
+        )
+    return total
+
+
 def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None:
     """No live table points at a free block, and no block is in use without one. `tables` are all that are open."""
     held = {block_id for table in tables for block_id in table.block_ids} - {FREED}
@@ -172,7 +191,7 @@ def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None
 
 def snapshot(cache: CacheManager) -> Hashable:
     """Everything the cache knows, to compare before and after something that must change nothing."""
-    pool, prefixes = cache._pool, cache._prefixes
+    pool, prefixes, num_free = cache._pool, cache._prefixes, cache.num_free_blocks
     tables = {
         (
             id(table),
@@ -180,14 +199,12 @@ def snapshot(cache: CacheManager) -> Hashable:
             table.num_tokens,
             table.publish_at,
             table.num_uncounted_tokens,
-            table.first_kept,
-            table.free_at,
+            *(getattr(table, name, None) for name in ("first_kept", "free_at", "num_reserved_tokens")),
         )
         for table in cache._tables
     }
     findable = {
-        (prefix.digest, prefix.token_bytes, tuple(map(tuple, prefix.block_ids)))
-        for prefix in prefixes._by_digest.values()
+        (prefix.digest, prefix.token_bytes, tuple(prefix.holders.items())) for prefix in prefixes._by_digest.values()
     }
     return (
         tuple(pool.ref_counts),
@@ -195,5 +212,6 @@ def snapshot(cache: CacheManager) -> Hashable:
         tuple(pool.cached_blocks()),
         frozenset(tables),
         frozenset(findable),
+        num_free,
         cache.stats(),
     )

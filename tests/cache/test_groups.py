@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from tests.cache.histories import NewCache
-from tests.cache.plain import plain_manager_class
+from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.cache.manager import CacheManager
 from twophase.core.errors import OutOfBlocksError
 from twophase_features.windows import layer_groups as groups_module
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
@@ -18,7 +17,7 @@ SEES_ALL = (True, False, False)
 
 @pytest.fixture(params=["typed", "plain"])
 def new_cache(request) -> NewCache:
-    return CacheManager if request.param == "typed" else plain_manager_class()
+    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def gemma(num_layers: int) -> list[bool]:
@@ -111,44 +110,49 @@ def test_only_groups_that_see_a_window_free(new_cache):
     assert cache.num_in_use_by_kind() == {"full": 0, "sliding": 0}
 
 
-def test_what_is_to_come_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
+def test_what_is_needed_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
     window = SlidingWindow(6)
     cache = new_cache(100, 4, window=window, sees_all=SEES_ALL)
     most = window.max_blocks(4)
     assert most == 3
     table = cache.open([1] * 80)
-    assert cache.num_blocks_to_come(table, 80) == 20 + 2 * most
-    assert cache.num_blocks_to_come(table, 8) == 2 + 2 * 2
-    assert cache.num_blocks_at_once(table, 80, 0) == 3 * most
-    assert cache.num_blocks_at_once(table, 80, 5) == 3 * (most + 2), "two groups share five spare blocks"
+    assert cache.num_blocks_needed(table, 80) == 20 + 2 * most
+    assert cache.num_blocks_needed(table, 8) == 2 + 2 * 2
+    cache.reserve(table, 80)
+    assert cache.num_free_blocks == 100 - 20 - 2 * most
+    assert cache.num_blocks_needed(table, 80) == 0, "it is reserved"
+    assert cache.room(table, 80, 0) == 4 * most
+    assert cache.room(table, 80, 5) == 4 * (most + 2), "two groups share five free blocks"
     cache.grow(table, 6)
-    assert cache.num_blocks_to_come(table, 80) == 18 + 2 * (most - 2)
-    assert cache.num_tokens_within(table, cache.num_blocks_at_once(table, 80, 0)) == 4 * 3
+    assert cache.num_free_blocks == 100 - 20 - 2 * most, "taken from the reservation"
+    assert cache.room(table, 80, 0) == 4 * 3
     fork = cache.fork(table)
     assert cache.num_blocks_needed(table, 7) == 3, "copies of the tails"
-    assert cache.num_blocks_to_come(table, 80) == 19 + 2 * most
-    assert cache.num_tokens_within(table, 9) == 4 * (2 + 3 - 1)
+    assert cache.num_blocks_needed(table, 80) == 19 + 2 * most
+    assert cache.room(table, 80, 9) == 4 * (2 + 3 - 1)
     cache.close(fork)
+    assert cache.num_blocks_needed(table, 80) == 18 + 2 * (most - 2)
 
 
-def test_what_was_promised_is_never_exceeded(new_cache):
-    """Chunk by chunk, each as large as the promise allows: free blocks cover what is still to come, to the end."""
+def test_a_reservation_is_enough_to_the_end(new_cache):
+    """Chunk by chunk, each as large as the reservation allows, in a pool that has no other block."""
     for width, size in ((1, 1), (5, 4), (6, 4), (13, 4), (40, 4)):
         window = SlidingWindow(width)
         whole = [i % 3 for i in range(90)]
         probe = new_cache(1000, size, window=window, sees_all=SEES_ALL)
-        num_blocks = probe.num_blocks_to_come(probe.open(whole), 90)
+        num_blocks = probe.num_blocks_needed(probe.open(whole), 90)
         cache = new_cache(num_blocks, size, False, window=window, sees_all=SEES_ALL)
         table, num_computed = cache.open(whole), 0
+        cache.reserve(table, 90)
         while num_computed < 90:
-            assert cache.num_blocks_to_come(table, max(90, table.num_tokens)) <= cache.num_free_blocks
-            end = min(90, cache.num_tokens_within(table, cache.num_blocks_at_once(table, 90, 0)))
+            assert cache.num_free_blocks >= 0
+            end = cache.room(table, 90, 0)
             assert end > num_computed, f"stuck at {num_computed} with {window} in blocks of {size}"
-            cache.grow(table, max(end, table.num_tokens))
-            assert cache.num_blocks_to_come(table, 90) <= cache.num_free_blocks, "promises hold within a step too"
+            cache.grow(table, end)
+            assert cache.num_free_blocks >= 0, "within a step too"
             cache.publish(table, whole, end)
             num_computed = end
-        cache.check_integrity()
+            cache.check_integrity()
 
 
 def test_a_hit_is_there_in_every_group(new_cache):
@@ -160,11 +164,10 @@ def test_a_hit_is_there_in_every_group(new_cache):
         by_index = {}
         prefixes = cache._prefixes
         for block_id, prefix in list(prefixes._of_block.items()):
-            group = next(g for g, held in enumerate(prefix.block_ids) if block_id in held)
-            by_index[group, memoryview(prefix.token_bytes).cast("q")[0] // 2] = block_id
+            by_index[prefix.holders[block_id], memoryview(prefix.token_bytes).cast("q")[0] // 2] = block_id
         for each in lacking:
             prefixes.forget(by_index[each])
-        hit, _ = prefixes.lookup([*token_ids, 99], "", 10)
+        hit, _ = prefixes.lookup([*token_ids, 99], "", 10, [])
         assert len(hit) == num_hit, f"2 blocks for 2 tokens each, without {lacking}"
         unseen = max(0, num_hit - 3) // 2
         assert [index for index, block_id in enumerate(hit) if block_id == FREED] == [2 * i + 1 for i in range(unseen)]

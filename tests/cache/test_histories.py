@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.cache.histories import NewCache, random_history
-from tests.cache.plain import plain_manager_class
-from twophase.cache.manager import CacheManager
+from tests.cache.plain import plain_manager_class, typed_cache
 
 EVERY_EVENT = (
     "hit",
@@ -23,6 +22,8 @@ EVERY_EVENT = (
     "verify",
     "reject",
     "cut",
+    "reserved in groups",
+    "refused",
     "hit with gaps in groups",
     "copy on write in groups",
     "block freed in groups",
@@ -48,7 +49,7 @@ def test_1000_random_histories_are_clean():
 
 
 def test_random_histories_with_types_checked_are_clean():
-    run_histories(CacheManager, range(1000, 1040))
+    run_histories(typed_cache, range(1000, 1040))
 
 
 @pytest.mark.full

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.cache.histories import History, Live, NewCache
-from tests.cache.plain import plain_manager_class
+from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import snapshot
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
@@ -16,7 +16,7 @@ from twophase.core.plan import BlockCopy
 
 @pytest.fixture(params=["typed", "plain"])
 def new_cache(request) -> NewCache:
-    return CacheManager if request.param == "typed" else plain_manager_class()
+    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def computed(cache: CacheManager, token_ids: list[int], salt: str = "") -> BlockTable:

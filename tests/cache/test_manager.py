@@ -5,18 +5,17 @@ import sys
 
 import pytest
 
-from tests.cache.plain import plain_manager_class
+from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed, num_hit_tokens
 from twophase.cache.block_pool import BlockPool
-from twophase.cache.manager import CacheManager
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 @pytest.fixture(params=["typed", "plain"])
 def new_cache(request):
-    return CacheManager if request.param == "typed" else plain_manager_class()
+    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def test_the_pool_refuses_to_be_empty():

@@ -3,18 +3,18 @@
 import pytest
 
 from tests.cache.histories import NewCache
-from tests.cache.plain import plain_manager_class
+from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import is_visible, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 from twophase_features.windows.sliding_window import FREED, SlidingWindow, kept_blocks
 
 
 @pytest.fixture(params=["typed", "plain"])
 def new_cache(request) -> NewCache:
-    return CacheManager if request.param == "typed" else plain_manager_class()
+    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def check_arithmetic(window_class: type[SlidingWindow]) -> None:
@@ -122,12 +122,12 @@ def test_a_hit_needs_no_block_that_is_not_read(new_cache):
 def test_a_hit_that_lacks_a_sink_or_a_key_of_the_window_is_none(new_cache):
     token_ids = list(range(20))
     for lacking, num_cached_tokens in (((1, 2, 7), 20), ((0,), 0), ((9,), 18), ((8,), 16), ((7, 8, 9), 14)):
-        cache = new_cache(10, 2)
+        cache = new_cache(10, 2, window=SlidingWindow(40))
         cache._prefixes.window = SlidingWindow(4, 1)
         block_ids = list(computed(cache, token_ids).block_ids)
         for index in lacking:
             cache._prefixes.forget(block_ids[index])
-        hit, _ = cache._prefixes.lookup([*token_ids, 99], "", 10)
+        hit, _ = cache._prefixes.lookup([*token_ids, 99], "", 10, [])
         assert 2 * len(hit) == num_cached_tokens, f"without blocks {lacking}"
 
 
@@ -158,18 +158,18 @@ def test_what_is_to_come_is_bounded_whatever_the_length(new_cache):
     window = SlidingWindow(6, 2)
     cache = new_cache(40, 4, window=window)
     table = cache.open([1] * 900)
-    assert cache.num_blocks_to_come(table, 900) == window.max_blocks(4) == 4
-    assert cache.num_blocks_to_come(table, 5) == 2
+    assert cache.num_blocks_needed(table, 900) == window.max_blocks(4) == 4
+    assert cache.num_blocks_needed(table, 5) == 2
     cache.grow(table, 9)
-    assert cache.num_blocks_to_come(table, 900) == 1
+    assert cache.num_blocks_needed(table, 900) == 1
     fork = cache.fork(table)
-    assert cache.num_blocks_to_come(table, 900) == 4, "blocks that others hold too do not come back"
-    assert cache.num_tokens_within(table, 4) == 4 * (3 + 4 - 1), "one is for the copy of the shared last block"
+    assert cache.num_blocks_needed(table, 900) == 4, "blocks that others hold too do not come back"
+    assert cache.room(table, 900, 4) == 4 * (3 + 4 - 1), "one is for the copy of the shared last block"
     cache.close(fork)
     cache.grow(table, 40)
-    assert cache.num_blocks_to_come(table, 900) == 0, "more than needed for small chunks"
+    assert cache.num_blocks_needed(table, 900) == 0, "more than needed for small chunks"
     plain = new_cache(300, 4)
-    assert plain.num_blocks_to_come(plain.open([1] * 900), 900) == 225
+    assert plain.num_blocks_needed(plain.open([1] * 900), 900) == 225
 
 
 def test_a_reset_is_refused_while_a_table_is_open_even_if_it_holds_no_block(new_cache):
@@ -181,3 +181,79 @@ def test_a_reset_is_refused_while_a_table_is_open_even_if_it_holds_no_block(new_
     cache.close(table)
     cache.reset_prefix_cache()
     cache.check_integrity()
+
+
+def reserved(cache: CacheManager, token_ids: list[int]) -> BlockTable:
+    table = cache.open(token_ids)
+    assert cache.reserve(table, len(token_ids)) == ()
+    return table
+
+
+def test_what_is_reserved_no_other_table_takes(new_cache):
+    """A window of 6 with 2 sinks lies in 4 blocks at most; the short prompt reserves 2, and 4 are for any table."""
+    cache = new_cache(10, 4, False, window=SlidingWindow(6, 2))
+    long, short, other = reserved(cache, [1] * 900), reserved(cache, [2] * 7), cache.open([3] * 40)
+    assert (cache.stats().num_in_use, cache.num_free_blocks) == (0, 10 - 4 - 2)
+    assert cache.room(other, 40, cache.num_free_blocks) == 16
+    assert cache.room(long, 900, 0) == 16, "its own reservation"
+    assert cache.room(long, 900, 4) == 32, "and free blocks beside it"
+    cache.grow(other, 4)
+    late = cache.open([4] * 40)
+    before = snapshot(cache)
+    for refused in (lambda: cache.grow(other, 17), lambda: cache.reserve(late, 40)):
+        with pytest.raises(OutOfBlocksError, match="3 of 10 free and not reserved"):
+            refused()
+        assert snapshot(cache) == before
+    cache.grow(short, 7)
+    cache.check_integrity()
+
+
+def test_a_block_that_leaves_the_window_goes_back_into_the_reservation(new_cache):
+    """Until the prompt's end is in sight; what a table holds no more of than it needs, others may have."""
+    window, token_ids = SlidingWindow(6), [1] * 40
+    cache = new_cache(8, 4, False, window=window)
+    table = reserved(cache, token_ids)
+    assert (window.max_blocks(4), cache.num_free_blocks) == (3, 5)
+    for end in (12, *range(16, 44, 4)):
+        assert cache.room(table, 40, 0) == end
+        cache.grow(table, end)
+        cache.publish(table, token_ids, end)
+        assert (cache.stats().num_in_use, cache.num_free_blocks) == (2, 6 if end == 40 else 5), end
+        cache.check_integrity()
+    cache.close(table)
+    assert cache.num_free_blocks == 8
+
+
+def test_a_hit_of_what_a_prefill_counts_on_is_paid_by_the_newcomer(new_cache):
+    """b shares two blocks that will not come back to a when they leave a's window: a's reservation grows by two."""
+    token_ids = list(range(40))
+    cache = new_cache(8, 4, window=SlidingWindow(6))
+    first = reserved(cache, token_ids)
+    cache.grow(first, 12)
+    cache.publish(first, token_ids, 12)
+    assert (cache.stats().num_in_use, cache.num_free_blocks) == (2, 5)
+    second = cache.open(token_ids[:13])
+    assert second.num_cached_tokens == 12
+    assert (cache.stats().num_in_use, cache.num_free_blocks) == (2, 3)
+    cache.close(second)
+    assert cache.num_free_blocks == 5
+    other = cache.open([99] * 20)
+    cache.grow(other, 16)
+    second = cache.open(token_ids[:13])
+    assert cache.num_free_blocks == -1, "there are too few: the newcomer must go"
+    cache.close(second)
+    assert cache.num_free_blocks == 1
+
+
+def test_closing_gives_a_reservation_back_and_so_does_a_fork(new_cache):
+    cache = new_cache(8, 4, window=SlidingWindow(6))
+    table = reserved(cache, [1] * 40)
+    cache.close(table)
+    assert cache.num_free_blocks == 8
+    table = reserved(cache, [1] * 40)
+    cache.grow(table, 4)
+    fork = cache.fork(table)
+    assert cache.num_free_blocks == 7
+    cache.check_integrity()
+    for each in (table, fork):
+        cache.close(each)

@@ -14,6 +14,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase_features.policies.named import POLICIES
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
+from twophase_features.windows.windowed_cache import WindowedCache
 
 NUM_TOKENS = 14
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows
@@ -150,7 +151,9 @@ def blocks_by_kind(llm: LLM) -> list[dict[str, int]]:
 
     def counting(*args):
         updates = update(*args)
-        counts.append(llm.scheduler.cache.num_in_use_by_kind())
+        cache = llm.scheduler.cache
+        is_windowed = isinstance(cache, WindowedCache)
+        counts.append(cache.num_in_use_by_kind() if is_windowed else {"full": cache.stats().num_in_use, "sliding": 0})
         return updates
 
     llm.scheduler.update = counting

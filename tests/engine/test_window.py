@@ -10,6 +10,7 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError
 from twophase_features.windows.sliding_window import SlidingWindow
+from twophase_features.windows.windowed_cache import WindowedCache
 
 OPTIONS = {
     "block_size": 4,
@@ -92,7 +93,7 @@ def test_freed_blocks_are_never_read(case):
 def test_equal_to_the_same_without_freeing(case):
     folder, expected = case
     keeping = windowed(folder, cache_factory=OwnCache)
-    assert keeping.scheduler.cache.window is None
+    assert not isinstance(keeping.scheduler.cache, WindowedCache)
     assert generate(keeping) == expected
     most, bounded = (max(step.blocks_in_use for step in llm.engine.trace) for llm in (keeping, windowed_run(folder)))
     assert bounded <= len(PROMPTS) * MOST_BLOCKS + 24 // 4 < most
@@ -187,7 +188,7 @@ def test_a_ready_made_backend_keeps_its_own_view(case):
     folder, _ = case
     spec = LLM(folder, **OPTIONS).model.backend.spec
     ready = OPTIONS | {"attention_backend": TorchBackend(spec, 4)}
-    assert LLM(folder, **ready).scheduler.cache.window is None
+    assert not isinstance(LLM(folder, **ready).scheduler.cache, WindowedCache)
     with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*what it was made for"):
         LLM(folder, **ready, sliding_window=8)
     made = LLM(folder, **(OPTIONS | {"attention_backend": lambda spec: TorchBackend(spec, 4)}), sliding_window=8)

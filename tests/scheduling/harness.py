@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import ClassVar
 
 import twophase.scheduling.scheduler
-from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_tables
+from tests.cache.plain import typed_cache
+from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_tables, num_reserved
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
@@ -118,14 +119,10 @@ class Harness:
         **limits,
     ) -> None:
         self.config = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked, **limits)
-        self.cache = cache or CacheManager(
-            num_blocks,
-            block_size,
-            prefix_caching,
-            window,
-            sees_all,
-            HostMemoryTier(num_host_blocks) if num_host_blocks else None,
-        )
+        windowed = {} if window is None else {"window": window, "sees_all": sees_all}
+        tier = HostMemoryTier(num_host_blocks) if num_host_blocks else None
+        self.cache = cache or typed_cache(num_blocks, block_size, prefix_caching, tier=tier, **windowed)
+        self.window, self.sees_all = window, sees_all
         self.shadow = ShadowKV(block_size, window, sees_all)
         self.scheduler = self.module.Scheduler(self.config, self.cache, policy)
         self.scheduler.connect(self.shadow)
@@ -282,22 +279,18 @@ class Harness:
         check_findable(self.cache, self.shadow)
         for sequence in running:
             self.num_freed += sequence.table.block_ids.count(FREED) > 0
-            check_kept(sequence.table, sequence.num_computed_tokens, self.cache.window, self.cache.sees_all)
-        if self.cache.window is not None:
-            self.check_promises([sequence for sequence in running if not sequence.is_decoding])
+            check_kept(sequence.table, sequence.num_computed_tokens, self.window, self.sees_all)
+        if self.window is not None:
+            self.check_reservations([sequence for sequence in running if not sequence.is_decoding])
 
-    def check_promises(self, prefills) -> None:
-        """A prefill, once begun, needs no block that somebody else could take."""
-        ref_counts, block_size = self.cache._pool.ref_counts, self.cache.block_size
-        promised = []
-        for sequence in prefills:
-            for group, sees_all in enumerate(self.cache.sees_all):
-                block_ids = sequence.table.of_group(group)
-                num_own = sum(ref_counts[block_id] == 1 for block_id in block_ids if block_id != FREED)
-                num_more = -(-len(sequence.token_ids) // block_size) - len(block_ids)
-                most = num_more if sees_all else self.cache.window.max_blocks(block_size) - num_own
-                promised.append(max(0, min(num_more, most)))
-        assert sum(promised) <= self.cache.num_free_blocks, f"{promised} promised of {self.cache.num_free_blocks}"
+    def check_reservations(self, prefills) -> None:
+        """A prefill, once begun, needs no block that another sequence could take."""
+        num_free = self.cache._pool.num_free
+        reserved = [
+            num_reserved(self.cache, s.table, max(len(s.token_ids), s.table.num_tokens), self.window, self.sees_all)
+            for s in prefills
+        ]
+        assert 0 <= self.cache.num_free_blocks <= num_free - sum(reserved), f"{reserved} reserved of {num_free}"
 
     def check_outputs(self, *, but: frozenset[str] = frozenset()) -> None:
         """Every completion is what it would be alone; those of the requests in `but`, cut short, are a part of it."""

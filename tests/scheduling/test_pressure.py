@@ -155,7 +155,7 @@ def play_all(seeds: range, disturbed: float) -> Counter:
         events["preemption"] += len(harness.preempted)
         events["hit"] += harness.cache.stats().num_hit_tokens > 0
         events["copy"] += harness.num_copies
-        events["windowed step"] += harness.step_no * (harness.cache.window is not None)
+        events["windowed step"] += harness.step_no * (harness.window is not None)
         events["block freed"] += harness.num_freed
         events["draft accepted"] += harness.num_accepted
         events["draft rejected"] += harness.num_drafts - harness.num_accepted

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
+from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.request_validation import num_blocks_at_most
@@ -23,14 +24,15 @@ from twophase_features.windows.sliding_window import SlidingWindow
     ],
 )
 def test_worst_case_in_blocks_of_4(prompt_len, max_tokens, n, max_model_len, num_blocks):
-    assert num_blocks_at_most(prompt_len, max_tokens, n, max_model_len, 4) == num_blocks
+    config = SchedulerConfig(4, 8, max_model_len)
+    assert num_blocks_at_most(prompt_len, max_tokens, n, config, CacheManager(1, 4)) == num_blocks
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("prompt_len", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 6, 40])
 def test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(prompt_len, max_tokens, n):
-    num_blocks = num_blocks_at_most(prompt_len, max_tokens, n, 32, 4)
+    num_blocks = num_blocks_at_most(prompt_len, max_tokens, n, SchedulerConfig(4, 8, 32), CacheManager(1, 4))
     request = make_request("a", prompt_len, max_tokens, n=n)
     harness = Harness(num_blocks=num_blocks, max_model_len=32)
     harness.add(request)
@@ -129,13 +131,13 @@ def test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow():
         assert not harness.preempted
 
 
-def test_a_prefill_leaves_the_others_what_they_were_promised():
-    """Three prompts of 5 blocks, each promised 5 where all keys are seen and 3 elsewhere: there are no more."""
+def test_a_prefill_leaves_the_others_what_they_reserved():
+    """Three prompts of 5 blocks, each has reserved 5 where all keys are seen and 3 elsewhere: there are no more."""
     options = {"num_blocks": 24, "reserve_growth": False, "max_model_len": 64}
     harness = Harness(window=SlidingWindow(6), sees_all=(True, False), **options)
     harness.add(*(make_request(name, 20, 1) for name in "abc"))
     ledger, sequences = harness.scheduler.ledger, list(harness.scheduler.sequences.values())
     assert [ledger.admit(sequence) for sequence in sequences] == [None] * 3
-    assert ledger.num_spare_blocks == 0
+    assert harness.cache.num_free_blocks == 0
     assert [ledger.grow_for_chunk(sequence, 20) for sequence in sequences] == [12] * 3
-    assert harness.cache.num_free_blocks == 3 * 2, "what all three still need, where all keys are seen"
+    assert harness.cache.stats().num_free == 3 * 2, "what all three still need, where all keys are seen"

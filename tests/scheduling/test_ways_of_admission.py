@@ -55,7 +55,7 @@ def test_with_a_window_no_more_is_reserved_than_it_holds():
         harness = Harness(
             num_blocks=num_blocks, window=SlidingWindow(8), admission="reserve", prefix_caching=False, budget=16
         )
-        assert harness.cache.window.max_blocks(4) == 3
+        assert harness.window.max_blocks(4) == 3
         harness.add(make_request("a", 2, 50, n=2), make_request("b", 2, 7))
         harness.step()
         assert any(name == "b" for _, name, _ in harness.log) == together
@@ -108,7 +108,7 @@ def test_with_groups_of_layers_each_kind_is_reserved_what_it_holds(n):
 @pytest.mark.parametrize("num_histories", [40, pytest.param(400, marks=pytest.mark.full)])
 def test_reserve_never_preempts_for_want_of_a_block(num_histories, disturbed):
     histories = play_reserved(range(num_histories), disturbed)
-    assert sum(h.cache.window is not None for h in histories) > num_histories // 5
+    assert sum(h.window is not None for h in histories) > num_histories // 5
     assert sum(index > 0 for h in histories for _, index in h.ends) > num_histories
     assert sum(h.num_accepted for h in histories) > num_histories // 3
 

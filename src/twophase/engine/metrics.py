@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
-from twophase.cache.manager import CacheStats
+from twophase.cache.allocator import CacheStats
 from twophase.core.outputs import FinishReason, StepTrace
 from twophase.core.plan import StepPlan
 from twophase.engine.request_state import RequestState

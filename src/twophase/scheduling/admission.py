@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 from typing import final
 
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.sequence import Sequence
 
@@ -38,25 +37,25 @@ class OutputLengths:
         return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-# Free blocks that a newcomer leaves to a sequence beside those that it has, takes when it is let in, or was promised.
+# Free blocks that a newcomer leaves to a sequence beside those that it has, or takes or reserves when it is admitted.
 # Given the sequence, and its table or one that was opened for it. Completions that have not parted yet count all.
-Growth = Callable[[Sequence, BlockTable], int]
+Growth = Callable[[Sequence, KVTable], int]
 
 
-def growth_rule(config: SchedulerConfig, cache: CacheManager, lengths: OutputLengths) -> Growth:
+def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLengths) -> Growth:
     """As `config.admission` says; `lengths` is what 'estimate' goes by.
 
     For 'reserve' the sum over all sequences is never more than what is free, and it falls by one with each block that
     one of them takes. So every decode finds its block, and nothing is ever preempted for want of one.
     """
 
-    def one_block_each(sequence: Sequence, table: BlockTable) -> int:
-        return num_growing(cache, sequence) * cache.num_groups if config.reserve_growth else 0
+    def one_block_each(sequence: Sequence, table: KVTable) -> int:
+        return num_growing(cache, sequence) * cache.num_blocks_at_most(1) if config.reserve_growth else 0
 
-    def worst_case(sequence: Sequence, table: BlockTable) -> int:
+    def worst_case(sequence: Sequence, table: KVTable) -> int:
         return num_blocks_up_to(cache, sequence, table, sequence.max_num_tokens - 1)
 
-    def expected(sequence: Sequence, table: BlockTable) -> int:
+    def expected(sequence: Sequence, table: KVTable) -> int:
         # One that outlived the estimate is expected to go on, so it is left what the optimistic would leave it.
         num_output = lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
         num_tokens = sequence.num_prompt_tokens + num_output - 1
@@ -65,33 +64,29 @@ def growth_rule(config: SchedulerConfig, cache: CacheManager, lengths: OutputLen
     return {"optimistic": one_block_each, "reserve": worst_case, "estimate": expected}[config.admission]
 
 
-def num_growing(cache: CacheManager, sequence: Sequence) -> int:
-    """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is let in."""
-    block_size = cache.block_size
-    num_slots = -(-len(sequence.token_ids) // block_size) * block_size
+def num_growing(cache: KVAllocator, sequence: Sequence) -> int:
+    """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is admitted."""
+    num_tokens = len(sequence.token_ids)
+    num_slots = -(-num_tokens // cache.block_size) * cache.block_size
     may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
     if not may_grow and sequence.table is not None and sequence.is_decoding:
         # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
-        may_grow = cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
+        may_grow = cache.num_blocks_needed(sequence.table, num_tokens) > 0
     return sequence.num_completions if may_grow else 0
 
 
-def num_blocks_up_to(cache: CacheManager, sequence: Sequence, table: BlockTable, num_tokens: int) -> int:
+def num_blocks_up_to(cache: KVAllocator, sequence: Sequence, table: KVTable, num_tokens: int) -> int:
     """Blocks that its completions take at most until each has `num_tokens` tokens in the cache, beyond those for the
-    tokens that it has: in all groups of layers, and in those that see a window what each holds at once.
+    tokens that it has.
 
-    Worked example, block size 4, no window: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each
-    copies the second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that
-    share a block need not copy it.) With a second group, whose window of 2 lies in 2 blocks at most: 2 * (2 + 2).
+    Worked example, block size 4: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each copies the
+    second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that share a block
+    need not copy it.)
     """
     num_now = len(sequence.token_ids)
     if sequence.num_completions > 1:
-        if num_tokens <= num_now:
-            return 0
-        num_each = -(-num_tokens // cache.block_size) - num_now // cache.block_size
-        in_window = num_each if cache.window is None else min(num_each, cache.window.max_blocks(cache.block_size))
-        num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window
-        return sequence.num_completions * num_of_one
+        num_beyond = num_tokens - num_now // cache.block_size * cache.block_size  # the full blocks stay shared
+        return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if num_tokens > num_now else 0
     num_now = max(num_now, table.num_tokens)
-    num_to_come = cache.num_blocks_to_come(table, max(num_tokens, num_now))
-    return num_to_come if sequence.is_decoding else num_to_come - cache.num_blocks_to_come(table, num_now)
+    num_needed = cache.num_blocks_needed(table, max(num_tokens, num_now))
+    return num_needed if sequence.is_decoding else num_needed - cache.num_blocks_needed(table, num_now)

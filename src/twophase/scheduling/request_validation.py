@@ -2,31 +2,19 @@
 
 import bisect
 import math
-from collections.abc import Sequence as Seq
 from numbers import Real
 from typing import Any
 
+from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.sequence import Sequence
-from twophase_features.windows.sliding_window import SlidingWindow
 
 
-def check_request(
-    request: Request,
-    config: SchedulerConfig,
-    num_blocks: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-    sees_all: Seq[bool] = (False,),
-) -> None:
-    """Raises InvalidRequestError naming the rule, both values and what to change.
-
-    Args:
-        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
-    """
+def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator) -> None:
+    """Raises InvalidRequestError naming the rule, both values and what to change."""
     num_prompt_tokens = len(request.prompt_token_ids)
     params = request.sampling_params
     if not _is_time(request.arrival_s):
@@ -49,56 +37,38 @@ def check_request(
             f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
             f"max_num_batched_tokens or shorten the prompt."
         )
-    num_needed = _num_needed(num_prompt_tokens, params.max_tokens, params.n, config, block_size, window, sees_all)
-    if num_needed > num_blocks:
-        seen = "" if window is None else f", window {window.window}, sinks {window.num_sinks}"
-        seen += "" if len(sees_all) == 1 else f", {len(sees_all)} groups of layers"
+    num_needed = num_blocks_at_most(num_prompt_tokens, params.max_tokens, params.n, config, cache)
+    if num_needed > cache.num_blocks:
         raise InvalidRequestError(
-            f"the request may need {num_needed} KV blocks of {block_size} tokens (prompt {num_prompt_tokens}, "
-            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{seen}), and the pool "
-            f"has {num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
+            f"the request may need {num_needed} KV blocks of {cache.block_size} tokens (prompt {num_prompt_tokens}, "
+            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{cache.description}), "
+            f"and the pool has {cache.num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
         )
 
 
-def _num_needed(
-    num_prompt_tokens: int,
-    max_tokens: int,
-    n: int,
-    config: SchedulerConfig,
-    block_size: int,
-    window: SlidingWindow | None,
-    sees_all: Seq[bool],
+def num_blocks_at_most(
+    num_prompt_tokens: int, max_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator
 ) -> int:
-    """Blocks that a request may come to hold, over all groups of layers."""
-    num_needed = 0
-    for is_full in sees_all:
-        num_in_group = num_blocks_at_most(
-            num_prompt_tokens,
-            max_tokens,
-            n,
-            config.max_model_len,
-            block_size,
-            None if is_full else window,
-        )
-        if not config.enable_chunked_prefill:  # all of it is written before any is freed
-            num_in_group = max(num_in_group, -(-num_prompt_tokens // block_size))
-        num_needed += num_in_group
-    return num_needed
+    """Blocks that the n completions of a request come to hold together when each is as long as it may get.
+
+    The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
+    prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
+    """
+    num_slots = min(num_prompt_tokens + max_tokens, config.max_model_len) - 1
+    if num_slots == num_prompt_tokens:
+        n = 1  # one token each: nothing is written after the fork
+    num_blocks = cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)
+    if config.enable_chunked_prefill:
+        return num_blocks
+    num_of_prompt = -(-num_prompt_tokens // cache.block_size) * cache.num_blocks_at_most(1)
+    return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window gives any back
 
 
-def max_new_tokens(
-    num_prompt_tokens: int,
-    n: int,
-    config: SchedulerConfig,
-    num_blocks: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-    sees_all: Seq[bool] = (False,),
-) -> int:
+def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator) -> int:
     """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
 
     def does_not_fit(max_tokens: int) -> bool:
-        return _num_needed(num_prompt_tokens, max_tokens, n, config, block_size, window, sees_all) > num_blocks
+        return num_blocks_at_most(num_prompt_tokens, max_tokens, n, config, cache) > cache.num_blocks
 
     most = max(1, config.max_model_len - num_prompt_tokens)
     return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
@@ -135,31 +105,3 @@ def _is_time(value: object) -> bool:
 
 def _sorts(value: object) -> bool:
     return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
-
-
-def num_blocks_at_most(
-    num_prompt_tokens: int,
-    max_tokens: int,
-    n: int,
-    max_model_len: int,
-    block_size: int,
-    window: SlidingWindow | None = None,
-) -> int:
-    """Blocks that n completions hold together when each is as long as it may get.
-
-    The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
-    prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
-
-    With a window, a completion has at most `SlidingWindow.max_blocks`, if its prompt is computed in chunks as small as
-    it takes; of what is shared, only sinks stay.
-    """
-    num_slots = min(num_prompt_tokens + max_tokens, max_model_len) - 1
-    num_blocks = -(-num_slots // block_size)
-    if num_slots == num_prompt_tokens:
-        n = 1  # one token each: nothing is written after the fork
-    num_shared = num_prompt_tokens // block_size
-    most = num_shared + n * (num_blocks - num_shared)
-    if window is None or num_blocks <= window.max_blocks(block_size):
-        return most
-    num_shared = min(num_shared, -(-window.num_sinks // block_size))
-    return min(most, num_shared + n * (window.max_blocks(block_size) - num_shared))

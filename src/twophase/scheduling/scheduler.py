@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol, final, runtime_checkable
 
-from twophase.cache.manager import CacheManager
+from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
 from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, StepPlan
@@ -73,7 +73,7 @@ class Scheduler:
         refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: CacheManager, policy: Policy | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy | None = None) -> None:
         self.cache = cache
         self.ledger = BlockLedger(config, cache)
         self.policy = policy or PriorityPolicy()
@@ -147,15 +147,11 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises InvalidRequestError if it could never be served as asked, with the numbers."""
-        cache = self.cache
-        check_request(request, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all)
+        check_request(request, self.config, self.cache)
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
-        cache = self.cache
-        return max_new_tokens(
-            num_prompt_tokens, n, self.config, cache.num_blocks, cache.block_size, cache.window, cache.sees_all
-        )
+        return max_new_tokens(num_prompt_tokens, n, self.config, self.cache)
 
     # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there;
     #    when that fails: add -> reserve, if it came to that -> compute_here

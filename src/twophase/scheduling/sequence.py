@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twophase.cache.block_table import BlockTable
+from twophase.cache.allocator import KVTable
 from twophase.cache.tier import BlockKey
 from twophase.core.request import Request
 
@@ -53,7 +53,7 @@ class Sequence:
         table: Its pages while it arrives or runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
-        block_keys: The prefix cache's keys of its full blocks, kept while it waits (see `CacheManager.open`).
+        block_keys: The prefix cache's keys of its full blocks, kept while it waits (see `KVAllocator.open`).
     """
 
     seq_id: int
@@ -68,7 +68,7 @@ class Sequence:
     rank: tuple[Any, ...] = ()
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     num_computed_tokens: int = 0
-    table: BlockTable | None = None
+    table: KVTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
@@ -108,7 +108,7 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
-    def open_table(self) -> BlockTable:
+    def open_table(self) -> KVTable:
         """The table of a sequence that arrives or runs."""
         assert self.table is not None
         return self.table

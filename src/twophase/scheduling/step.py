@@ -205,8 +205,8 @@ class StepBuilder:
 
         Speculative decoding guesses a sequence's next tokens cheaply and verifies all guesses in one step of the model
         (Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318). Drafts get what the policy has
-        left over: budget that no decode, prefill or newcomer wanted, and blocks that are free and promised to no
-        prefill. So they cost no sequence its turn, whatever the policy.
+        left over: budget that no decode, prefill or newcomer wanted, and blocks that are free and not reserved. So
+        they cost no sequence its turn, whatever the policy.
         """
         decodes, budget = [], self.budget
         for chunk in plan.chunks[: plan.num_decodes]:

@@ -245,7 +245,7 @@ class DecodeEngine:
         worker = self._workers[rank]
         prompt = replace(request, sampling_params=replace(request.sampling_params, max_tokens=1))
         try:
-            check_request(prompt, worker.limits, worker.num_blocks, worker.spec.block_size)
+            check_request(prompt, worker.limits, CacheManager(worker.num_blocks, worker.spec.block_size))
         except InvalidRequestError as error:
             raise InvalidRequestError(f"the prefill side (rank {rank}) refuses: {error}") from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
-from twophase.cache.block_table import BlockTable
+from twophase.cache.allocator import KVTable
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.outputs import CompletionOutput, RequestOutput
 from twophase.core.plan import SampledToken, ScheduledChunk
@@ -56,7 +56,7 @@ class Outgoing:
     """
 
     num_sent: int | None = None
-    table: BlockTable | None = None
+    table: KVTable | None = None
     done: Done | None = None
 
 

@@ -10,6 +10,7 @@ from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
 from twophase_features.windows.layer_groups import LayerGroups
 from twophase_features.windows.sliding_window import SlidingWindow
+from twophase_features.windows.windowed_cache import WindowedCache
 
 
 def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow | None:
@@ -45,7 +46,7 @@ def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow 
 
 
 def windowed_cache(window: SlidingWindow | None, groups: LayerGroups | None = None) -> Callable[..., CacheManager]:
-    """A cache factory like the class itself, whose caches free what leaves the window, where layers see one."""
-    if groups is None:
-        return partial(CacheManager, window=window)
-    return partial(CacheManager, window=window, sees_all=groups.sees_all)
+    """A cache factory whose caches free what leaves the window, where layers see one."""
+    if window is None:
+        return CacheManager
+    return partial(WindowedCache, window=window, sees_all=(False,) if groups is None else groups.sees_all)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from twophase import LLM, SamplingParams
+from twophase_features.windows.windowed_cache import WindowedCache
 
 VOCAB = 131
 
@@ -65,5 +66,7 @@ def blocks_held(llm: LLM, num_prompt: int, num_tokens: int) -> dict[int, dict[st
         sequences = llm.scheduler.sequences
         length = next(iter(sequences.values())).num_computed_tokens if sequences else 0
         if length and length % num_prompt == 0:
-            held[length] = llm.scheduler.cache.num_in_use_by_kind()
+            cache = llm.scheduler.cache
+            assert isinstance(cache, WindowedCache)
+            held[length] = cache.num_in_use_by_kind()
     return held

@@ -15,10 +15,10 @@ from torch import Tensor
 from twophase import LLM
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase.cache.manager import CacheManager
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.windows.sliding_window import SlidingWindow
+from twophase_features.windows.windowed_cache import WindowedCache
 from twophase_labs.advanced.one_copy import open_llm
 from twophase_tools.bench.perplexity import prose, step_logits
 
@@ -96,7 +96,7 @@ def windowed_engine(
     return engine(
         sliding_window=window,
         num_attention_sinks=num_sinks,
-        cache_factory=partial(CacheManager, window=own),
+        cache_factory=partial(WindowedCache, window=own),
         num_kv_blocks=pool,
         **mask,
     )

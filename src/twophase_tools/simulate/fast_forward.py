@@ -9,6 +9,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
+from twophase.cache.allocator import KVAllocator
+from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
 from twophase.scheduling.default_policy import PriorityPolicy
@@ -46,7 +48,7 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
         is_undisturbed: Nothing was added, finished or aborted since the plan was made. It matters when a sequence
             waits: what kept it out does so still.
     """
-    if scheduler.cache.window is not None or scheduler.cache.tier is not None:
+    if type(scheduler.cache) is not CacheManager or scheduler.cache.tier is not None:
         return []  # blocks come and go at every step, or move to a tier, which takes time: nothing repeats
     if not isinstance(scheduler.policy, REPEATING_POLICIES) or not all(chunk.num_samples for chunk in plan.chunks):
         return []
@@ -76,7 +78,7 @@ def _refuses_again(scheduler: Scheduler) -> bool:
     return is_same_rule or scheduler.refusal is Refusal.PLACES
 
 
-def num_repeats(cache: CacheManager, sequences: Seq[Sequence]) -> int:
+def num_repeats(cache: KVAllocator, sequences: Seq[Sequence]) -> int:
     """Steps that decode exactly these sequences and find every block they need; in the last one some may end."""
     num_steps = min([sequence.max_num_tokens - len(sequence.token_ids) for sequence in sequences])
     num_free = cache.num_free_blocks
@@ -125,7 +127,7 @@ def repeat_decodes(
     lengths = [len(sequence.token_ids) for sequence in sequences]
     ended: list[Sequence] = []
     for i, (sequence, num_tokens) in enumerate(zip(sequences, lengths, strict=True)):
-        assert sequence.table is not None
+        assert isinstance(sequence.table, BlockTable)
         sequence.token_ids += [token_of(sequence)] * num_steps
         # Step j computes the token at position num_tokens - 1 + j; a block begins where that is a multiple of its size.
         moves += [(2 * step, i, _GROW) for step in range((1 - num_tokens) % block_size, num_steps, block_size)]

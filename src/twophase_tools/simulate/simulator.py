@@ -97,8 +97,7 @@ class Replica:
     @property
     def capacity_tokens(self) -> int:
         """Slots of its K/V pool."""
-        cache = self._scheduler.cache
-        return cache.num_blocks // cache.num_groups * cache.block_size
+        return self._scheduler.ledger.num_slots
 
     def num_outstanding(self, time_s: float | int) -> int:
         """Requests submitted and not finished at `time_s`."""

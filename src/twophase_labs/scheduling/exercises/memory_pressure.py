@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from twophase.cache.manager import CacheManager
+from twophase.cache.allocator import KVAllocator
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -144,7 +144,7 @@ def knows_the_example(answer: Any, draw: Draw) -> None:
 class DecodesFirst(Policy):
     """Notes what is free once the decodes have their blocks: then it is the newcomers' turn."""
 
-    cache: CacheManager
+    cache: KVAllocator
     num_free = 0
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:

@@ -1,0 +1,210 @@
+"""The door `KVAllocator`: which blocks of the K/V cache a sequence has. `LLM(cache_factory=...)` makes one."""
+
+from abc import abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from twophase.cache.tier import BlockKey, KVTier
+from twophase.core.plan import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A count of blocks by state, and of hits. `num_in_use + num_cached + num_free == num_blocks`.
+
+    Attributes:
+        num_in_use: Blocks that some table holds; a shared one counts once.
+        num_cached: Free blocks that a prefix hit can still find (evictable).
+        num_free: Free blocks with nothing worth keeping.
+        num_slots_in_use: Slots of the blocks in use that a token was given; it has one in each group of layers.
+        internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
+        num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
+            opened with, and those found in the cache.
+        num_evicted: Times the contents of a cached block were given up because another table needed the block.
+    """
+
+    num_blocks: int
+    num_in_use: int
+    num_cached: int
+    num_free: int
+    num_slots_in_use: int
+    internal_fragmentation: float
+    num_queries: int = 0
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_evicted: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the queried tokens that were in the cache; 0 before the first query."""
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
+
+
+@runtime_checkable
+class KVTable(Protocol):
+    """The blocks of one sequence. Only the allocator changes them; the scheduler and the step's plan read."""
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        """In order: position p is in slot p % block_size of block `block_ids[p // block_size]`.
+
+        A planned step keeps what it read here. Growing may append to it; taking blocks away makes a new list.
+        """
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have a slot."""
+        ...
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens whose K and V were found by `open`, or loaded by `load`: whole blocks."""
+        return 0
+
+    @property
+    def num_offered_tokens(self) -> int:
+        """Tokens behind these that the KV tier has, for `load`: whole blocks."""
+        return 0
+
+
+@runtime_checkable
+class KVAllocator(Protocol):
+    """Hands out the blocks of one pool to tables, one table a sequence.
+
+    Only the scheduler calls it, in this order: `open`, `reserve` and `load` when a sequence is admitted (or `close`, if
+    it is not), `grow` before a step writes K and V, `publish` when it has run, `truncate` when drafts were wrong,
+    `fork` when a prompt with n > 1 is done, `close` at the end and when a sequence is preempted. A method that raises
+    has changed nothing.
+
+    A subclass writes the abstract methods. The others are right for an allocator without prefix caching, without a KV
+    tier and without a window, in which a table holds ceil(num_tokens / block_size) blocks.
+
+    Attributes:
+        num_blocks: Blocks in the pool.
+        block_size: Slots per block.
+        tier: The KV tier that `load` reads from.
+        num_offloaded: Blocks that the tier has copied so far.
+        description: What a table holds, if that is not all of its sequence; for error messages.
+    """
+
+    num_blocks: int
+    block_size: int
+    tier: KVTier | None = None
+    num_offloaded: int = 0
+    description: str = ""
+
+    # -- two counts
+
+    @property
+    @abstractmethod
+    def num_free_blocks(self) -> int:
+        """Blocks that tables can still take, without those that are reserved."""
+
+    @abstractmethod
+    def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
+        """Free blocks that the table needs, beyond those it holds or has reserved, to have room for `num_tokens`.
+
+        A last block that is shared and will be written is copied first (copy-on-write), which takes a block too.
+
+        Raises:
+            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
+        """
+
+    # -- the life of a table
+
+    @abstractmethod
+    def open(
+        self,
+        token_ids: Sequence[int],
+        salt: str = "",
+        count_in_stats: bool = True,
+        keys: list[BlockKey] | None = None,
+    ) -> Any:
+        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no free block
+        but those of the hit.
+
+        Args:
+            token_ids: At least one of them is left to compute, for its logits.
+            salt: Only blocks published under the same salt are found.
+            count_in_stats: False when the same request was counted before: it comes back after a preemption.
+            keys: A list in which an allocator may note the keys of the first blocks, so that a request that is refused
+                and comes again is hashed once.
+        """
+
+    def reserve(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """The table is admitted: it may grow to `num_tokens` from now on, whatever others take. Here: by growing now.
+
+        Raises:
+            OutOfBlocksError: Fewer blocks are free than `num_blocks_needed` says; nothing changed.
+            CacheStateError: As `num_blocks_needed`.
+        """
+        return self.grow(table, num_tokens)
+
+    def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
+        """Fill blocks of an admitted table from the KV tier; `num_cached_tokens` grows. Returns the filled blocks."""
+        return []
+
+    def room(self, table: Any, num_tokens: int, num_free: int) -> int:
+        """Up to how many tokens, at most `num_tokens`, the table has room with the blocks that it holds or has
+        reserved, and at most `num_free` free ones."""
+        if num_tokens <= table.num_tokens or self.num_blocks_needed(table, num_tokens) <= num_free:
+            return num_tokens
+        lengths = range(table.num_tokens + 1, num_tokens)
+        return table.num_tokens + bisect_right(lengths, num_free, key=partial(self.num_blocks_needed, table))
+
+    @abstractmethod
+    def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
+        """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
+
+        Raises:
+            OutOfBlocksError: Not enough free blocks; nothing changed.
+            CacheStateError: As `num_blocks_needed`.
+        """
+
+    def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
+        """Tokens [0, num_computed) have their K and V in the table's slots, so others may share the full blocks."""
+        return
+
+    def truncate(self, table: Any, num_tokens: int) -> None:
+        """Take back the slots of tokens [num_tokens, table.num_tokens), which were handed out for drafts, and the
+        blocks that hold no other token. Only an engine with speculative decoding asks for it."""
+        raise NotImplementedError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
+
+    @abstractmethod
+    def fork(self, table: Any) -> Any:
+        """A second table over the same blocks, for the next completion of the same prompt."""
+
+    @abstractmethod
+    def close(self, table: Any) -> None:
+        """Give up the table's blocks.
+
+        Raises:
+            CacheStateError: The table is not open here.
+        """
+
+    # -- for request validation and reports
+
+    def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
+        """Blocks that `n` completions of `num_tokens` tokens hold together, if they share the full blocks of the first
+        `num_shared` tokens.
+
+        Worked example, block size 4, 10 tokens, of which 6 are shared, n = 2: 1 shared block and 2 * 2 others are 5.
+        """
+        num_shared_blocks = num_shared // self.block_size
+        return num_shared_blocks + n * (-(-num_tokens // self.block_size) - num_shared_blocks)
+
+    @abstractmethod
+    def stats(self) -> CacheStats:
+        """Counts as of now; called in every step."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix.
+
+        Raises:
+            CacheStateError: Blocks are in use.
+        """
+        return
