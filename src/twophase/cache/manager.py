@@ -137,12 +137,12 @@ class CacheManager:
         block_ids: list[int] = []
         published = None
         offered: list[BlockKey] = []
+        keys = [] if keys is None else keys
+        max_blocks = (len(token_ids) - 1) // self.block_size
         if self.enable_prefix_caching:
-            max_blocks = (len(token_ids) - 1) // self.block_size
-            keys = [] if keys is None else keys
             block_ids, published = self._prefixes.lookup(token_ids, salt, max_blocks, keys)
-            if self.tier is not None:
-                offered = self._offered(token_ids, salt, keys, range(len(block_ids) // self.num_groups, max_blocks))
+        if self.tier is not None:
+            offered = self._offered(token_ids, salt, keys, range(len(block_ids) // self.num_groups, max_blocks))
         for block_id in block_ids:
             if block_id != FREED and self._pool.acquire(block_id):
                 self._num_slots_in_use += self.block_size

@@ -47,14 +47,6 @@ class PreparedRequest(NamedTuple):
     stream: bool
 
 
-class Reservation(NamedTuple):
-    """Blocks for a prompt that is computed elsewhere; the first `num_cached_tokens` are in them already."""
-
-    request_id: str
-    block_ids: tuple[int, ...]
-    num_cached_tokens: int
-
-
 @final
 class Engine:
     """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
@@ -112,20 +104,17 @@ class Engine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        is_prefilled_elsewhere: bool = False,
         **options: Any,
     ) -> None:
         """Queue a request: `prepare` it, and `add` it.
 
         Args:
             request_id, prompt, params, options: As of `prepare`.
-            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
 
         Raises:
             InvalidRequestError: It could never be served as asked; nothing has changed.
         """
-        self.add(self.prepare(request_id, prompt, params, **options), is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self.add(self.prepare(request_id, prompt, params, **options))
 
     def prepare(
         self,
@@ -173,12 +162,12 @@ class Engine:
         return PreparedRequest(request, grammar, stream)
 
     @uninterrupted()
-    def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
+    def add(self, prepared: PreparedRequest) -> None:
         """Queue what is prepared; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, params = request.request_id, request.sampling_params
         # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-        self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self._scheduler.add(request)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)
         except BaseException:
@@ -200,46 +189,6 @@ class Engine:
             self._apply(update)
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
         return None if state is None else state.output()
-
-    @uninterrupted()
-    def fail_request(self, request_id: str, error: str) -> None:
-        """End a request with finish reason 'error', free its blocks, and let the next step return it."""
-        self._report(self._scheduler.abort(request_id, error))
-
-    @uninterrupted()
-    def reserve(self) -> list[Reservation]:
-        """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
-        reserved: list[Reservation] = []
-        while (sequence := self._scheduler.reserve()) is not None:
-            block_ids = tuple(sequence.open_table.block_ids)
-            reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
-        return reserved
-
-    @uninterrupted()
-    def adopt(
-        self,
-        request_id: str,
-        tokens: Sequence[SampledToken],
-        first_scheduled_s: int | float,
-        num_cached_tokens: int,
-        prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
-    ) -> None:
-        """A reserved request's pages are filled: go on from its first tokens (one for each completion).
-
-        Args:
-            first_scheduled_s, num_cached_tokens: For its metrics: when its prompt was begun, on this engine's clock,
-                and what the other engine did not have to compute.
-            prompt_logprobs: If the request asked for them.
-        """
-        state = self._requests[request_id]
-        state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
-        state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
-        self._report(self._scheduler.adopt(request_id, tokens))
-
-    @uninterrupted()
-    def compute_here(self, request_id: str) -> None:
-        """Pages that another engine was to fill will not come: compute the prompt here."""
-        self._scheduler.compute_here(request_id)
 
     def state_of(self, request_id: str) -> RequestState:
         """What is known of an unfinished request; read-only."""
