@@ -13,12 +13,17 @@ from twophase.core.request import Request
 class ArrivedPages:
     """A `KVTier` that has whatever was sent: `twophase_features.parallel.remote_tier` without the bytes.
 
-    It stands before the tier that the cache has already, if any.
+    Its blocks are taken to have been sent into the memory of the engine's GPU, so loading them moves nothing. It stands
+    before the tier that the cache has already, if any.
+
+    Attributes:
+        num_loaded: Blocks that were loaded so far.
     """
 
     def __init__(self, cache: CacheManager) -> None:
         self._cache = cache
         self._behind = cache.tier
+        self.num_loaded = 0
         self._num_owners: Counter[BlockKey] = Counter()
 
     def expect(self, request: Request) -> Sequence[BlockKey]:
@@ -45,6 +50,7 @@ class ArrivedPages:
 
     def load(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
         num_here = self._num_here(keys)
+        self.num_loaded += num_here
         return num_here + (self._behind.load(keys[num_here:], block_ids[num_here:]) if self._behind else 0)
 
     def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:

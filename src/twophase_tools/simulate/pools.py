@@ -5,8 +5,8 @@ of the prefill pool computes a prompt, its K and V travel, and an engine of the 
 have arrived and it has room for them. It computes what is not in the prompt's full blocks, and so the first token.
 
 Simpler than the real pair: K and V leave when the whole prompt is computed, not layer by layer; all of a prompt
-travels, what the other side's cache holds included; and there is host memory for all that has arrived, so that a full
-decode pool does not hold up the prefill pool.
+travels, what the other side's cache holds included; and it is sent into GPU memory, of which there is enough, so that
+a full decode pool does not hold up the prefill pool.
 """
 
 import heapq

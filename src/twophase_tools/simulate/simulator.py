@@ -173,6 +173,7 @@ class Replica:
 
     def _step(self) -> None:
         start_s = self.now_s
+        num_loaded_before = self._pages.num_loaded
         plan = self._scheduler.schedule(start_s)
         if plan.is_empty:
             self._sleep(plan.wake_s)
@@ -180,7 +181,9 @@ class Replica:
         self._num_empty_plans = 0
         self._num_just_ended = 0
         num_tokens = self._num_tokens
-        cost = self._cost_model.cost(load_of(plan))
+        load = load_of(plan)
+        num_moved = load.num_moved_blocks - (self._pages.num_loaded - num_loaded_before)
+        cost = self._cost_model.cost(load._replace(num_moved_blocks=num_moved))
         self.now_s = start_s + cost.total_s
         self._busy_s += cost.total_s
         chunks = self._describe(plan, start_s + cost.schedule_s)
