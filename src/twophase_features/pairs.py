@@ -170,7 +170,7 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
         "a function that makes one for the AttentionSpec that it is given"
     ),
     ("window", "disaggregated"): Refused(
-        "all pages of a prompt are sent into blocks of their own, and a window frees some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and a window frees some of them on the way"
     ),
     ("window", "mixed"): Refused(
         "the window of its sliding layers is part of the model, and the other layers have none"
@@ -183,7 +183,7 @@ _REFUSALS: Mapping[tuple[str, str], Refused] = {
         "a draft model uses the blocks of the model it guesses for, and here they belong to groups of its layers"
     ),
     ("mixed", "disaggregated"): Refused(
-        "all pages of a prompt are sent into blocks of their own, and sliding layers free some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and sliding layers free some of them on the way"
     ),
     ("mixed", "expert_parallel"): Refused(
         "a model with such layers has no experts to share out: of the architectures that are read none has both"
