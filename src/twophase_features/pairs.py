@@ -61,7 +61,7 @@ REFUSALS: Mapping[tuple[str, str], str] = {
     ),
     ("window", "mixed"): "the window of its sliding layers is part of the model, and the other layers have none",
     ("window", "disaggregated"): (
-        "all pages of a prompt are sent into blocks of their own, and a window frees some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and a window frees some of them on the way"
     ),
     ("window", "ready_made"): (
         f"a ready-made attention backend sees what it was made for, so a window comes too late for it; {_PASS_A_NAME}"
@@ -70,7 +70,7 @@ REFUSALS: Mapping[tuple[str, str], str] = {
         "a model with such layers has no experts to share out: of the architectures that are read none has both"
     ),
     ("mixed", "disaggregated"): (
-        "all pages of a prompt are sent into blocks of their own, and sliding layers free some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and sliding layers free some of them on the way"
     ),
     ("mixed", "ready_made"): f"a ready-made attention backend was made for one kind of layer; {_PASS_A_NAME}",
     ("expert_parallel", "disaggregated"): _ONE_RANK,

@@ -10,7 +10,8 @@ from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.core.plan import SampledToken
+from twophase_features.parallel.pages import pack_layer
+from twophase_features.parallel.remote_tier import RemoteTier
 from twophase_features.speculation import opening
 from twophase_features.windows.sliding_window import FREED
 
@@ -159,18 +160,21 @@ def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):
     other, prompt = prompt_of(1, 24), prompt_of(2, 24)
     plain = make_engine(tiny_model, num_blocks=12, prefix_caching=False)
     plain.add_request("b", prompt, long)
-    (first,) = plain.step()
+    plain.step()
     block_ids, _ = plain.block_tables()["b"]
     engine = speculating(tiny_model, drafting_with(tiny_model, 12), num_blocks=12, prefix_caching=False)
     engine.add_request("a", other, long)
     finish(engine)
     assert engine.stats().acceptance_rate == 1
-    engine.add_request("b", prompt, long, is_prefilled_elsewhere=True)
-    (reservation,) = engine.reserve()
-    for source, target in zip(plain._runner.kv_cache.storage, engine._runner.kv_cache.storage, strict=True):
-        target[:, list(reservation.block_ids)] = source[:, list(block_ids)]
-    engine.adopt("b", [SampledToken(first.outputs[0].token_ids[0])], 0.0, 0)
+    cache, keys = engine._scheduler.cache, []
+    cache.tier = tier = RemoteTier(engine._runner.kv_cache)
+    cache.close(cache.open(prompt["prompt_token_ids"], keys=keys))
+    tier.expect(keys)
+    for layer in range(tiny_model.config.num_layers):
+        tier.receive(keys, layer, pack_layer(plain._runner.kv_cache, layer, block_ids[: len(keys)]))
+    engine.add_request("b", prompt, long)
     output = finish(engine)["b"]
+    assert sum(step.blocks_loaded for step in engine.trace) == len(keys) == 5
     assert tokens_of(output) == tokens_of(finish(plain)["b"])
     assert engine.stats().acceptance_rate == 1
 
@@ -194,7 +198,7 @@ DRAFT_MODEL = "twophase_features.speculation.draft_model"
 
 @pytest.mark.mutants
 def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
-    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "(*plan.loaded, *plan.received):", "plan.loaded:")
+    mutant = Mutant("loaded pages are trusted", DRAFT_MODEL, "for block in plan.loaded:", "for block in ():")
     KillTable.record(mutant, lambda module: check_landed(module, tiny_model))
 
 

@@ -14,7 +14,7 @@ import time
 
 from twophase import LLM, BeamSearchParams, SamplingParams
 from twophase.core.errors import PeerLostError
-from twophase_features.parallel import pages
+from twophase_features.parallel import remote_tier
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_features.parallel.prefill_worker import PrefillWorker
 
@@ -45,7 +45,7 @@ def note_worker():
             error = f"{type(raised).__name__}: {raised}"
             raise
         finally:
-            say(error=error, in_use=self._engine.stats().cache.num_in_use, held=len(self._scheduler.ledger.held))
+            say(error=error, in_use=self._engine.stats().cache.num_in_use, num_unsent=len(self._unsent))
 
     PrefillWorker.serve = noted
 
@@ -77,7 +77,9 @@ def equal(folder, kv_cache_dtypes):
                     assert [each.outputs for each in ours] == [each.outputs for each in theirs]
                     assert all(each.metrics.ttft_s > 0 and each.metrics.tpot_s > 0 for each in ours)
                 records, prefills = llm.engine.take_transfers()
-                assert len(prefills) == 2 * len(TEXTS)
+                assert (
+                    len(records) >= len(prefills) == sum(len(alone.tokenizer.encode(text)) > 16 for text in TEXTS) > 0
+                )
                 if kv_cache_dtype == "auto":
                     ours, theirs = (each.beam_search(TEXTS, BEAMS, use_tqdm=False) for each in (llm, alone))
                     assert [found.tokens for each in ours for found in each.sequences] == [
@@ -94,7 +96,7 @@ def lose(folder, victim, number):
 
     if int(os.environ["RANK"]) == victim:
         # The second layer of the long prompt's second chunk; or the fourth token of the first prompt.
-        in_step(*((PrefillWorker, "_send_layer", 6) if victim else (DecodeEngine, "step", 40)), die)
+        in_step(*((PrefillWorker, "_send_layer", 4) if victim else (DecodeEngine, "step", 40)), die)
     options = {"num_kv_blocks": 64, "device": "cpu", "attention_backend": "torch", "skip_tokenizer_init": True}
     prefill = {"max_num_batched_tokens": 16, "max_num_seqs": 16}
     prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (12, 100)]
@@ -126,14 +128,14 @@ def recovered(llm, outputs, alone):
 
 def spoil(folder, numbers):
     """Pages of these layers, counted from 1 as they come, cannot be written on the decode side."""
-    real, calls = pages.unpack_layer, itertools.count(1)
+    real, calls = remote_tier.unpack_layer, itertools.count(1)
 
     def unpack_layer(*args):
         if next(calls) in numbers:
             raise RuntimeError("planted")
         real(*args)
 
-    pages.unpack_layer = unpack_layer
+    remote_tier.unpack_layer = unpack_layer
     options = {"num_kv_blocks": 64, "device": "cpu", "attention_backend": "torch", "skip_tokenizer_init": True}
     prompts = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (12, 100)]
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

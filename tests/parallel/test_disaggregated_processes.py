@@ -22,7 +22,9 @@ def check_equal(folder, *kv_cache_dtypes):
     """SmolLM2, prompts of different lengths, in chunks, greedy and seeded. Returns the bytes sent, by type of pages."""
     _, (front, worker) = run(folder, "equal", *kv_cache_dtypes, timeout_s=300)
     assert [line["in_use"] for line in front] == [0] * len(kv_cache_dtypes)
-    assert [(line["in_use"], line["held"], line["error"]) for line in worker] == [(0, 0, None)] * len(kv_cache_dtypes)
+    assert [(line["in_use"], line["num_unsent"], line["error"]) for line in worker] == [(0, 0, None)] * len(
+        kv_cache_dtypes
+    )
     return [line["num_bytes"] for line in front]
 
 
@@ -44,7 +46,7 @@ def test_pages_that_cannot_be_written_are_sent_again(folder):
     assert [(line["num_resent"], line["num_recomputed"], line["is_equal"], line["in_use"]) for line in front] == [
         (1, 0, True, 0)
     ]
-    assert [(line["in_use"], line["held"], line["error"]) for line in worker] == [(0, 0, None)]
+    assert [(line["in_use"], line["num_unsent"], line["error"]) for line in worker] == [(0, 0, None)]
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.full)])
@@ -64,6 +66,6 @@ class TestLoss:
         results, (front, worker) = run(folder, "lose", 0, number, timeout_s=60, check=False)
         (end,) = worker
         assert end["error"].startswith("PeerLostError: rank 0 was lost")
-        assert (end["in_use"], end["held"]) == (0, 0)
+        assert (end["in_use"], end["num_unsent"]) == (0, 0)
         assert end["time"] - front[0]["time"] < LIMIT_S
         assert results[1].exit_code == 1  # the error went all the way up

@@ -1,4 +1,4 @@
-"""Planted bugs in the handing over of pages, and the tests that find them."""
+"""Planted bugs in the transfer of pages, and the tests that find them."""
 
 from types import ModuleType
 
@@ -13,7 +13,7 @@ ROOM = tests.TestRoom()
 TROUBLE = tests.TestTrouble()
 EQUAL = tests.TestEqualTokens()
 FAILS = tests.TestTransfersThatFail()
-NAMES = ("PrefillWorker", "DecodeEngine", "KVReceiver", "TransferClock")
+NAMES = ("PrefillWorker", "DecodeEngine", "RemoteTier", "TransferClock")
 
 
 def same_bits(folder):
@@ -25,20 +25,20 @@ def lives(folder):
         tests.play(folder, seed)
 
 
-def several(folder):
-    EQUAL.test_as_a_single_engine(folder, "several")
+def seeds_in_order(folder):
+    EQUAL.test_seeds_are_drawn_in_the_order_of_requests(folder)
 
 
 def broken(folder):
-    TROUBLE.test_a_prompt_that_breaks_fails_alone(folder, "write")
+    TROUBLE.test_a_prompt_that_breaks_the_worker_is_computed_here(folder, "write")
 
 
 def orphans(folder):
-    TROUBLE.test_a_worker_without_its_decode_side_frees_everything(folder, 2)
+    TROUBLE.test_a_worker_without_its_decode_side_frees_everything(folder, 1)
 
 
 def lost_pages(folder, num_lost):
-    FAILS.test_tokens_are_those_of_a_single_engine(folder, "greedy", num_lost, 0 if num_lost == 1 else 7)
+    FAILS.test_tokens_are_those_of_a_single_engine(folder, "greedy", num_lost, 0 if num_lost == 1 else 4)
 
 
 def unwritten(folder):
@@ -46,36 +46,47 @@ def unwritten(folder):
         FAILS.test_pages_that_cannot_be_written_are_missing(folder, patch)
 
 
-WORKER, ENGINE, PAGE, CLOCK = "prefill_worker", "disaggregation", "pages", "_transfers"
+WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_tier", "pages", "_transfers"
 
 # name, module, old, new, check
 MUTANTS = [
-    ("nothing travels during a run", WORKER, "        if not ranges:\n", "        if True:\n", PAGES.test_a_layer_travels_before_the_next_is_computed),
-    ("blocks are not held", WORKER, "if is_last and outgoing.table is None:", "if False:", same_bits),
-    ("held blocks are not released", WORKER, "self._scheduler.ledger.release(outgoing.table)", "pass", lives),
-    ("a broken run counts as sent", WORKER, "        try:\n            yield send_layer\n        finally:", "        for each in ranges:\n            self._outgoing[each.request_id].num_sent = each.first_block + each.num_blocks\n        try:\n            yield send_layer\n        finally:", broken),
-    ("known blocks travel again", ENGINE, "each.num_cached_tokens // block_size for each", "0 for each", PAGES.test_known_prefixes_do_not_travel),
-    ("seeds stay at home", ENGINE, "replace(state.request.sampling_params, seed=state.seed)", "state.request.sampling_params", lambda folder: EQUAL.test_as_a_single_engine(folder, "unseeded")),
-    ("pages of an aborted request are written", ENGINE, "        self._receiver.forget(request_id)  # before", "        pass  # before", TROUBLE.test_pages_on_their_way_to_freed_blocks_are_dropped),
-    ("the worker is not told", ENGINE, "        if request_id in self._rank_of:\n            self._links[self._rank_of[request_id]].send(Cancel(request_id))\n", "        if request_id in self._rank_of:\n", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
-    ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._rank_of):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
-    ("a loss starts everything anew", ENGINE, "for request_id in list(self._rank_of):", "for request_id in list(self._engine._requests):", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 2)),
-    ("holes are not looked for", ENGINE, "if first_missing is not None:", "if False:", lambda folder: lost_pages(folder, 1)),
-    ("nothing is sent again", ENGINE, "self._grant({request_id: first_missing})", "pass", lambda folder: lost_pages(folder, 1)),
-    ("all is sent again", ENGINE, "self._grant({request_id: first_missing})", "self._grant({request_id: 0})", FAILS.test_only_what_is_missing_is_sent_again),
-    ("it is sent again for ever", ENGINE, "if self._num_resends[request_id] < MAX_RESENDS:", "if True:", lambda folder: lost_pages(folder, 10**6)),
-    ("the worker of a prompt computed here keeps it", ENGINE, "            self._links[self._rank_of[request_id]].send(Cancel(request_id))\n            self._compute_here(request_id)", "            self._compute_here(request_id)", lambda folder: lost_pages(folder, 10**6)),
-    ("pages are noted before they are written", PAGE, "                    unpack_layer(self._kv_cache, layer, buffer, targets)\n                    for written in filled:\n                        written.fill_(True)", "                    for written in filled:\n                        written.fill_(True)\n                    unpack_layer(self._kv_cache, layer, buffer, targets)", unwritten),
-    ("a hit is missed", PAGE, "written[:, :first_block] = True", "pass", FAILS.test_a_known_prefix_is_not_missed),
-    ("one layer is enough", PAGE, ".written.all(dim=0)", ".written.any(dim=0)", lambda folder: lost_pages(folder, 1)),
+    ("nothing travels during a run", WORKER, "        if not keys:\n", "        if True:\n", PAGES.test_a_layer_travels_before_the_next_is_computed),
+    ("a broken run counts as sent", WORKER, "        try:\n            yield partial", "        for request_id, ids in sending.items():\n            self._unsent[request_id] = self._unsent[request_id][len(ids) :]\n        try:\n            yield partial", broken),
+    ("a block is sent before it is full", WORKER, "(chunk.start + len(chunk.token_ids)) // block_size", "-(-(chunk.start + len(chunk.token_ids)) // block_size)", PAGES.test_each_chunk_sends_the_blocks_it_fills),
+    ("every chunk sends all blocks", WORKER, "            self._unsent[request_id] = self._unsent[request_id][len(ids) :]", "            pass", PAGES.test_each_chunk_sends_the_blocks_it_fills),
+    ("known blocks travel again", ENGINE, "tuple(keys[num_here:])", "tuple(keys)", PAGES.test_known_prefixes_do_not_travel),
+    ("seeds are drawn as pages come", ENGINE, "        if params.seed is None:", "        if False:", seeds_in_order),
+    ("the worker is not told", ENGINE, "            if remote.is_submitted:\n                self._sends[remote.rank](wire.Cancel(request_id))\n", "", TROUBLE.test_pages_of_an_aborted_request_are_dropped),
+    ("an aborted request keeps its pages", ENGINE, "        output = self._engine.abort(request_id)\n        self._drop(request_id)", "        output = self._engine.abort(request_id)", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
+    ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._remote):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
+    ("a failed prompt waits on", ENGINE, "error)\n                self._compute_rest(request_id)", "error)", broken),
+    ("holes are not looked for", ENGINE, "if first_missing is None:", "if True:", FAILS.test_only_what_is_missing_is_sent_again),
+    ("nothing is sent again", ENGINE, "self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))", "pass", lambda folder: lost_pages(folder, 1)),
+    ("all is sent again", ENGINE, "remote.submit.keys[first_missing:]", "remote.submit.keys", FAILS.test_only_what_is_missing_is_sent_again),
+    ("it is sent again for ever", ENGINE, "if remote.num_resends < MAX_RESENDS:", "if True:", lambda folder: lost_pages(folder, 10**6)),
+    ("pages are kept as long as their request", ENGINE, "if request_id in ended or self._engine.state_of(request_id).first_scheduled_s is not None:", "if request_id in ended:", PAGES.test_pages_leave_the_tier_when_they_are_loaded),
+    ("room is not looked for", TIER, "if len(new) > len(self._free):", "if False:", ROOM.test_a_full_tier_holds_up_the_prefill_side),
+    ("a short prompt overtakes", ENGINE, "                    return\n", "                    continue\n", ROOM.test_a_full_tier_holds_up_the_prefill_side),
+    ("a prompt too long for the tier waits on", ENGINE, "        if not 0 < len(keys) - num_here <= self._tier.num_blocks:", "        if not 0 < len(keys) - num_here:", ROOM.test_a_prompt_that_the_tier_could_never_hold_is_computed_here),
+    ("scores are computed elsewhere", ENGINE, "if request.sampling_params.prompt_logprobs is not None:", "if False:", FAILS.test_a_prompt_whose_logprobs_are_asked_for_is_computed_here),
+    ("the policy is asked too late", ENGINE, "        self._scheduler.check(request)\n", "", ROOM.test_what_the_policy_cannot_rank_is_refused_at_once),
+    ("an id of a prompt elsewhere is free", ENGINE, "if request.request_id in self._remote:", "if False:", lambda folder: ROOM.test_an_id_is_in_use_wherever_its_prompt_is_computed(folder, (12, 2))),
+    ("nobody counts who waits for pages", ENGINE, "stats.num_waiting + len(self._remote)", "stats.num_waiting", ROOM.test_a_full_tier_holds_up_the_prefill_side),
+    ("pages are noted before they are written", TIER, "                    unpack_layer(self._blocks.host, layer, parts, places)\n                    for block in filter(None, new):\n                        block.layers.add(layer)", "                    for block in filter(None, new):\n                        block.layers.add(layer)\n                    unpack_layer(self._blocks.host, layer, parts, places)", unwritten),
+    ("one layer is enough", TIER, "len(block.layers) == num_layers", "len(block.layers) > 0", lambda folder: lost_pages(folder, 1)),
+    ("a gap is passed over", TIER, "return next((i for i, is_whole in enumerate(is_here) if not is_whole), len(keys))", "return sum(is_here)", lambda folder: FAILS.test_pages_before_a_hole_are_loaded(folder, 0, 0)),
+    ("one of two prompts drops the other's pages", TIER, "if block.num_owners == 0:", "if True:", PAGES.test_a_prompt_that_comes_twice_at_once),
+    ("places are never free again", TIER, "self._free.append(self._expected.pop(key).place)", "self._expected.pop(key)", lives),
+    ("the tier behind is forgotten", TIER, "return 0 if self._behind is None else self._behind.store(keys, block_ids)", "return 0", lambda folder: ROOM.test_who_is_preempted_there_goes_on_there(folder, "swap")),
+    ("what is here is written again", TIER, "if block is not None and layer not in block.layers else None", "if block is not None else None", unwritten),
     ("blocks go where they came from", PAGE, "targets = torch.tensor([block_ids[row] for row in rows]", "targets = torch.tensor([row for row in rows]", same_bits),
-    ("the scales stay behind", PAGE, "return [tensor[layer] for tensor in kv_cache.storage]", "return [tensor[layer] for tensor in kv_cache.storage[:2]]", same_bits),
-    ("the worker leaves its blocks", WORKER, "for request_id in list(self._outgoing):", "for request_id in ():", orphans),
-    ("a salt in the prompt stays at home", ENGINE, "salt = state.request.cache_salt", "salt = cache_salt", lambda folder: PAGES.test_tenants_share_no_pages_on_either_side(folder, "prompt")),
-    ("back-pressure is met by spinning", WORKER, "0.0 if self._has_computed else", "0.0 if self._scheduler.has_runnable else", ROOM.test_a_worker_with_nothing_to_compute_sleeps),
-    ("a policy's wait is slept through", WORKER, "min(timeout_s, self._engine.idle_s or timeout_s)", "timeout_s", ROOM.test_a_worker_whose_policy_waits_sleeps_until_then),
-    ("the decode side spins", ENGINE, "0.0 if self._has_computed or", "0.0 if self._scheduler.has_runnable or", ROOM.test_a_decode_side_that_can_do_nothing_before_pages_come_sleeps),
-    ("late sends count as hidden", CLOCK, "late_s=sum(max(0.0, end - max(start, end_s)) for start, end in self._sent)", "late_s=0.0", lambda folder: tests.test_what_a_transfer_hides()),
+    ("the scales stay behind", PAGE, "zip(kv_cache.storage, parts, strict=True)", "zip(kv_cache.storage[:2], parts, strict=False)", same_bits),
+    ("the worker leaves its blocks", WORKER, "for request_id in list(self._unsent):", "for request_id in ():", orphans),
+    ("a salt stays at home", ENGINE, "wire.Submit(request.request_id, whole_blocks, request.cache_salt,", 'wire.Submit(request.request_id, whole_blocks, "",', lambda folder: PAGES.test_tenants_share_no_pages_on_either_side(folder, "prompt", "prefill")),
+    ("a worker without prompts spins", WORKER, "        if self._engine.has_unfinished_requests():\n            timeout_s", "        if True:\n            timeout_s", ROOM.test_a_worker_with_nothing_to_compute_sleeps),
+    ("a policy's wait is slept through", WORKER, "timeout_s = min(timeout_s, self._engine.idle_s)", "timeout_s = timeout_s if self._engine.idle_s else 0.0", ROOM.test_a_worker_whose_policy_waits_sleeps_until_then),
+    ("the decode side spins", ENGINE, "IDLE_S if self._remote else 0.0", "0.0", ROOM.test_a_decode_side_that_can_do_nothing_before_pages_come_sleeps),
+    ("late sends count as hidden", CLOCK, "late_s = sum(max(0.0, end - max(start, self._end_s)) for start, end in self._sent)", "late_s = 0.0", lambda folder: tests.test_what_a_transfer_hides()),
 ]  # fmt: skip
 
 
@@ -90,5 +101,5 @@ def test_mutant_is_killed(folder, name, module, old, new, check):
                         patch.setattr(user, symbol, vars(mutated)[symbol])
             check(folder)
 
-    # The two sides import each other's pages: a mutant of that module is seen through the worker, and through itself.
-    KillTable.record(Mutant(name, f"twophase_features.parallel.{module}", old, new), with_module)
+    through = f"twophase_features.parallel.{TIER}" if module == PAGE else None  # which writes the pages
+    KillTable.record(Mutant(name, f"twophase_features.parallel.{module}", old, new, through), with_module)

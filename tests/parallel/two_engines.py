@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from twophase import LLM
-from twophase_features.parallel._channel import Inbox, Link
+from twophase_features.parallel._channel import Inbox
 from twophase_features.parallel._protocol import Pages
 from twophase_features.parallel.disaggregation import DecodeEngine
-from twophase_features.parallel.pages import KVReceiver
 from twophase_features.parallel.prefill_worker import PrefillWorker
+from twophase_features.parallel.remote_tier import RemoteTier
 
 OPTIONS = {
     "device": "cpu",
@@ -37,49 +37,45 @@ class Instant(Inbox):
         return self.asked_s
 
 
-class DirectLine(Link):
-    """A `Link` to another part of this process; keeps what was said."""
+class DirectLine:
+    """Stands in for a `Channel` to another part of this process; keeps what was said."""
 
-    def __init__(self, from_rank: int, inbox: Inbox, receiver: KVReceiver | None = None) -> None:
-        self.from_rank, self.inbox, self.receiver = from_rank, inbox, receiver
+    def __init__(self, from_rank: int, inbox: Inbox, tier: RemoteTier | None = None) -> None:
+        self.from_rank, self.inbox, self.tier = from_rank, inbox, tier
         self.said = []
-        self.pages, self.layer = Pages(()), 0
         self.before: Callable[[object], None] = lambda message: None
-        self.loses: Callable[[Pages, int], bool] = lambda pages, layer: False
+        self.loses: Callable[[Pages], bool] = lambda pages: False
 
-    def send(self, message) -> None:
+    def send(self, message, noted=lambda start_s, end_s: None) -> None:
+        message = message() if callable(message) else message
         self.before(message)
         self.said.append(message)
-        if isinstance(message, Pages):
-            self.pages, self.layer = message, 0
-        else:
+        if not isinstance(message, Pages):
             self.inbox.put((self.from_rank, message))
-
-    def send_layer(self, buffer, noted) -> None:
-        assert buffer.numel() == self.receiver.num_bytes(self.pages)
-        if not self.loses(self.pages, self.layer):
-            self.receiver.receive(self.pages, self.layer, buffer)
-        self.said.append(self.layer)
-        self.layer += 1
+        elif not self.loses(message):
+            self.tier.receive(message.keys, message.layer, message.parts)
         noted(0.0, 1.0)
 
+    def pages_said(self, layer=0) -> list[Pages]:
+        return [said for said in self.said if isinstance(said, Pages) and said.layer == layer]
+
     def blocks_sent(self) -> int:
-        return sum(each.num_blocks for said in self.said if isinstance(said, Pages) for each in said.ranges)
+        return sum(len(said.keys) for said in self.pages_said())
 
 
 class TwoEngines:
     """Attributes: `decode` and `prefill`, two LLMs; `engine` and `worker`, what disaggregation makes of them."""
 
-    def __init__(self, folder, decode=None, prefill=None, **both) -> None:
+    def __init__(self, folder, decode=None, prefill=None, num_tier_blocks=None, **both) -> None:
         self.decode = LLM(folder, **(OPTIONS | both | (decode or {})))
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
         front, back = Instant(), Instant()
-        receiver = KVReceiver(self.decode.kv_cache)
-        self.to_decode = DirectLine(1, front, receiver)
+        self.tier = RemoteTier(self.decode.kv_cache, self.decode.scheduler.cache.tier, num_tier_blocks)
+        self.to_decode = DirectLine(1, front, self.tier)
         self.to_prefill = DirectLine(0, back)
         self.front, self.back = front, back
-        self.worker = PrefillWorker(self.prefill, self.to_decode, back)
-        self.engine = DecodeEngine(self.decode, {1: self.to_prefill}, front, receiver)
+        self.worker = PrefillWorker(self.prefill, self.to_decode.send, back)
+        self.engine = DecodeEngine(self.decode, {1: self.to_prefill.send}, front, self.tier)
         self.outputs = {}
 
     def turn(self) -> None:
@@ -115,8 +111,7 @@ class TwoEngines:
         for llm in (self.decode, self.prefill):
             scheduler = llm.scheduler
             assert (scheduler.num_waiting, scheduler.num_running, scheduler.cache.stats().num_in_use) == (0, 0, 0)
-            queues = scheduler._queues
-            assert [queues.arriving, queues.expected, scheduler.ledger.held] == [[], [], []]
-        assert not self.worker._outgoing
-        assert not self.engine._receiver._incoming
-        assert not self.engine._num_resends
+        assert not self.worker._unsent
+        assert not self.engine._to_load
+        assert not self.tier._expected
+        assert sorted(self.tier._free) == list(range(self.tier.num_blocks))

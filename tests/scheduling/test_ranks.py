@@ -28,9 +28,9 @@ def check_refused_and_forgotten(policy, values) -> None:
     """It is refused alone and beside others, its id is free again, and everyone else is served."""
     harness = Harness(policy=policy)
     for _ in range(2):
-        for is_prefilled_elsewhere in (False, True):
+        for refuses in (harness.scheduler.check, harness.scheduler.add):
             with pytest.raises(InvalidRequestError):
-                harness.scheduler.add(unchecked("bad", **values), is_prefilled_elsewhere=is_prefilled_elsewhere)
+                refuses(unchecked("bad", **values))
         harness.add(make_request("good" if not harness.requests else "better", 3, 2))
     assert len(harness.scheduler.sequences) == harness.scheduler.num_waiting == 2
     assert harness.scheduler.abort("bad") == []

@@ -7,10 +7,6 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 LEGAL = {
     ("waiting", "running"),
-    ("waiting", "arriving"),
-    ("arriving", "waiting"),
-    ("arriving", "running"),
-    ("arriving", "finished"),
     ("running", "preempted"),
     ("preempted", "running"),
     ("waiting", "finished"),

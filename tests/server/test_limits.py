@@ -154,7 +154,7 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
             "finish": lambda: None,
             "gone": lambda: connection.shutdown(socket.SHUT_RDWR),
             "deadline": lambda: jump_s.append(jump_s.pop() + 4000),
-            "failure": lambda: engine.fail_request(next(iter(engine._requests)), "planted"),
+            "failure": lambda: engine._report(engine._scheduler.abort(next(iter(engine._requests)), "planted")),
             "close": server.llm._thread.stop,
         }
         step, numbers, tenants = engine.step, itertools.count(1), []

@@ -67,8 +67,9 @@ class CacheManager(KVAllocator):
         evicted as long as the table holds them. A table that never grows is not counted in the statistics.
         """
         keys = [] if keys is None else keys
-        max_blocks = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
-        block_ids, published = self._prefixes.lookup(token_ids, salt, max_blocks, keys)
+        max_blocks = (len(token_ids) - 1) // self.block_size
+        num_wanted = max_blocks if self.enable_prefix_caching else 0
+        block_ids, published = self._prefixes.lookup(token_ids, salt, num_wanted, keys)
         table = self._new_table(block_ids, salt)
         table.published = published
         table.num_uncounted_tokens = len(token_ids) if count_in_stats else 0

@@ -60,8 +60,7 @@ class StepPlan:
         preempted: Ids of sequences that lost their blocks while this plan was made.
         wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
         num_verifying: Chunks after those that continue a running sequence by a token and drafts.
-        received: Blocks that were filled by another engine since the last step that was done.
-        loaded: Blocks that were filled from the KV tier since then.
+        loaded: Blocks that were filled from the KV tier since the last step that was done.
         num_offloaded: Blocks that the KV tier copied since then, before they were overwritten.
         failed: By seq_id, why a running sequence cannot go on.
     """
@@ -73,7 +72,6 @@ class StepPlan:
     preempted: tuple[int, ...] = ()
     wake_s: int | float | None = None
     num_verifying: int = 0
-    received: tuple[int, ...] = ()
     loaded: tuple[int, ...] = ()
     num_offloaded: int = 0
     failed: Mapping[int, Exception] = field(default_factory=dict)

@@ -4,11 +4,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
-from twophase.core.outputs import RequestOutput, StepTrace, TokenLogprobs
-from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
@@ -23,14 +23,6 @@ from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_promp
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
-
-
-class Reservation(NamedTuple):
-    """Blocks for a prompt that is computed elsewhere; the first `num_cached_tokens` are in them already."""
-
-    request_id: str
-    block_ids: tuple[int, ...]
-    num_cached_tokens: int
 
 
 @final
@@ -90,12 +82,10 @@ class Engine:
         request_id: str,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        is_prefilled_elsewhere: bool = False,
         **options: Any,
     ) -> None:
         """`prepare` a request, and `add` it. Raises InvalidRequestError if it cannot be served; nothing has changed."""
-        self.add(self.prepare(request_id, prompt, params, **options), is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self.add(self.prepare(request_id, prompt, params, **options))
 
     def prepare(
         self,
@@ -141,12 +131,12 @@ class Engine:
         return PreparedRequest(request, grammar, stream)
 
     @uninterrupted()
-    def add(self, prepared: PreparedRequest, *, is_prefilled_elsewhere: bool = False) -> None:
+    def add(self, prepared: PreparedRequest) -> None:
         """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, seed = request.request_id, request.sampling_params.seed
         # Before the state, which has a part for each of the n completions: only now is n known to be possible.
-        self._scheduler.add(request, is_prefilled_elsewhere=is_prefilled_elsewhere)
+        self._scheduler.add(request)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)
         except BaseException:
@@ -164,46 +154,6 @@ class Engine:
         self._report(self._scheduler.abort(request_id))
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
         return None if state is None else state.output()
-
-    @uninterrupted()
-    def fail_request(self, request_id: str, error: str) -> None:
-        """End a request with finish reason 'error', free its blocks, and let the next step return it."""
-        self._report(self._scheduler.abort(request_id, error))
-
-    @uninterrupted()
-    def reserve(self) -> list[Reservation]:
-        """Blocks for prompts that are computed elsewhere, as far as there is room; see `Scheduler.reserve`."""
-        reserved: list[Reservation] = []
-        while (sequence := self._scheduler.reserve()) is not None:
-            block_ids = tuple(sequence.open_table.block_ids)
-            reserved.append(Reservation(sequence.request.request_id, block_ids, sequence.num_cached_tokens))
-        return reserved
-
-    @uninterrupted()
-    def adopt(
-        self,
-        request_id: str,
-        tokens: Sequence[SampledToken],
-        first_scheduled_s: int | float,
-        num_cached_tokens: int,
-        prompt_logprobs: Sequence[TokenLogprobs | None] | None = None,
-    ) -> None:
-        """A reserved request's pages are filled: go on from its first tokens (one for each completion).
-
-        Args:
-            first_scheduled_s, num_cached_tokens: For its metrics: when its prompt was begun, on this engine's clock,
-                and what the other engine did not have to compute.
-            prompt_logprobs: If the request asked for them.
-        """
-        state = self._requests[request_id]
-        state.first_scheduled_s, state.num_cached_tokens = first_scheduled_s, num_cached_tokens
-        state.prompt_logprobs = None if prompt_logprobs is None else list(prompt_logprobs)
-        self._report(self._scheduler.adopt(request_id, tokens))
-
-    @uninterrupted()
-    def compute_here(self, request_id: str) -> None:
-        """Pages that another engine was to fill will not come: compute the prompt here."""
-        self._scheduler.compute_here(request_id)
 
     def state_of(self, request_id: str) -> RequestState:
         """The state of an unfinished request; read-only."""

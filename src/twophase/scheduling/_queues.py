@@ -1,4 +1,4 @@
-"""The queues: which sequences wait, arrive and run, by rank. Their blocks and places are the ledger's (ledger.py)."""
+"""The queues: which sequences wait and run, by rank. Their blocks and places are the ledger's (ledger.py)."""
 
 import bisect
 from operator import attrgetter
@@ -19,38 +19,18 @@ class SequenceQueues:
         running: Sequences with blocks and a place, by rank.
         waiting: Sequences without, preempted ones included, by rank.
         preempted: Ids of those that lost their blocks and that no plan has told of yet.
-        expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
-        arriving: Those among them that have blocks and a place; the K and V are on their way.
     """
 
     def __init__(self) -> None:
         self.running: list[Sequence] = []
         self.waiting: SortedKeyList = SortedKeyList(key=_RANK)
         self.preempted: list[int] = []
-        self.expected: list[Sequence] = []
-        self.arriving: list[Sequence] = []
 
-    def add(self, sequence: Sequence, is_prefilled_elsewhere: bool) -> None:
-        if is_prefilled_elsewhere:
-            bisect.insort(self.expected, sequence, key=_RANK)
-        else:
-            self.waiting.add(sequence)
-
-    def arrive(self, sequence: Sequence) -> None:
-        """An expected sequence has blocks, to be filled from elsewhere."""
-        self.remove(sequence)
-        sequence.become(SequenceStatus.ARRIVING)
-        self.arriving.append(sequence)
-
-    def give_up(self, sequence: Sequence) -> None:
-        """What an expected or arriving sequence waits for will not come: it waits like the others."""
-        self.remove(sequence)
-        if sequence.status is SequenceStatus.ARRIVING:
-            sequence.become(SequenceStatus.WAITING)
+    def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """A waiting sequence was let in, or the K and V of an arriving one are there."""
+        """A waiting sequence was admitted."""
         self.remove(sequence)
         self.run(sequence)
 
@@ -69,7 +49,5 @@ class SequenceQueues:
 
     def remove(self, sequence: Sequence) -> None:
         """Out of the queue that it is in."""
-        waits_in = self.expected if sequence in self.expected else self.waiting
-        with_blocks = {SequenceStatus.RUNNING: self.running, SequenceStatus.ARRIVING: self.arriving}
-        queue = with_blocks.get(sequence.status, waits_in)
+        queue = self.running if sequence.status is SequenceStatus.RUNNING else self.waiting
         queue.remove(sequence)

@@ -39,8 +39,6 @@ class BlockLedger:
         loaded: Blocks that were filled from the KV tier since then.
         drafting: Sequences with room for drafts, which is taken back when the step is dropped.
         num_places_taken: Completions that run, or will when their prompt is done.
-        received: Blocks that were filled from elsewhere, and no step has been done since.
-        held: Tables that keep blocks for another engine, which still copies them.
         output_lengths: Of the completions that ended; the scheduler notes them.
     """
 
@@ -53,11 +51,9 @@ class BlockLedger:
         self.loaded: list[int] = []
         self._num_offloaded_before = 0
         self.drafting: list[Sequence] = []
-        self.received: list[int] = []
-        self.held: list[KVTable] = []
         self.output_lengths = OutputLengths()
         self._growth = growth_rule(config, cache, self.output_lengths)
-        self._owners: set[Sequence] = set()  # running and arriving: those with a table
+        self._owners: set[Sequence] = set()  # running: those with a table
         self._num_to_grow: int | None = None  # blocks that all owners may still take; None: to be counted anew
 
     @property
@@ -91,7 +87,7 @@ class BlockLedger:
     # -- taking
 
     def admit(self, sequence: Sequence, max_uncomputed: int | None = None) -> Refusal | None:
-        """Give a waiting or expected sequence a place and its blocks, hits and new ones; or tell why not.
+        """Give a waiting sequence a place and its blocks, hits and new ones; or tell why not.
 
         Args:
             max_uncomputed: Tokens that it may have to compute at most, in one step; None: any number, in chunks.
@@ -180,23 +176,7 @@ class BlockLedger:
         self._owners.update(forks)
         self._num_to_grow = None
 
-    def note_received(self, sequence: Sequence) -> None:
-        """The K and V of an arriving sequence are in its blocks."""
-        num_hit = sequence.num_cached_tokens // self.cache.block_size
-        self.received += sequence.open_table.block_ids[num_hit:]
-        self._num_to_grow = None
-
-    def hold(self, sequence: Sequence) -> KVTable:
-        """A second table over a sequence's blocks, which keeps them, and what is in them, until `release`."""
-        self.held.append(self.cache.fork(sequence.open_table))
-        return self.held[-1]
-
     # -- giving back
-
-    def release(self, table: KVTable) -> None:
-        """Give up what `hold` returned."""
-        self.held.remove(table)
-        self.cache.close(table)
 
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
@@ -229,7 +209,7 @@ class BlockLedger:
 
     def commit(self) -> None:
         """The step was done."""
-        self.copies, self.loaded, self.received, self.drafting = [], [], [], []
+        self.copies, self.loaded, self.drafting = [], [], []
         self._num_offloaded_before = self.cache.num_offloaded
         self._num_to_grow = None
 

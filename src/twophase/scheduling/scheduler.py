@@ -69,7 +69,7 @@ class Scheduler:
         sequences: The unfinished ones, by seq_id; read-only to others.
         policy: `Policy.fresh` of the policy that was given or assigned. Sequences that wait keep the rank that an
             earlier policy gave them.
-        ledger: Of blocks and places. Others may only `hold` and `release`.
+        ledger: Of blocks and places; read-only to others.
         refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
 
@@ -111,82 +111,45 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without blocks, preempted and expected ones included."""
-        return len(self._queues.waiting) + len(self._queues.expected)
+        """Sequences without blocks, preempted ones included."""
+        return len(self._queues.waiting)
 
     @property
     def num_running(self) -> int:
         return len(self._queues.running)
 
-    @property
-    def has_runnable(self) -> bool:
-        """Whether a step has anything to do: not for sequences that wait for K and V from elsewhere."""
-        return bool(self._queues.running or self._queues.waiting)
-
-    def add(self, request: Request, *, is_prefilled_elsewhere: bool = False) -> int:
+    def add(self, request: Request) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
 
-        Args:
-            is_prefilled_elsewhere: Another engine computes its prompt: it waits for `reserve`, then for `adopt`.
-
         Raises:
-            InvalidRequestError: It could never be served as asked (with the numbers), or the policy cannot rank it;
-                nothing has changed.
+            InvalidRequestError: As `check`; nothing has changed.
         """
-        self.check(request)
-        if request.request_id in self._seq_ids_of:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
-        sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
-        sequence.rank = usable_rank(self.policy, sequence)
-        if not is_prefilled_elsewhere:
-            self.policy.note_waiting(sequence)
+        sequence = self._sequence_of(request)
+        self.policy.note_waiting(sequence)
         self._next_seq_id += 1
-        self._queues.add(sequence, is_prefilled_elsewhere)
+        self._queues.add(sequence)
         self._register(sequence)
         return sequence.seq_id
 
     def check(self, request: Request) -> None:
-        """Raises InvalidRequestError if it could never be served as asked, with the numbers."""
+        """Raise InvalidRequestError, and change nothing, if `add` would refuse this request.
+
+        That is: it could never be served as asked (the error has the numbers), an unfinished request has its id, or the
+        policy cannot rank it.
+        """
+        self._sequence_of(request)
+
+    def _sequence_of(self, request: Request) -> Sequence:
         check_request(request, self.config, self.cache)
+        if request.request_id in self._seq_ids_of:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
+        sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
+        sequence.rank = usable_rank(self.policy, sequence)
+        return sequence
 
     def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
         """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
         return max_new_tokens(num_prompt_tokens, n, self.config, self.cache)
-
-    # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there;
-    #    when that fails: add -> reserve, if it came to that -> compute_here
-
-    def reserve(self) -> Sequence | None:
-        """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
-
-        Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
-        """
-        queues = self._queues
-        if not queues.expected or queues.waiting or self.ledger.admit(queues.expected[0]) is not None:
-            return None
-        sequence = queues.expected[0]
-        queues.arrive(sequence)
-        return sequence
-
-    def adopt(self, request_id: str, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
-        """The K and V of an arriving sequence's whole prompt are in its blocks: it goes on as if computed here.
-
-        Args:
-            tokens: The first token of each of its completions.
-        """
-        sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self.ledger.note_received(sequence)
-        self._queues.start(sequence)
-        prompt, block_ids = sequence.token_ids, sequence.open_table.block_ids
-        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tuple(tokens))
-
-    def compute_here(self, request_id: str) -> None:
-        """The K and V of an expected or arriving sequence will not come: its prompt is computed here, when its turn
-        comes. Blocks that were reserved for it are free again, so nothing may write into them any more."""
-        sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self.ledger.free(sequence)
-        self._queues.give_up(sequence)
-        self.policy.note_waiting(sequence)
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -203,11 +166,10 @@ class Scheduler:
         self.ledger.roll_back()
         step = StepBuilder(self.ledger, self._queues, self._preempt, now_s, self._num_stalled_steps)
         self._step = step
-        if self.has_runnable:
+        if self.has_unfinished:
             self.policy.plan(step)
         self.refusal = step.refusal_of(self._queues.waiting[0]) if self._queues.waiting else None
-        waits_for_others = self._queues.arriving or self.ledger.held
-        if self.has_runnable and step.is_empty and step.wake_s is None and not waits_for_others:
+        if self.has_unfinished and step.is_empty and step.wake_s is None:
             why = "" if self.refusal is None else f" The first of them stays out for this reason: {self.refusal.value}."
             raise PolicyError(
                 f"{self.policy} planned nothing, and waits for nothing, though {self.num_running} sequences are "

@@ -10,10 +10,9 @@ from twophase.core.request import Request
 
 
 class SequenceStatus(enum.Enum):
-    """The state of a sequence. A sequence holds blocks while it is ARRIVING or RUNNING."""
+    """The state of a sequence. A sequence holds blocks while it is RUNNING."""
 
     WAITING = "waiting"
-    ARRIVING = "arriving"  # its prompt is computed elsewhere, and its blocks are being filled from there
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -21,8 +20,7 @@ class SequenceStatus(enum.Enum):
 
 # The legal transitions. An unfinished sequence may end in any state (abort, error).
 _NEXT_STATUS = {
-    SequenceStatus.WAITING: {SequenceStatus.ARRIVING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
-    SequenceStatus.ARRIVING: {SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
+    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.RUNNING: {SequenceStatus.PREEMPTED, SequenceStatus.FINISHED},
     SequenceStatus.PREEMPTED: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.FINISHED: set(),
@@ -50,7 +48,7 @@ class Sequence:
         rank: The policy's sort key; the smallest runs first.
         status: See `become`.
         num_computed_tokens: Tokens whose K and V are in its pages.
-        table: Its pages while it arrives or runs, else None.
+        table: Its pages while it runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
         block_keys: The prefix cache's keys of its full blocks, kept while it waits (see `KVAllocator.open`).
@@ -109,7 +107,7 @@ class Sequence:
 
     @property
     def open_table(self) -> KVTable:
-        """The table of a sequence that arrives or runs."""
+        """The table of a running sequence."""
         assert self.table is not None
         return self.table
 

@@ -193,7 +193,6 @@ class StepBuilder:
             num_tokens=self._num_tokens,
             copies=tuple(self._ledger.copies),
             preempted=preempted,
-            received=tuple(self._ledger.received),
             loaded=tuple(self._ledger.loaded),
             num_offloaded=self._ledger.num_offloaded,
             failed=dict(self._failed),

@@ -102,15 +102,15 @@ class PinnedBlocks:
         self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
         is_on_gpu = kv_cache.device.type == "cuda"
         self._device = kv_cache
-        self._host = KVCache(kv_cache.spec, self.num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
+        self.host = KVCache(kv_cache.spec, self.num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
 
     @torch.inference_mode()
     def save(self, moves: Sequence[BlockCopy]) -> None:
-        _move(self._device, self._host, moves)
+        _move(self._device, self.host, moves)
 
     @torch.inference_mode()
     def restore(self, moves: Sequence[BlockCopy]) -> None:
-        _move(self._host, self._device, moves)
+        _move(self.host, self._device, moves)
 
 
 def _move(source: KVCache, target: KVCache, moves: Sequence[BlockCopy]) -> None:

@@ -8,13 +8,13 @@ from typing import final
 
 @dataclass(frozen=True, slots=True)
 class TransferRecord:
-    """The pages that one forward pass sent, or, if nothing was computed meanwhile, that were sent by themselves.
+    """The pages that one forward pass sent.
 
     Attributes:
         num_blocks, num_bytes: In all layers together.
-        compute_s: The forward pass, packing included; 0 if there was none.
+        compute_s: The forward pass, packing included.
         pack_s: Copying pages into buffers, which the computing thread does itself: never hidden.
-        send_s: A buffer was being sent, by the thread that does nothing else.
+        send_s: Pages were being sent, by the thread that does nothing else.
         late_s: Part of `send_s` that came after the forward pass.
     """
 
@@ -36,35 +36,30 @@ class TransferRecord:
 class TransferClock:
     """Notes the times of one transfer. The computing thread and the sending thread write different fields."""
 
-    def __init__(self, num_blocks: int, num_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._num_blocks = num_blocks
-        self._num_bytes = num_bytes
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._start_s = clock()
-        self._end_s: float | None = None
+        self._start_s = self._end_s = clock()
+        self._num_blocks = self._num_bytes = 0
         self._pack_s = 0.0
         self._sent: list[tuple[float, float]] = []
 
-    def packed(self, start_s: float) -> None:
-        """A buffer was packed, from `start_s` until now."""
+    def packed(self, start_s: float, num_blocks: int, num_bytes: int) -> None:
+        """A layer's pages were packed, from `start_s` until now."""
         self._pack_s += self._clock() - start_s
+        self._num_blocks += num_blocks
+        self._num_bytes += num_bytes
 
     def computed(self) -> None:
         """The forward pass is over."""
         self._end_s = self._clock()
 
     def sent(self, start_s: float, end_s: float) -> None:
-        """A buffer was sent."""
+        """A layer's pages were sent."""
         self._sent.append((start_s, end_s))
 
     def record(self) -> TransferRecord:
-        """To be called when all buffers are sent."""
-        end_s = self._start_s if self._end_s is None else self._end_s
-        return TransferRecord(
-            num_blocks=self._num_blocks,
-            num_bytes=self._num_bytes,
-            compute_s=end_s - self._start_s,
-            pack_s=self._pack_s,
-            send_s=sum(end - start for start, end in self._sent),
-            late_s=sum(max(0.0, end - max(start, end_s)) for start, end in self._sent),
-        )
+        """To be called when all pages are sent."""
+        send_s = sum(end - start for start, end in self._sent)
+        late_s = sum(max(0.0, end - max(start, self._end_s)) for start, end in self._sent)
+        compute_s = self._end_s - self._start_s
+        return TransferRecord(self._num_blocks, self._num_bytes, compute_s, self._pack_s, send_s, late_s)

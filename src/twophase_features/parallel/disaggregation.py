@@ -1,8 +1,12 @@
 """Prefill and decode in processes of their own: prompts never stand in the way of tokens.
 
 (DistServe, arXiv:2401.09670; Splitwise, arXiv:2311.18677.) Rank 0 is the front end and decodes; every other rank
-computes prompts and sends their pages, layer by layer, into blocks reserved here. Each rank has the whole model, an
-engine and a K/V pool.
+computes prompts and sends their pages, layer by layer. Each rank has the whole model, an engine and a K/V pool.
+
+For the engine that decodes, the prefill workers are a KV tier. A request stays outside until its pages have come, then
+it is queued like any other, and its admission loads the pages (`RemoteTier`). Pages that did not come are a miss, as of
+any tier: their tokens are computed here. The price is that full blocks travel, and the last token never does: of each
+prompt up to block_size tokens are computed on the decode side, and they give the first token.
 
     # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_features.parallel.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
@@ -11,7 +15,9 @@ engine and a K/V pool.
 """
 
 import itertools
-from collections import Counter, deque
+import logging
+import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,12 +28,14 @@ from typing import Any, final
 import torch
 
 from twophase.cache.manager import CacheManager
+from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.outputs import RequestOutput
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.engine import Engine
+from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
@@ -35,92 +43,110 @@ from twophase.model.config import load_config
 from twophase.scheduling.request_validation import check_request
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
-from twophase_features.parallel._channel import Channel, Inbox, Link
-from twophase_features.parallel._protocol import (
-    AskTransfers,
-    Bye,
-    Cancel,
-    Done,
-    Failed,
-    Grant,
-    Hello,
-    Message,
-    Received,
-    Submit,
-    Transfers,
-)
+from twophase_features.parallel import _protocol as wire
+from twophase_features.parallel._channel import Channel, Inbox, Send
 from twophase_features.parallel._transfers import TransferRecord
-from twophase_features.parallel.pages import KVReceiver
 from twophase_features.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
-from twophase_features.parallel.prefill_worker import MAX_TRANSFERS, PrefillWorker
+from twophase_features.parallel.prefill_worker import PREFILL, PrefillWorker
+from twophase_features.parallel.remote_tier import RemoteTier
 
-MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, the prompt is computed here
+MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, their tokens are computed here
+MAX_PREFILLS = 10_000  # the newest ones are kept until `take_transfers`
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Recoveries:
-    """What became of transfers that failed. Only the `DecodeEngine` changes it.
+    """How often transfers failed. Only the `DecodeEngine` changes it.
 
     Attributes:
         num_resent: Prompts of which pages were sent again; twice is counted twice.
-        num_recomputed: Prompts that were computed on the decode side in the end.
+        num_recomputed: Prompts of which pages did not come in the end, so that their tokens were computed here.
     """
 
     num_resent: int = 0
     num_recomputed: int = 0
 
 
+@dataclass(slots=True)
+class _Remote:
+    """A request whose pages have not all come. Only the `DecodeEngine` changes it.
+
+    Attributes:
+        submit: For the worker of this `rank`.
+        is_submitted: The tier has room for the blocks, and the worker knows the prompt.
+    """
+
+    prepared: PreparedRequest
+    submit: wire.Submit
+    rank: int
+    is_submitted: bool = False
+    num_resends: int = 0
+
+
 @final
 class DecodeEngine:
     """An `Engine` whose prompts are computed by prefill workers; an `LLM` uses it as its own. Not thread-safe.
 
+    A request is sent to a worker when the tier has room for its pages, so prompts that wait fill no memory, and it is
+    queued in the engine when they have come. Computed here at once are prompts that have no page to come (shorter than
+    a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
+
     A transfer that fails is recovered, and the tokens are those that would have come without it. Pages that are
-    missing when all have been sent are sent once more, from the first missing block on. If that fails too, or the
-    worker is lost, the prompt is computed here, as an engine alone would; the blocks reserved for it are freed.
-    After a loss new requests are refused, with the `PeerLostError`: there is nobody to compute their prompts, and
+    missing when all have been sent are sent once more, from the first missing block on. If that fails too, or if the
+    worker fails or is lost, the request is queued with the pages that are here, and the engine computes the rest.
+    After a loss new requests are refused, with the `PeerLostError`: no worker is left to compute their prompts, and
     computing all of them here would hold up every decode. (vLLM's `kv_load_failure_policy` is this choice: 'recompute',
     or by default 'fail', which ends such requests.)
 
+    Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
+    `num_cached_tokens` counts what it found in its prefix cache and its tier. `take_transfers` tells the worker's part.
+
     Attributes:
         lost: Why there is no worker any more.
-        recoveries: What became of transfers that failed.
+        recoveries: How often transfers failed.
 
     Args:
-        llm: The model, with the engine that decodes.
-        links: To the prefill workers, by rank.
+        llm: The model, with the engine that decodes; `tier` becomes the tier of its cache.
+        sends: To the prefill workers, by rank.
         inbox: From them.
-        receiver: Writes their pages into `llm`'s cache.
+        tier: Where their pages go.
 
     Raises:
-        ConfigError: A worker serves something else, or pages of another shape.
+        ConfigError: A worker serves something else, or pages of another shape; or the cache knows no tiers.
         PeerLostError: A worker did not come.
     """
 
-    def __init__(self, llm: LLM, links: Mapping[int, Link], inbox: Inbox, receiver: KVReceiver) -> None:
+    def __init__(self, llm: LLM, sends: Mapping[int, Send], inbox: Inbox, tier: RemoteTier) -> None:
+        if not isinstance(llm.scheduler.cache, CacheManager):
+            raise ConfigError(
+                f"disaggregation loads pages through the KV tier of a CacheManager, and cache_factory made a "
+                f"{type(llm.scheduler.cache).__name__}; leave cache_factory out."
+            )
         self._engine: Engine = llm.engine
-        self.prepare = self._engine.prepare
         self._scheduler = llm.scheduler
-        self._links = links
+        self._cache: CacheManager = llm.scheduler.cache
+        self._cache.tier = self._tier = tier
+        self._sends = sends
         self._inbox = inbox
-        self._receiver = receiver
-        self._turns = itertools.cycle(links)
-        self._rank_of: dict[str, int] = {}  # of requests whose pages are not all here
-        self._num_resends: Counter[str] = Counter()  # of those
+        self._turns = itertools.cycle(sends)
+        self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
+        self._remote: dict[str, _Remote] = {}  # in the order of requests
+        self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
         self.recoveries = Recoveries()
-        self._prefills: deque[Done] = deque(maxlen=MAX_TRANSFERS)
-        self._answers: list[Transfers] = []
-        self._has_computed = False  # in the latest step
+        self._prefills: deque[wire.Done] = deque(maxlen=MAX_PREFILLS)
         self.lost: PeerLostError | None = None
         self._workers = self._meet(llm)
 
-    def _meet(self, llm: LLM) -> dict[int, Hello]:
-        workers: dict[int, Hello] = {}
-        while len(workers) < len(self._links):
+    def _meet(self, llm: LLM) -> dict[int, wire.Hello]:
+        workers: dict[int, wire.Hello] = {}
+        while len(workers) < len(self._sends):
             item = self._inbox.take(IDLE_S)
             if item is not None:
                 rank, hello = item
-                assert isinstance(hello, Hello)
+                assert isinstance(hello, wire.Hello)
                 if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
                     raise ConfigError(
                         f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
@@ -132,16 +158,14 @@ class DecodeEngine:
     # -- what LLM asks of an engine
 
     def add_request(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        cache_salt: str = "",
-        arrival_s: int | float | None = None,
-        stream: bool = True,
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> None:
-        """As `Engine.add_request`; served in the order of arrival.
+        """As `Engine.add_request`."""
+        self.add(self._engine.prepare(request_id, prompt, params, **options))
+
+    @uninterrupted()
+    def add(self, prepared: PreparedRequest) -> None:
+        """As `Engine.add`.
 
         Raises:
             InvalidRequestError: It could never be served as asked, here or by the prefill worker.
@@ -149,129 +173,117 @@ class DecodeEngine:
         """
         if self.lost is not None:
             raise self.lost
-        self._engine.add_request(
-            request_id,
-            prompt,
-            params,
-            cache_salt=cache_salt,
-            arrival_s=arrival_s,
-            stream=stream,
-            is_prefilled_elsewhere=True,
-        )
-        state = self._engine.state_of(request_id)
-        rank = next(self._turns)
-        try:
-            self._check_prefill(rank, state.request)
-        except InvalidRequestError:
-            self._engine.abort(request_id)
-            raise
-        self._rank_of[request_id] = rank
-        seeded = replace(state.request.sampling_params, seed=state.seed)
-        reserved = self._reserve()
-        first_block = reserved.pop(request_id, None)
-        # The request's own salt: it may have come inside of the prompt.
-        salt = state.request.cache_salt
-        self._links[rank].send(Submit(request_id, state.request.prompt_token_ids, seeded, salt, first_block))
-        self._grant(reserved)
+        request, params = prepared.request, prepared.request.sampling_params
+        if request.request_id in self._remote:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
+        self._scheduler.check(request)
+        submit, rank = self._submit_of(request), next(self._turns)
+        if submit is not None:
+            self._check_prefill(rank, request, submit)
+        if params.seed is None:
+            seeded = replace(params, seed=self._seeds.getrandbits(63))
+            prepared = prepared._replace(request=replace(request, sampling_params=seeded))
+        if submit is None:
+            self._engine.add(prepared)
+        else:
+            self._remote[request.request_id] = _Remote(prepared, submit, rank)
+            self._submit_waiting()
 
+    @uninterrupted()
     def step(self) -> list[RequestOutput]:
-        """Take in what has come, reserve blocks for what shall come, and decode one token of each running sequence."""
+        """Take in what has come, send out what there is room for, and take a step of the engine."""
+        is_busy = self._engine.has_unfinished_requests()
         try:
-            self._listen(0.0 if self._has_computed or not self._rank_of else min(IDLE_S, self._engine.idle_s or IDLE_S))
+            self._listen(min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0)
         except PeerLostError as error:
             self._lose(error)
-        self._grant(self._reserve())
-        num_steps = self._engine.stats().num_steps
         outputs = self._engine.step()
-        self._has_computed = self._engine.stats().num_steps > num_steps
-        for output in outputs:
-            if output.finished:
-                self._cancel(output.request_id)
+        ended = {output.request_id for output in outputs if output.finished}
+        for request_id in list(self._to_load):
+            if request_id in ended or self._engine.state_of(request_id).first_scheduled_s is not None:
+                self._drop(request_id)
+        self._submit_waiting()
         return outputs
 
+    @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
         """As `Engine.abort`."""
-        self._cancel(request_id)
-        return self._engine.abort(request_id)
+        if request_id in self._remote:
+            remote = self._remote[request_id]
+            if remote.is_submitted:
+                self._sends[remote.rank](wire.Cancel(request_id))
+            self._queue(request_id)
+        output = self._engine.abort(request_id)
+        self._drop(request_id)
+        return output
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to return."""
-        return self._engine.has_unfinished_requests()
+        return bool(self._remote) or self._engine.has_unfinished_requests()
 
-    @property
-    def idle_s(self) -> float:
-        """See `Engine.idle_s`."""
-        return self._engine.idle_s
-
-    @property
-    def trace(self) -> tuple[StepTrace, ...]:
-        """The decode side's steps."""
-        return self._engine.trace
+    def __getattr__(self, name: str) -> Any:
+        """What an `Engine` has besides (its trace, its block tables, ...) is the decode side's."""
+        return getattr(self._engine, name)
 
     def stats(self) -> EngineStats:
-        """Of the decode side."""
-        return self._engine.stats()
-
-    def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """As `Engine.block_tables`, of the decode side."""
-        return self._engine.block_tables()
+        """The decode side's; requests whose pages are to come are waiting."""
+        stats = self._engine.stats()
+        return replace(stats, num_waiting=stats.num_waiting + len(self._remote))
 
     # -- the workers
 
-    def take_transfers(self) -> tuple[tuple[TransferRecord, ...], tuple[Done, ...]]:
-        """How pages travelled, and how long each adopted prompt took, since the last call. Waits for the workers.
-
-        Raises:
-            PeerLostError: There is no worker any more.
-        """
-        for link in self._links.values():
-            link.send(AskTransfers())
-        while len(self._answers) < len(self._links):
-            if self.lost is not None:
-                raise self.lost
-            self._listen(IDLE_S)
-        answers, self._answers = self._answers, []
+    def take_transfers(self) -> tuple[tuple[TransferRecord, ...], tuple[wire.Done, ...]]:
+        """How pages travelled, and how long each prompt took whose pages have come, since the last call."""
         prefills = tuple(self._prefills)
         self._prefills.clear()
-        return tuple(record for answer in answers for record in answer.records), prefills
+        return tuple(record for done in prefills for record in done.transfers), prefills
 
     def close(self) -> None:
         """Let the workers go."""
-        for link in self._links.values():
-            link.send(Bye())
+        for send in self._sends.values():
+            send(wire.Bye())
 
-    def _check_prefill(self, rank: int, request: Request) -> None:
+    def _submit_of(self, request: Request) -> wire.Submit | None:
+        """What a worker shall compute and send; None: the prompt is computed here."""
+        if request.sampling_params.prompt_logprobs is not None:
+            return None
+        keys: list[BlockKey] = []  # of all blocks that can be loaded: full ones, the last token is not in them
+        table = self._cache.open(request.prompt_token_ids, request.cache_salt, count_in_stats=False, keys=keys)
+        num_here = (table.num_cached_tokens + table.num_offered_tokens) // self._cache.block_size
+        self._cache.close(table)
+        if not 0 < len(keys) - num_here <= self._tier.num_blocks:
+            return None
+        whole_blocks = request.prompt_token_ids[: len(keys) * self._cache.block_size]
+        return wire.Submit(request.request_id, whole_blocks, request.cache_salt, tuple(keys[num_here:]))
+
+    def _check_prefill(self, rank: int, request: Request, submit: wire.Submit) -> None:
         """The worker's validation, which is done here, so that a refusal is an exception."""
         worker = self._workers[rank]
-        prompt = replace(request, sampling_params=replace(request.sampling_params, max_tokens=1))
+        prompt = replace(request, prompt_token_ids=submit.prompt_token_ids, sampling_params=PREFILL)
         try:
             check_request(prompt, worker.limits, CacheManager(worker.num_blocks, worker.spec.block_size))
         except InvalidRequestError as error:
             raise InvalidRequestError(f"the prefill side (rank {rank}) refuses: {error}") from error
 
-    def _reserve(self) -> dict[str, int]:
-        """Blocks for prompts, as far as there is room: the first block that has to come, by request id."""
-        reservations = self._engine.reserve()
-        block_size = self._scheduler.cache.block_size
-        first_blocks = {each.request_id: each.num_cached_tokens // block_size for each in reservations}
-        for each in reservations:
-            self._receiver.expect(each.request_id, each.block_ids, first_blocks[each.request_id])
-        return first_blocks
+    def _submit_waiting(self) -> None:
+        """Send prompts to their workers, in the order of requests, as far as the tier has room for their pages."""
+        for remote in self._remote.values():
+            if not remote.is_submitted:
+                if not self._tier.expect(remote.submit.keys):
+                    return
+                remote.is_submitted = True
+                self._sends[remote.rank](remote.submit)
 
-    def _grant(self, first_blocks: Mapping[str, int]) -> None:
-        for request_id, first_block in first_blocks.items():
-            self._links[self._rank_of[request_id]].send(Grant(request_id, first_block))
+    def _queue(self, request_id: str) -> None:
+        """No pages are waited for any more: the request goes into the engine, which loads those that are here."""
+        remote = self._remote.pop(request_id)
+        if remote.is_submitted:
+            self._to_load[request_id] = remote.submit.keys
+        self._engine.add(remote.prepared)
 
-    def _cancel(self, request_id: str) -> None:
-        """If it is being computed elsewhere: not any more."""
-        if request_id in self._rank_of:
-            self._links[self._rank_of[request_id]].send(Cancel(request_id))
-            self._forget(request_id)
-
-    def _forget(self, request_id: str) -> None:
-        """No pages are waited for any more."""
-        del self._rank_of[request_id], self._num_resends[request_id]
-        self._receiver.forget(request_id)  # before its blocks are another's
+    def _drop(self, request_id: str) -> None:
+        """The request has loaded its pages, or has ended."""
+        self._tier.drop(self._to_load.pop(request_id, ()))
 
     def _listen(self, timeout_s: int | float) -> None:
         item = self._inbox.take(timeout_s)
@@ -279,54 +291,42 @@ class DecodeEngine:
             self._hear(item[1])
             item = self._inbox.take(0.0)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, message: wire.Message) -> None:
         match message:
-            case Done(request_id) if request_id in self._rank_of:
-                self._adopt(message)
-            case Failed(request_id, error) if request_id in self._rank_of:
-                self._fail(request_id, error)
-            case Transfers():
-                self._answers.append(message)
+            case wire.Done(request_id) if request_id in self._remote:
+                self._take_in(message)
+            case wire.Failed(request_id, error) if request_id in self._remote:
+                logger.warning("the prefill side could not compute request %r: %s", request_id, error)
+                self._compute_rest(request_id)
 
-    def _adopt(self, done: Done) -> None:
+    def _take_in(self, done: wire.Done) -> None:
         """The receiving thread hands on a message only when it is through with all pages before it."""
-        first_missing = self._receiver.first_missing(done.request_id)
-        if first_missing is not None:
+        first_missing = self._tier.first_missing(self._remote[done.request_id].submit.keys)
+        if first_missing is None:
+            self._prefills.append(done)
+            self._queue(done.request_id)
+        else:
             self._recover(done.request_id, first_missing)
-            return
-        self._links[self._rank_of[done.request_id]].send(Received(done.request_id))
-        self._forget(done.request_id)
-        state = self._engine.state_of(done.request_id)
-        self._prefills.append(done)
-        first_scheduled_s = state.request.arrival_s + done.queue_s
-        self._engine.adopt(
-            done.request_id, done.tokens, first_scheduled_s, done.num_cached_tokens, done.prompt_logprobs
-        )
 
     def _recover(self, request_id: str, first_missing: int) -> None:
-        """The worker keeps a prompt's blocks until it hears that all are here: a new grant makes it send them again."""
-        if self._num_resends[request_id] < MAX_RESENDS:
-            self._num_resends[request_id] += 1
+        """The worker has the prompt in its prefix cache: submitted again, it is hardly computed, but sent."""
+        remote = self._remote[request_id]
+        if remote.num_resends < MAX_RESENDS:
+            remote.num_resends += 1
             self.recoveries.num_resent += 1
-            self._grant({request_id: first_missing})
+            self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))
         else:
-            self._links[self._rank_of[request_id]].send(Cancel(request_id))
-            self._compute_here(request_id)
+            self._compute_rest(request_id)
 
-    def _compute_here(self, request_id: str) -> None:
-        self._forget(request_id)
-        self._engine.compute_here(request_id)
+    def _compute_rest(self, request_id: str) -> None:
         self.recoveries.num_recomputed += 1
-
-    def _fail(self, request_id: str, error: str) -> None:
-        self._forget(request_id)
-        self._engine.fail_request(request_id, error)
+        self._queue(request_id)
 
     def _lose(self, error: PeerLostError) -> None:
         """Torch's process group ends with its first lost member, so all workers are lost."""
         self.lost = error
-        for request_id in list(self._rank_of):
-            self._compute_here(request_id)
+        for request_id in list(self._remote):
+            self._compute_rest(request_id)
 
 
 @contextmanager
@@ -361,10 +361,10 @@ def disaggregated(
             "twophase_features.parallel.launch.run_local."
         )
     config = configured(config, options | dict(prefill_options or {}) if rank else options)
-    is_mixed = load_config(resolve_model(str(model))).is_mixed
-    check_pairs(config, also=("disaggregated", *(("mixed",) if is_mixed else ())))
-    if config.cache_factory is None:
-        # A model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
+    model_config = load_config(resolve_model(str(model)))
+    check_pairs(config, also=("disaggregated", *(("mixed",) if model_config.is_mixed else ())))
+    if config.cache_factory is None and model_config.sliding_window is not None:
+        # The model's own window is a matter of attention alone here: this cache frees nothing before a sequence ends.
         config = replace(config, cache_factory=partial(CacheManager))
     if config.device == "auto" and torch.cuda.is_available():
         config = replace(config, device=f"cuda:{local_rank}")
@@ -377,15 +377,15 @@ def disaggregated(
 def _serve(llm: LLM, peers: Peers) -> Iterator[None]:
     inbox = Inbox()
     channel = Channel(peers, 0, inbox)
-    PrefillWorker(llm, channel, inbox).serve()
+    PrefillWorker(llm, channel.send, inbox).serve()
     channel.close()
     yield None
 
 
 def _lead(llm: LLM, peers: Peers) -> Iterator[LLM]:
-    inbox, receiver = Inbox(), KVReceiver(llm.kv_cache)
-    channels = {rank: Channel(peers, rank, inbox, receiver) for rank in range(1, peers.world_size)}
-    engine = DecodeEngine(llm, channels, inbox, receiver)
+    inbox, tier = Inbox(), RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
+    channels = {rank: Channel(peers, rank, inbox, tier) for rank in range(1, peers.world_size)}
+    engine = DecodeEngine(llm, {rank: channel.send for rank, channel in channels.items()}, inbox, tier)
     llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
     try:
         yield llm

@@ -64,7 +64,7 @@ class DraftModelDrafter:
     def note_plan(self, plan: StepPlan) -> None:
         for copy in plan.copies:
             self._num_held[copy.target] = 0
-        for block in (*plan.loaded, *plan.received):
+        for block in plan.loaded:
             self._num_held[block] = 0
         for chunk in plan.chunks:
             first, offset = divmod(chunk.start, self._block_size)

@@ -6,13 +6,14 @@ nnls, calibrate              fitting the cost model to this machine
 traffic                      requests that come by the clock
 limits, simulator            one engine
 routers, fleet, autoscale    many behind a router, which come and go
-pools                        prefill and decode in pools of their own
+pools, arrived_pages         prefill and decode in pools of their own
 progress, observers          what becomes of a request, and what is kept of a run
 histogram, fleet_report      percentiles in constant memory; a run engine by engine
 validate                     predicted against measured
 """
 
 __all__ = [
+    "arrived_pages",
     "autoscale",
     "calibrate",
     "cost_model",

@@ -1,12 +1,12 @@
 """Prefill and decode in pools of their own, of unequal hardware, with a link between them.
 
 (DistServe, arXiv:2401.09670; Splitwise, arXiv:2311.18677.) As in `twophase_features.parallel.disaggregation`: an engine
-of the prefill pool computes a prompt and its first token, the K and V travel, and an engine of the decode pool goes on
-when they have arrived and it has room for them. The first token is handed out then.
+of the prefill pool computes a prompt, its K and V travel, and an engine of the decode pool admits the request when they
+have arrived and it has room for them. It computes what is not in the prompt's full blocks, and so the first token.
 
 Simpler than the real pair: K and V leave when the whole prompt is computed, not layer by layer; all of a prompt
-travels, what the other side's cache holds included; and blocks of the prefill side are free as soon as it is computed,
-so that a full decode pool does not hold up the prefill pool.
+travels, what the other side's cache holds included; and it is sent into GPU memory, of which there is enough, so that
+a full decode pool does not hold up the prefill pool.
 """
 
 import heapq

@@ -1,7 +1,9 @@
 """What a simulation remembers about a request until its last completion has ended."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from twophase.cache.tier import BlockKey
 from twophase.core.outputs import FinishReason
 from twophase.core.request import Request
 from twophase_tools.load.records import RequestRecord
@@ -16,13 +18,22 @@ class CompletionProgress:
     finish_reason: FinishReason | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PrefilledElsewhere:
+    """When another engine began with a prompt, what it found in its prefix cache, and the blocks that it sent."""
+
+    first_scheduled_s: float | int | None
+    num_cached_tokens: int
+    page_keys: Sequence[BlockKey]
+
+
 @dataclass(slots=True)
 class RequestProgress:
     """A request on its way. Only its Replica changes it; observers read it when it has ended.
 
     Attributes:
         num_unfinished: Completions that go on, those not forked yet included.
-        begun_elsewhere_s: When another engine began with its prompt, if one did.
+        elsewhere: What another engine did for its prompt, if one did.
         token_times_s: When each token of completion 0 was there; stays empty unless an observer wants them.
     """
 
@@ -35,18 +46,18 @@ class RequestProgress:
     token_times_s: list[float | int] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    begun_elsewhere_s: float | int | None = None
+    elsewhere: PrefilledElsewhere | None = None
 
     @classmethod
     def start(cls, request: Request) -> "RequestProgress":
         n = request.sampling_params.n
         return cls(request, tuple(CompletionProgress() for _ in range(n)), n)
 
-    def go_on(self, request: Request) -> "RequestProgress":
-        """The life of `request` on another engine, which gets the K and V of the prompt that this one computed; it
-        counts from the arrival here."""
+    def go_on(self, request: Request, page_keys: Sequence[BlockKey]) -> "RequestProgress":
+        """The life of `request` on another engine, which gets blocks of the prompt that this one computed; it counts
+        from the arrival here."""
         later = RequestProgress.start(replace(request, arrival_s=self.request.arrival_s))
-        later.begun_elsewhere_s, later.num_cached_tokens = self.first_scheduled_s, self.num_cached_tokens
+        later.elsewhere = PrefilledElsewhere(self.first_scheduled_s, self.num_cached_tokens, page_keys)
         later.num_preemptions = self.num_preemptions
         return later
 

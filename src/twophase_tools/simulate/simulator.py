@@ -24,6 +24,7 @@ from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase.scheduling.sequence import SequenceStatus
 from twophase_tools.load.records import RequestRecord
+from twophase_tools.simulate.arrived_pages import ArrivedPages
 from twophase_tools.simulate.cost_model import CostModel, StepCost
 from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase_tools.simulate.observers import Observer, Recorder
@@ -73,6 +74,7 @@ class Replica:
         self, scheduler: Scheduler, cost_model: CostModel, observer: Observer, *, fast_forward: bool = True
     ) -> None:
         self._scheduler = scheduler
+        self._pages = ArrivedPages(scheduler.cache)
         self._cost_model = cost_model
         self.observer = observer
         self.after_end: Callable[[RequestProgress], None] | None = None
@@ -125,15 +127,17 @@ class Replica:
         """A request arrives, at or after every earlier one. `run_until(request.arrival_s)` comes first.
 
         Args:
-            prefilled: What became of its prompt on another engine, whose K and V come along, with the first token: it
-                is taken in when there is room, and its latencies count from its arrival there.
+            prefilled: What became of its prompt on another engine. The K and V of its full blocks come along, and are
+                loaded when it is admitted; its latencies count from its arrival there.
 
         Raises:
             InvalidRequestError: The scheduler could never serve it.
         """
         self._settle(request.arrival_s)
-        self._scheduler.add(request, is_prefilled_elsewhere=prefilled is not None)
-        progress = RequestProgress.start(request) if prefilled is None else prefilled.go_on(request)
+        progress = RequestProgress.start(request)
+        if prefilled is not None:
+            progress = prefilled.go_on(request, self._pages.expect(request))
+        self._scheduler.add(request)
         self._progress[request.request_id] = progress
         self._num_tokens += len(request.prompt_token_ids)
         self._waiting.add(request.arrival_s, progress)
@@ -168,9 +172,7 @@ class Replica:
 
     def _step(self) -> None:
         start_s = self.now_s
-        self._take_in()
-        if not self._progress:
-            return
+        num_loaded_before = self._pages.num_loaded
         plan = self._scheduler.schedule(start_s)
         if plan.is_empty:
             self._sleep(plan.wake_s)
@@ -178,7 +180,9 @@ class Replica:
         self._num_empty_plans = 0
         self._num_just_ended = 0
         num_tokens = self._num_tokens
-        cost = self._cost_model.cost(load_of(plan))
+        load = load_of(plan)
+        num_moved = load.num_moved_blocks - (self._pages.num_loaded - num_loaded_before)
+        cost = self._cost_model.cost(load._replace(num_moved_blocks=num_moved))
         self.now_s = start_s + cost.total_s
         self._busy_s += cost.total_s
         chunks = self._describe(plan, start_s + cost.schedule_s)
@@ -195,17 +199,6 @@ class Replica:
             self._note_step(self._num_steps, start_s, cost, chunks, plan, preempted, finished)
         self._num_steps += 1
         self._num_tokens_just_gone = num_tokens - self._num_tokens
-
-    def _take_in(self) -> None:
-        """Requests whose K and V came along go on here, as far as there is room; their first token is there now."""
-        while (sequence := self._scheduler.reserve()) is not None:
-            request_id = sequence.request.request_id
-            progress = self._progress[request_id]
-            progress.first_scheduled_s = progress.begun_elsewhere_s
-            tokens = (SampledToken(_token_of(sequence)),) * sequence.num_completions
-            self._note_updates(self._scheduler.adopt(request_id, tokens))
-            self._is_undisturbed = False
-            self._last_plan = None
 
     def _sleep(self, wake_s: float | int | None) -> None:
         """Nothing is planned; the policy told when to ask again, unless a request comes first."""
@@ -228,8 +221,11 @@ class Replica:
             sequence = sequences[chunk.seq_id]
             progress = self._progress[sequence.request.request_id]
             if progress.first_scheduled_s is None:
-                progress.first_scheduled_s = scheduled_s
-                progress.num_cached_tokens = sequence.num_cached_tokens
+                progress.first_scheduled_s, progress.num_cached_tokens = scheduled_s, sequence.num_cached_tokens
+                if progress.elsewhere is not None:
+                    self._pages.drop(progress.elsewhere.page_keys)
+                    progress.first_scheduled_s = progress.elsewhere.first_scheduled_s
+                    progress.num_cached_tokens = progress.elsewhere.num_cached_tokens
         if not self.observer.wants_details:
             return ()
         in_order = [(sequences[chunk.seq_id], chunk) for chunk in plan.chunks]

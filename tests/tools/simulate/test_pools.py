@@ -27,13 +27,13 @@ def records_of(fleet):
 
 
 def test_times_by_hand():
-    """Prompt until 1 s, 8 tokens of 10 bytes at 40 bytes/s and half a second of latency until 3.5 s; then the first
-    token is handed out, and each of the others takes a second."""
+    """Prompt until 1 s, 8 tokens of 10 bytes at 40 bytes/s and half a second of latency until 3.5 s; then each token
+    takes a second, the first one with what is left of the prompt."""
     prefill, decode = pool(), pool()
     run_pools([request("a", 0, 8, 4)], prefill, decode, Link(40, 10, latency_s=0.5))
     record = records_of(decode)["a"]
-    assert record.token_times_s == (3.5, 4.5, 5.5, 6.5)
-    assert (record.arrival_s, record.first_scheduled_s, record.finished_s, record.ttft_s) == (0, 0, 6.5, 3.5)
+    assert record.token_times_s == (4.5, 5.5, 6.5, 7.5)
+    assert (record.arrival_s, record.first_scheduled_s, record.finished_s, record.ttft_s) == (0, 0, 7.5, 4.5)
     assert records_of(prefill)["a"].finished_s == 1.0
 
 
@@ -42,11 +42,11 @@ def test_prompts_share_a_sender_s_link():
     engines: at once."""
     requests = [request("a", 0, 4, 1), request("b", 0, 4, 1)]
     link = Link(4, 1, latency_s=2)
-    for count, second_s in ((1, 5.0), (2, 4.0)):
+    for count, second_s in ((1, 6.0), (2, 5.0)):
         decode = pool()
         run_pools(requests, pool(count), decode, link)
         ends = sorted(record.finished_s for record in records_of(decode).values())
-        assert ends == [4.0, second_s]
+        assert ends == [5.0, second_s]
 
 
 def test_who_arrives_first_goes_on_first():
@@ -55,23 +55,23 @@ def test_who_arrives_first_goes_on_first():
     decode = pool()
     run_pools(requests, pool(2), decode, Link(1, 1))
     ends = {name: record.finished_s for name, record in records_of(decode).items()}
-    assert ends == {"a": 9, "b": 3.5, "c": 10}  # c's K and V leave when a's have left
+    assert ends == {"a": 10, "b": 4.5, "c": 11}  # c's K and V leave when a's have left
 
 
 def test_a_step_under_way_ends_before_a_newcomer_goes_on():
-    """The decode engine is in a step from 2 to 3 s when b's K and V arrive at 2.5 s."""
+    """The decode engine is in a step from 2.1 to 3.1 s when b's K and V arrive at 2.5 s."""
     decode = pool()
     run_pools([request("a", 0, 4, 5), request("b", 1.4, 4, 2)], pool(), decode, Link(4e9, 1, latency_s=0.1))
-    assert records_of(decode)["a"].token_times_s == pytest.approx((1.1, 2.1, 3.1, 4.1, 5.1))
-    assert records_of(decode)["b"].token_times_s == pytest.approx((3.1, 4.1))
+    assert records_of(decode)["a"].token_times_s == pytest.approx((2.1, 3.1, 4.1, 5.1, 6.1))
+    assert records_of(decode)["b"].token_times_s == pytest.approx((4.1, 5.1))
 
 
 def test_a_full_decode_pool_lets_them_wait():
-    """One place: b's first token is handed out when a has ended. It counts as waiting from its K and V's arrival on."""
+    """One place: b is admitted when a has ended. It counts as waiting from its K and V's arrival on."""
     decode = pool(max_num_seqs=1)
     replica = decode.lives[0].replica
     run_pools([request("a", 0, 4, 4), request("b", 0, 4, 2)], pool(), decode, Link(4e9, 1))
-    assert records_of(decode)["b"].token_times_s == pytest.approx((4.0, 5.0))
+    assert records_of(decode)["b"].token_times_s == pytest.approx((6.0, 7.0))
     assert replica.num_outstanding(9) == 0
 
 
@@ -154,8 +154,8 @@ def test_unequal_hardware():
         decode = pool(cost_model=there)
         run_pools([request("a", 0, 8, 5)], pool(cost_model=here), decode, Link(8, 1))
         times[name] = records_of(decode)["a"].token_times_s
-    assert times["fast first"] == (2, 6, 10, 14, 18)
-    assert times["fast last"] == (5, 6, 7, 8, 9)
+    assert times["fast first"] == (6, 10, 14, 18, 22)
+    assert times["fast last"] == (6, 7, 8, 9, 10)
 
 
 @pytest.mark.parametrize(
