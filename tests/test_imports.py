@@ -8,10 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("twophase_kernels", "twophase", "twophase_features", "twophase_server", "twophase_tools", "twophase_labs")
-# What the engine still imports of its features; each goes when its door is there.
-UNTIL_ITS_DOOR = {
-    "twophase.cache.kv_cache": "windows.layer_groups",
-}
 
 
 def modules() -> dict[str, Path]:
@@ -49,14 +45,7 @@ def test_no_package_imports_one_above_it(floor):
     for module, path in MODULES.items():
         if module.partition(".")[0] == floor:
             wrong = {name for name in imports(path) if name.partition(".")[0] in above}
-            wrong -= {f"twophase_features.{name}" for name in UNTIL_ITS_DOOR.get(module, "").split()}
             assert not wrong, f"{module} imports {sorted(wrong)}"
-
-
-def test_a_feature_behind_its_door_is_no_longer_listed_here():
-    for module, names in UNTIL_ITS_DOOR.items():
-        gone = {f"twophase_features.{name}" for name in names.split()} - imports(MODULES[module])
-        assert not gone, f"{module} no longer imports {sorted(gone)}: take them from UNTIL_ITS_DOOR"
 
 
 def is_private(dotted: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -11,7 +11,6 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase.memory import GIB, ROW_ALIGNMENT_BYTES, SCALE_BYTES, kv_bytes_per_token
-from twophase_features.windows.layer_groups import LayerGroups
 
 KVFormat = Literal["none", "int8", "fp8_e4m3"]
 
@@ -102,6 +101,19 @@ def spec_from_option(
     return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
 
 
+@runtime_checkable
+class LayerPlaces(Protocol):
+    """Where layers of different kinds keep their K and V: `twophase_features.windows.layer_groups` makes one."""
+
+    @property
+    def num_groups(self) -> int: ...
+
+    @property
+    def places(self) -> Sequence[tuple[int, int]]:
+        """For each layer, its group and its place in a block of that group."""
+        ...
+
+
 class KVCache:
     """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed.
 
@@ -130,7 +142,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
         pin_memory: bool = False,
-        groups: LayerGroups | None = None,
+        groups: LayerPlaces | None = None,
     ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
