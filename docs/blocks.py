@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from twophase_features import pairs as features
+from docs import feature_grid
 from twophase_server import metric_families
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ READING: Mapping[str, str] = {
     "core/request": "what is asked for",
     "engine/engine": "`Engine.step`: schedule, run, sample, update, report",
     "scheduling/scheduler": "which requests take part in a step, and with how many tokens",
-    "scheduling/policies": "what goes first",
+    "scheduling/default_policy": "what goes first",
     "cache/block_pool": "which blocks are free, in use or cached",
     "cache/manager": "a sequence's block table: opened, grown, published, forked, freed",
     "cache/prefix_cache": "which blocks another prompt has filled already",
@@ -178,8 +178,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "step": step,
     "course": course,
     "reading": reading,
-    "refusals": features.refusals_as_markdown,
-    "features": features.as_markdown,
+    "refusals": feature_grid.refusals_as_markdown,
+    "features": feature_grid.as_markdown,
     "metrics": metric_families.as_markdown,
 }
 

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from twophase import LLM, SamplingParams
 from twophase.core.outputs import RequestOutput, StepTrace
-from twophase_features.named_policies import policy_from_text
+from twophase_features.policies.named import policy_from_text
 from twophase_labs.machine.pictures import draw_block_tables
 from twophase_tools.colours import EMPTY, INK, LINE
 from twophase_tools.load.pictures import SPAN_COLOURS, draw_lane_panels

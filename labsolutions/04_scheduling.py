@@ -9,7 +9,7 @@
 # %%
 import torch
 
-from twophase.scheduling.policies import PrefillFirstPolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.scheduling.real_engine import answer_and_prompts, pace, run_on_engine
 
 torch.set_num_threads(1)
@@ -274,7 +274,8 @@ place_pictures.draw_places(together, 4)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.scheduling.policies import ContinuousPolicy, DynamicPolicy, StaticPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy
 
 arrivals = [0, 0, 15, 21, 40, 42, 43, 44, 44, 45, 53, 54, 59, 61, 62, 62, 67, 68, 69, 70, 75, 75, 87, 88]
 wanted = [3, 3, 1, 2, 12, 6, 4, 4, 12, 6, 18, 18, 8, 2, 8, 2, 18, 8, 4, 4, 1, 6, 2, 4]
@@ -590,7 +591,7 @@ plt.show()
 # This is your policy in the engine, without the lines that admit requests from the queue:
 
 # %%
-from twophase.scheduling.policies import decodes_and_begun
+from twophase.scheduling.default_policy import decodes_and_begun
 from twophase_labs.kit.open_engine import show_source
 
 show_source(decodes_and_begun)
@@ -638,7 +639,7 @@ show_source(decodes_and_begun)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.scheduling.policies import RotatingPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
 from twophase_tools.load.pictures import draw_lane_panels
 
 costs = StepCost(step_s=0.010, prompt_token_s=0.001)
@@ -1399,7 +1400,8 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.scheduling.policies import FairPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.fair_shares import FairPolicy
 from twophase_labs.scheduling import tenants
 
 for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()}.items():
@@ -1569,7 +1571,8 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 # This is what the engine's own policies reach, and yours of 4.4:
 
 # %% tags=["setup"]
-from twophase.scheduling.policies import PrefillFirstPolicy, by_priority, decodes_and_begun, decodes_first
+from twophase.scheduling.default_policy import by_priority, decodes_and_begun, decodes_first
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.scheduling import challenge
 
 # %%

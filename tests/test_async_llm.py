@@ -22,7 +22,7 @@ from twophase.core.errors import (
     InvalidRequestError,
     QueueFullError,
 )
-from twophase_features.named_policies import policy_from_text
+from twophase_features.policies.named import policy_from_text
 
 TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -108,6 +108,13 @@ BOOKKEEPING_MUTANTS = [
     ("shared blocks are expected to come back", CACHE, "ref_counts[block_id] == 1 for", "ref_counts[block_id] > 0 for"),
     ("the copy of a shared block is forgotten", CACHE, "self.num_groups - self._must_copy_tail(table)\n        return max", "self.num_groups\n        return max"),
     ("new blocks stay findable as what they were", MANAGER, "        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n", ""),
+    # The most that a request holds
+    ("a window bounds nothing", CACHE, "if -(-num_tokens // self.block_size) > most:", "if False:"),
+    ("all groups see a window", CACHE, "self.sees_all.count(True) * whole", "self.sees_all.count(True) * in_window"),
+    ("all groups see all keys", CACHE, "self.sees_all.count(False) * in_window", "self.sees_all.count(False) * whole"),
+    ("blocks of one group are counted", CACHE, "return self.sees_all.count(True) * whole + ", "return "),
+    ("windows are shared", CACHE, "num_sinks + n * (most - num_sinks)", "most"),
+    ("sinks are not shared", CACHE, "num_sinks + n * (most - num_sinks)", "n * most"),
     # Reservations
     ("what is reserved counts as free", CACHE, "return self._pool.num_free - self._num_reserved", "return self._pool.num_free"),
     ("nothing is reserved", CACHE, "        table.num_reserved_tokens = num_tokens\n", ""),

@@ -9,8 +9,9 @@ from tests.engine.engines import check_idle, finish, make_engine, prompt_of, tok
 from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
+from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.core.plan import SampledToken
+from twophase_features.speculation import opening
 from twophase_features.windows.sliding_window import FREED
 
 WINDOW, NUM_SINKS, BLOCK_SIZE = 16, 3, 4
@@ -182,8 +183,8 @@ def check_landed(module, model) -> None:
 
 def check_cut(module, folder, expected) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "DraftModelDrafter", module.DraftModelDrafter)
-        patch.setattr(assembly, "open_draft_model", module.open_draft_model)
+        patch.setattr(opening, "DraftModelDrafter", module.DraftModelDrafter)
+        patch.setattr(opening, "open_draft_model", module.open_draft_model)
         test_guesses_are_what_the_model_says_after_the_cut_text(folder)
         test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again=12)
 
@@ -193,7 +194,7 @@ DRAFT_MODEL = "twophase_features.speculation.draft_model"
 
 @pytest.mark.mutants
 def test_landed_pages_that_are_trusted_are_noticed(tiny_model):
-    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "for block in plan.received:", "for block in ():")
+    mutant = Mutant("received pages are trusted", DRAFT_MODEL, "(*plan.loaded, *plan.received):", "plan.loaded:")
     KillTable.record(mutant, lambda module: check_landed(module, tiny_model))
 
 

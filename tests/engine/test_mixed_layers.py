@@ -11,7 +11,7 @@ from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase_features.named_policies import POLICIES
+from twophase_features.policies.named import POLICIES
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache

@@ -11,15 +11,11 @@ import pytest
 from tests.engine.engines import check_idle, prompt_of, tokens_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 LONGEST = 64

@@ -12,18 +12,14 @@ from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
 from twophase.core.plan import BlockCopy
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
 from twophase.scheduling.policy import Policy
 from twophase_features.offloading.host_memory import HostMemoryTier, PinnedBlocks
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((5, 19, 9, 14, 30))]
 PARAMS = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -59,7 +55,7 @@ def test_outputs_do_not_depend_on_the_policy(tiny_model, expected, policy, num_h
 
 
 def test_what_was_offloaded_comes_back_and_is_not_computed_again(tiny_model, expected):
-    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True})
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True, "num_blocks": 11})
     assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS)] == expected
     assert sum(step.blocks_offloaded for step in engine.trace) > 0
     assert sum(step.blocks_loaded for step in engine.trace) > 0
@@ -74,7 +70,7 @@ def test_what_was_offloaded_comes_back_and_is_not_computed_again(tiny_model, exp
 @pytest.mark.parametrize("call", ["save", "restore"])
 def test_a_fault_while_blocks_are_moved_costs_no_request(tiny_model, expected, call, caplog):
     """They are computed in place of being loaded, and the log says why."""
-    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True})
+    engine = make_engine(tiny_model, num_host_blocks=40, **PRESSURE | {"prefix_caching": True, "num_blocks": 11})
     blocks = engine._scheduler.cache.tier._blocks
 
     def faulty(moves):

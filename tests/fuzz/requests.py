@@ -19,13 +19,11 @@ from twophase.core.errors import TwophaseError
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 
 Logprobs = tuple[TokenLogprobs | None, ...] | None
 

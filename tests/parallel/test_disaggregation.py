@@ -14,9 +14,9 @@ from tests.parallel.two_engines import OPTIONS, TwoEngines
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
-from twophase.scheduling.policies import DynamicPolicy
 from twophase_features.parallel._protocol import Cancel, Done, Grant, Pages, Received, Submit
 from twophase_features.parallel._transfers import TransferClock
+from twophase_features.policies.request_level import DynamicPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LENGTHS = (1, 3, 4, 5, 16, 17, 40)  # below, at and above a block; over several chunks of 16

@@ -15,16 +15,14 @@ from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    FairPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
 from twophase_features.offloading.host_memory import HostMemoryTier
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DECODES_NEVER_WAIT = (

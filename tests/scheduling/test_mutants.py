@@ -9,23 +9,28 @@ import twophase.scheduling.ledger as ledger_module
 import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
-    test_admission,
     test_failures,
     test_ledger,
     test_pairs,
     test_policies,
     test_pressure,
     test_ranks,
+    test_request_validation,
     test_sequence,
     test_shares,
     test_timelines,
     test_ways_of_admission,
 )
+from tests.scheduling import test_what_policies_are_told as TOLD
 from tests.scheduling.harness import Harness
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
-USERS = (scheduler_module, ledger_module, queues_module, test_policies, test_shares, test_ways_of_admission)
+MUTATED = ("twophase.scheduling.", "twophase_features.policies.")
+USERS = (scheduler_module, ledger_module, queues_module, test_policies, test_shares, TOLD, test_ways_of_admission)
 
 
 def running(*tests):
@@ -38,9 +43,7 @@ def running(*tests):
             else:
                 for user in USERS:
                     for name, value in list(vars(user).items()):
-                        if getattr(value, "__module__", "").startswith("twophase.scheduling.") and hasattr(
-                            module, name
-                        ):
+                        if getattr(value, "__module__", "").startswith(MUTATED) and hasattr(module, name):
                             patch.setattr(user, name, getattr(module, name))
             for test in tests:
                 test()
@@ -54,19 +57,23 @@ def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "sched
     return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new, through), running(*tests), id=name)
 
 
+def policy_mutant(name: str, module: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, f"twophase_features.policies.{module}", old, new), running(*tests), id=name)
+
+
 def worst_case():
     for n, prompt_len, max_tokens in ((1, 4, 5), (2, 5, 6), (3, 5, 1)):
-        test_admission.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
+        test_request_validation.test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(
             n=n, prompt_len=prompt_len, max_tokens=max_tokens
         )
 
 
 def groups_of_layers():
     for case in ((30, 11, 1, 16), (30, 11, 2, 25)):
-        test_admission.test_the_worst_case_of_groups_of_layers(*case)
-    test_admission.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
-    test_admission.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
-    test_admission.test_a_prefill_leaves_the_others_what_they_were_promised()
+        test_request_validation.test_the_worst_case_of_groups_of_layers(*case)
+    test_request_validation.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
+    test_request_validation.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
+    test_request_validation.test_a_prefill_leaves_the_others_what_they_reserved()
     test_pressure.test_groups_of_layers_with_windows_and_without(24)
 
 
@@ -96,7 +103,7 @@ DRAFTING = test_pairs.TestDraftsTakeOnlyWhatIsLeft()
 
 def crowded_window():
     for order in ("prefills first", "decodes first"):
-        DRAFTING.test_of_the_blocks_that_no_prefill_was_promised(order)
+        DRAFTING.test_of_the_blocks_that_no_prefill_reserved(order)
 
 
 def reasons():
@@ -136,6 +143,7 @@ def learns():
 
 
 ROTATING, FAIR = test_shares.TestRotating(), test_shares.TestFair()
+ONE_FOR_SEVERAL = TOLD.TestOnePolicyForSeveralSchedulers()
 
 
 def fair_shares():
@@ -143,13 +151,6 @@ def fair_shares():
 
 
 MUTANTS = [
-    scheduler_mutant(
-        "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks\n",
-        "num_spare = self.cache.num_free_blocks\n",
-        crowded_window,
-        module="ledger",
-    ),
     scheduler_mutant(
         "drafts beyond the policy's tokens",
         "decodes, budget = [], self.budget",
@@ -162,10 +163,14 @@ MUTANTS = [
         "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
         "if False:",
         bad_priority,
-        module="admission",
+        module="request_validation",
     ),
     scheduler_mutant(
-        "any arrival is taken", "if not _is_time(request.arrival_s):", "if False:", bad_arrival, module="admission"
+        "any arrival is taken",
+        "if not _is_time(request.arrival_s):",
+        "if False:",
+        bad_arrival,
+        module="request_validation",
     ),
     scheduler_mutant(
         "a policy's wish for short steps is forgotten",
@@ -179,9 +184,10 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "drafts beyond the blocks",
-        "while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:",
-        "while False:",
+        "end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)",
+        "end = num_tokens + num_drafts",
         histories_with_drafts,
+        crowded_window,
         module="ledger",
     ),
     scheduler_mutant(
@@ -226,7 +232,10 @@ MUTANTS = [
         histories_with_drafts,
     ),
     scheduler_mutant(
-        "an end inside a run is overlooked", "run = run[: next(ends, room)]", "run = run[:room]", histories_with_drafts
+        "an end inside a run is overlooked",
+        "return tuple(tokens[: next(ends, room)])",
+        "return tuple(tokens[:room])",
+        histories_with_drafts,
     ),
     scheduler_mutant(
         "a run's tokens are lost but the last",
@@ -236,8 +245,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
-        "return self._num_to_grow + own",
+        "num_own - num_watermark",
+        "num_own",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="ledger",
     ),
@@ -250,19 +259,23 @@ MUTANTS = [
         ),
         module="step",
     ),
-    scheduler_mutant(
-        "decodes count against nothing",
-        "step.limit(max_tokens)",
-        "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))",
-        test_policies.test_chunked_keeps_every_step_short,
-        module="policies",
+    pytest.param(
+        Mutant(
+            "decodes count against nothing",
+            "twophase.scheduling.default_policy",
+            "step.limit(max_tokens)",
+            "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))",
+            through="twophase_features.policies.chunked_prefill",
+        ),
+        running(test_policies.test_chunked_keeps_every_step_short),
+        id="decodes count against nothing",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "the stall is unbounded",
+        "whole_prompts",
         "step.num_stalled_steps < self.max_stalled_steps",
         "True",
         test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
-        module="policies",
     ),
     scheduler_mutant(
         "stalled steps are not counted",
@@ -270,26 +283,26 @@ MUTANTS = [
         "0",
         test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
     ),
-    scheduler_mutant(
+    policy_mutant(
         "a batch takes newcomers",
+        "request_level",
         "        if step.running:\n            run_batch(step)\n        else:\n            start_batch",
         "        run_batch(step)\n        if True:\n            start_batch",
         test_policies.test_static_takes_nobody_until_the_last_is_done,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "the time-out is forgotten",
+        "request_level",
         "if is_full or step.now_s >= starts_s:",
         "if is_full:",
         test_policies.test_dynamic_waits_for_company_but_not_for_ever,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "deadlines ignore arrival",
+        "deadlines",
         "sequence.request.arrival_s + slo_s",
         "slo_s",
         test_policies.test_deadlines_go_by_the_clock_and_requests_without_one_come_last,
-        module="policies",
     ),
     scheduler_mutant(
         "a partial prefill samples",
@@ -345,8 +358,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "blocks leaked on abort",
-        "            self._close(sequence)\n        self._drop",
-        "            pass\n        self._drop",
+        "        if sequence.table is not None:\n            self.take_back(sequence)\n",
+        "        pass\n",
         aborts,
         module="ledger",
     ),
@@ -495,36 +508,22 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "room to grow in one group",
-        "num_growing(cache, sequence) * cache.num_groups if",
+        "num_growing(cache, sequence) * cache.num_blocks_at_most(1) if",
         "num_growing(cache, sequence) if",
         groups_of_layers,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
-        "a prefill takes what others were promised",
-        "num_blocks_at_once(table, whole, max(0, num_spare))",
-        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        "a prefill takes what was reserved for others",
+        "end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))",
+        "pass",
         groups_of_layers,
         module="ledger",
     ),
     scheduler_mutant(
-        "all groups see a window",
-        "None if is_full else window,",
-        "window,",
-        groups_of_layers,
-        module="admission",
-    ),
-    scheduler_mutant(
-        "blocks of one group are counted",
-        "num_needed += num_in_group",
-        "num_needed = num_in_group",
-        groups_of_layers,
-        module="admission",
-    ),
-    scheduler_mutant(
         "no room to grow kept",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks)",
+        "num_free_blocks - self._num_to_grow - num_own - num_watermark",
+        "num_free_blocks - num_watermark",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",
     ),
@@ -533,28 +532,28 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="growth",
+        module="admission",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "turns go by rank",
-        "lambda turn: turn[0].last_turn",
-        "lambda turn: turn[0].rank",
+        "round_robin",
+        "lambda candidate: self.turns.latest(candidate[0])",
+        "lambda candidate: candidate[0].rank",
         ROTATING.test_three_prompts_take_turns_of_two_a_step,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "newcomers take turns by age",
+        "round_robin",
         "is_closed = not step.admit(next(by_rank), self.chunk_tokens)",
         "is_closed = not step.admit(sequence, self.chunk_tokens)",
         ROTATING.test_newcomers_take_their_turns_by_rank,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "the small pass over the large",
+        "round_robin",
         "            elif not is_closed:\n",
         "            else:\n",
         ROTATING.test_one_that_does_not_fit_is_not_passed_over,
-        module="policies",
     ),
     scheduler_mutant(
         "a turn is no whole prompt",
@@ -563,142 +562,166 @@ MUTANTS = [
         ROTATING.test_without_chunks_a_turn_is_a_prompt,
         module="step",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "newcomers come first",
-        "        self._take_turn(sequence)\n        self._next_seq_id += 1\n",
-        "        self._next_seq_id += 1\n",
+        "round_robin",
+        "        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn\n            self.turns.take(sequence)\n",
+        "        pass\n",
         ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn,
     ),
+    policy_mutant(
+        "a preempted prompt goes behind the others",
+        "round_robin",
+        "if sequence.num_preemptions == 0:",
+        "if True:",
+        ROTATING.test_what_moves_a_sequence_behind_the_others,
+    ),
+    policy_mutant(
+        "a decode is a turn",
+        "round_robin",
+        "        if num_prefill_tokens:\n",
+        "        if True:\n",
+        ROTATING.test_what_moves_a_sequence_behind_the_others,
+    ),
+    policy_mutant(
+        "turns are kept when their sequences are gone",
+        "round_robin",
+        "self._latest.pop(sequence.seq_id, None)",
+        "pass",
+        ROTATING.test_turns_are_forgotten_with_their_sequences,
+    ),
     scheduler_mutant(
+        "two schedulers share a policy's counters",
+        "self._policy = policy.fresh()",
+        "self._policy = policy",
+        lambda: ONE_FOR_SEVERAL.test_each_scheduler_has_counters_of_its_own(FairPolicy()),
+    ),
+    scheduler_mutant(
+        "a decode is told as a prefill",
+        "0 if sequence.is_decoding else len(chunk.token_ids)",
+        "len(chunk.token_ids)",
+        TOLD.test_a_prompt_in_chunks_and_its_completions,
+    ),
+    scheduler_mutant(
+        "an error of a policy loses the rest of a step",
+        "        self._ended.append(sequence)\n",
+        "        self.policy.note_ended(sequence)\n",
+        TOLD.test_an_error_of_a_note_leaves_nothing_half_done,
+    ),
+    scheduler_mutant(
+        "an end is told of no sequence that was ended from outside",
+        "        self._note_length(sequence, reason)\n        self._tell_ends()\n",
+        "        self._note_length(sequence, reason)\n",
+        lambda: TOLD.test_a_sequence_that_is_ended_while_it_waits("aborted"),
+    ),
+    scheduler_mutant(
+        "a preempted sequence is not told",
+        "        self._queues.preempt(victim)\n        self.policy.note_waiting(victim)\n",
+        "        self._queues.preempt(victim)\n",
+        TOLD.test_a_preempted_sequence_waits_again_and_its_tokens_are_prefilled_again,
+    ),
+    policy_mutant(
         "the tenant served most is next",
+        "fair_shares",
         "tenant = min(of_tenant, key",
         "tenant = max(of_tenant, key",
         fair_shares,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "a tenant's next one passes over another's",
-        "            if not step.admit(of_tenant[tenant].popleft()):\n                return\n",
-        "            step.admit(of_tenant[tenant].popleft())\n",
+        "fair_shares",
+        "            if not self._admit(step, of_tenant[tenant].popleft()):\n                return\n",
+        "            self._admit(step, of_tenant[tenant].popleft())\n",
         FAIR.test_a_request_that_does_not_fit_is_not_passed_over,
-        module="policies",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "idleness is saved up",
+        "fair_shares",
         "self._counters[tenant] = max(self[tenant], least)",
         "pass",
         FAIR.test_idleness_is_not_saved_up,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "a counter falls",
+        "fair_shares",
         "max(self[tenant], least)",
         "least",
         FAIR.test_a_counter_never_falls,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "nobody is the measure of an empty queue",
+        "fair_shares",
         "default=self[self._last]",
         "default=0",
         FAIR.test_after_an_empty_queue_the_last_who_waited_is_the_measure,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "what was found is charged",
-        "+= sequence.num_prompt_tokens - sequence.num_cached_tokens",
-        "+= sequence.num_prompt_tokens",
+        "fair_shares",
+        "sequence.num_prompt_tokens - sequence.num_cached_tokens",
+        "sequence.num_prompt_tokens",
         FAIR.test_only_what_is_computed_is_charged_and_only_once,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "preempted prompts are charged again",
-        "        if sequence.num_preemptions == 0:\n            self._counters[sequence",
-        "        if True:\n            self._counters[sequence",
+        "fair_shares",
+        "        if sequence.num_preemptions == 0:\n            self.counters.charge(",
+        "        if True:\n            self.counters.charge(",
         FAIR.test_only_what_is_computed_is_charged_and_only_once,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "output is free",
-        "self._counters[sequence.request.tenant] += OUTPUT_WEIGHT * num_tokens",
+        "fair_shares",
+        "self.counters.charge(sequence.request.tenant, OUTPUT_WEIGHT * num_output_tokens)",
         "pass",
         FAIR.test_only_what_is_computed_is_charged_and_only_once,
-        module="tenants",
     ),
-    scheduler_mutant(
+    policy_mutant(
         "whoever waited once waits for ever",
-        "            del self._num_waiting[tenant]\n",
-        "            pass\n",
+        "fair_shares",
+        "                del self._waiting[tenant]\n",
+        "                pass\n",
         FAIR.test_the_queue_of_tenants_follows_the_queue,
-        module="tenants",
     ),
     scheduler_mutant(
         "the worst case is one token short",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens - 2)",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the worst case counts the token that is never written",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens)",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "completions that will part count as one",
-        "return sequence.num_completions * num_of_one",
-        "return num_of_one",
+        "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if",
+        "return cache.num_blocks_at_most(num_beyond) if",
         WAYS.test_reserve_counts_each_completion,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the block that completions share is not copied",
         "- num_now // cache.block_size",
         "- -(-num_now // cache.block_size)",
         WAYS.test_reserve_counts_each_completion,
-        module="growth",
-    ),
-    scheduler_mutant(
-        "a window bounds nothing",
-        "min(num_each, cache.window.max_blocks(cache.block_size))",
-        "num_each",
-        WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
-        module="growth",
-    ),
-    scheduler_mutant(
-        "completions hold a window in all groups",
-        "cache.sees_all.count(True) * num_each",
-        "cache.sees_all.count(True) * in_window",
-        groups_reserved,
-        module="growth",
-    ),
-    scheduler_mutant(
-        "completions hold all keys in all groups",
-        "cache.sees_all.count(False) * in_window",
-        "cache.sees_all.count(False) * num_each",
-        groups_reserved,
-        module="growth",
-    ),
-    scheduler_mutant(
-        "the worst case is that of one group",
-        "num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window",
-        "num_of_one = in_window",
-        groups_reserved,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "what is taken at once is reserved besides",
-        "else num_to_come - cache.num_blocks_to_come(table, num_now)",
-        "else num_to_come",
+        "else num_needed - cache.num_blocks_needed(table, num_now)",
+        "else num_needed",
         exact_worst_case,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
-        "own = 0 if is_owner else self._growth(sequence, table)",
-        "own = 0",
+        "num_own = 0 if is_owner else self._growth(sequence, table)",
+        "num_own = 0",
         exact_worst_case,
         module="ledger",
     ),
@@ -711,8 +734,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the counts outlive what they count",
-        "        self._num_to_grow = None\n        self._num_promised = 0\n",
-        "        self._num_promised = 0\n",
+        "        self.drafting = []\n        self._num_to_grow = None\n",
+        "        self.drafting = []\n",
         WAYS.test_what_one_gives_back_another_may_have,
         module="ledger",
     ),
@@ -721,28 +744,28 @@ MUTANTS = [
         "before = max_tokens if self.mean is None else self.mean",
         "before = num_tokens if self.mean is None else self.mean",
         ESTIMATE.test_the_average_by_hand,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "the estimate never forgets",
         "DECAY * before + (1 - self.DECAY) * num_tokens",
         "DECAY * before + (1 - self.DECAY) * before",
         learns,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "more is expected than is allowed",
         "min(max_tokens, math.ceil(self.mean))",
         "math.ceil(self.mean)",
         ESTIMATE.test_the_average_by_hand,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "one that outlives the estimate is left nothing",
         "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
         "return num_blocks_up_to(cache, sequence, table, num_tokens)",
         ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
-        module="growth",
+        module="admission",
     ),
     scheduler_mutant(
         "aborted ones teach lengths",
@@ -758,7 +781,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if len(self._owners) == is_owner:\n            return 0\n",
+        "        if len(self._owners) == is_owner:\n            return self.cache.num_free_blocks\n",
         "",
         worst_case,
         module="ledger",
@@ -780,12 +803,12 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "a prompt may fill the context",
-            "twophase.scheduling.admission",
+            "twophase.scheduling.request_validation",
             "num_prompt_tokens >= config",
             "num_prompt_tokens > config",
         ),
         running(
-            lambda: test_admission.test_refusals_state_rule_and_numbers(
+            lambda: test_request_validation.test_refusals_state_rule_and_numbers(
                 {"prompt": 20}, {"max_model_len": 20}, "at most 19"
             )
         ),
@@ -794,7 +817,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "the last token is given a slot",
-            "twophase.scheduling.admission",
+            "twophase.scheduling.request_validation",
             "max_model_len) - 1\n",
             "max_model_len)\n",
         ),
@@ -804,9 +827,9 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "forks are not counted",
-            "twophase.scheduling.admission",
-            "most = num_shared + n * (",
-            "most = num_shared + (",
+            "twophase.scheduling.request_validation",
+            "cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)",
+            "cache.num_blocks_at_most(num_slots, num_prompt_tokens)",
         ),
         running(worst_case),
         id="forks are not counted",
@@ -814,7 +837,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "high priorities wait",
-            "twophase.scheduling.policies",
+            "twophase.scheduling.default_policy",
             "(request.priority, sequence",
             "(-request.priority, sequence",
         ),
@@ -824,7 +847,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "last come first served",
-            "twophase.scheduling.policies",
+            "twophase.scheduling.default_policy",
             "(request.priority, sequence.",
             "(request.priority, -sequence.",
         ),

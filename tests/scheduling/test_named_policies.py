@@ -6,8 +6,10 @@ import re
 import pytest
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
-from twophase_features.named_policies import POLICIES, policy_from_text, usage
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.named import POLICIES, policy_from_text, usage
+from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.cli.engine_options import POLICY_HELP
 from twophase_tools.cli.main import main
 
@@ -37,7 +39,7 @@ def test_every_policy_is_made_as_its_usage_says(name):
         ("chunked", r"needs max_tokens: write chunked:max_tokens=N"),
         ("chunked:size=3", r"has no parameter 'size'"),
         ("chunked:max_tokens=many", r"must be a number of at most 1e\+09, got 'many'"),
-        ("chunked:max_tokens=0", r"at least 1, got 0"),
+        ("chunked:max_tokens=0", r"max_tokens must be a whole number >= 1, got 0"),
         ("chunked:max_tokens", r"must be a number of at most 1e\+09, got ''"),
         ("", r"no policy is called ''"),
     ],

@@ -4,11 +4,9 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_policies import Learners
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    DeadlinePolicy,
-    PrefillFirstPolicy,
-)
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -88,7 +86,7 @@ class TestDraftsTakeOnlyWhatIsLeft:
         assert harness.num_accepted > 0
 
     @pytest.mark.parametrize("order", ["prefills first", "decodes first"])
-    def test_of_the_blocks_that_no_prefill_was_promised(self, order):
+    def test_of_the_blocks_that_no_prefill_reserved(self, order):
         """b computes a long prompt through a window, block after block; a's accepted drafts leave it what it needs."""
 
         def plan(step):

@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -135,7 +131,7 @@ def play(seed: int, num_requests: int, disturbed: float, max_tokens=(1, 5, 12, 2
     while num_added < num_requests or harness.scheduler.has_unfinished:
         while num_added < num_requests and len(harness.scheduler.sequences) < 12 and rng.random() < 0.7:
             num_added += 1
-            with suppress(InvalidRequestError):  # test_admission.py looks into those
+            with suppress(InvalidRequestError):  # test_request_validation.py looks into those
                 harness.add(random_request(rng, f"r{num_added}", harness.step_no, max_tokens))
         if rng.random() < disturbed:
             disturber.step()

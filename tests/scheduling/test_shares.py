@@ -7,8 +7,10 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import ChunkedPrefillPolicy, FairPolicy, RotatingPolicy
-from twophase.scheduling.tenants import OUTPUT_WEIGHT
+from twophase.scheduling.sequence import Sequence
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.fair_shares import OUTPUT_WEIGHT, FairPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
 
 
 def chunks_of(harness: Harness, name: str) -> list[tuple[int, int]]:
@@ -94,15 +96,36 @@ class TestRotating:
         harness.run().check_outputs()
         assert [who for _, who, _ in harness.log] == ["a", "b", "a", "b"]
 
+    def test_what_moves_a_sequence_behind_the_others(self):
+        """It comes, or a chunk of its prompt is computed; not a preemption, and no decode."""
+        policy = RotatingPolicy(4)
+        a, b = (Sequence.of_request(i, make_request("ab"[i], 9), max_model_len=64) for i in range(2))
+        for sequence in (a, b):
+            policy.note_waiting(sequence)
+        assert policy.turns.latest(a) < policy.turns.latest(b)
+        a.num_preemptions = 1
+        policy.note_waiting(a)
+        policy.note_computed(a, 0, 1)
+        assert policy.turns.latest(a) < policy.turns.latest(b)
+        policy.note_computed(a, 4, 0)
+        assert policy.turns.latest(a) > policy.turns.latest(b)
+
+    def test_turns_are_forgotten_with_their_sequences(self):
+        harness = Harness(policy=RotatingPolicy(4), num_blocks=6, prefix_caching=False)
+        harness.add(*(make_request(name, 6, 9) for name in "abc"))
+        harness.run().check_outputs()
+        assert harness.preempted
+        assert harness.scheduler.policy.turns._latest == {}
+
     @pytest.mark.parametrize("options", [{"chunk_tokens": 0}, {"chunk_tokens": 4, "max_tokens": 0}])
     def test_numbers_that_make_no_sense(self, options):
-        with pytest.raises(ConfigError, match="must be at least 1, got 0"):
+        with pytest.raises(ConfigError, match=r"must be a whole number >= 1(, or None)?, got 0"):
             RotatingPolicy(**options)
 
 
 class TestFair:
     def served(self, harness: Harness, *tenants: str) -> list[int]:
-        return [harness.scheduler._queues.tenants[tenant] for tenant in tenants]
+        return [harness.scheduler.policy.counters[tenant] for tenant in tenants]
 
     def waiting(self, harness: Harness) -> set[str]:
         return {sequence.request.tenant for sequence in harness.scheduler._queues.waiting}
@@ -180,7 +203,7 @@ class TestFair:
         harness.run()
         before = self.served(harness, "a")
         harness.add(make_request("b0", 4, 8, tenant="b"))
-        harness.scheduler._queues.tenants._counters["b"] = 3  # a tenant who waits and was served less
+        harness.scheduler.policy.counters._counters["b"] = 3  # a tenant who waits and was served less
         harness.add(make_request("a1", 4, 8, tenant="a"))
         assert self.served(harness, "a") == before
 
@@ -201,14 +224,14 @@ class TestFair:
     def test_the_queue_of_tenants_follows_the_queue(self):
         """Whoever ends while it waits, waits no more."""
         harness = Harness(policy=FairPolicy(), max_num_seqs=1)
-        tenants = harness.scheduler._queues.tenants
+        waiting = harness.scheduler.policy.counters._waiting
         harness.add(*(make_request(name, 3, 9, tenant=name) for name in "abc"))
         harness.step()
-        assert set(tenants._num_waiting) == {"b", "c"}
+        assert set(waiting) == {"b", "c"}
         harness.take(harness.scheduler.abort("b"))
-        assert set(tenants._num_waiting) == {"c"}
+        assert set(waiting) == {"c"}
         harness.run()
-        assert tenants._num_waiting == {}
+        assert waiting == {}
 
     def test_within_a_tenant_priority_decides(self):
         harness = Harness(policy=FairPolicy(), max_num_seqs=1, prefix_caching=False)
@@ -226,5 +249,5 @@ class TestFair:
         assert next(name for name, _ in harness.ends) == "a0"
 
     def test_numbers_that_make_no_sense(self):
-        with pytest.raises(ConfigError, match="max_tokens must be at least 1, got 0"):
+        with pytest.raises(ConfigError, match="max_tokens must be a whole number >= 1, or None, got 0"):
             FairPolicy(max_tokens=0)

@@ -2,5 +2,5 @@
 
 Public, the bookkeeping, in pure Python without torch: `allocator` and `tier` (the doors), `manager`, `block_pool`,
 `block_table`, `prefix_cache`.
-Public, the tensors: `kv_cache`, `memory` (how many bytes there are). Import each by name.
+Public, the tensors: `kv_cache`. Import each by name.
 """

@@ -1,6 +1,5 @@
 """Which sequences run, and which blocks they have; no tensors.
 
-Public: `scheduler`, `config`, `sequence`, `admission` (validation of requests), `policy`, `policies`,
-`step` (one being planned), `ledger` (of blocks), `growth` (what admission leaves them), `tenants` (what they were
-served).
+Public: `scheduler`, `config`, `sequence`, `request_validation`, `policy`, `default_policy`, `step` (one being planned),
+`ledger` (of blocks), `admission` (what it leaves them).
 """

@@ -7,7 +7,6 @@ from typing import final
 from sortedcontainers import SortedKeyList
 
 from twophase.scheduling.sequence import Sequence, SequenceStatus
-from twophase.scheduling.tenants import TenantCounters
 
 _RANK = attrgetter("rank")
 
@@ -22,7 +21,6 @@ class SequenceQueues:
         preempted: Ids of those that lost their blocks and that no plan has told of yet.
         expected: Sequences whose prompt is computed elsewhere, without blocks, by rank.
         arriving: Those among them that have blocks and a place; the K and V are on their way.
-        tenants: What each tenant was served.
     """
 
     def __init__(self) -> None:
@@ -31,13 +29,12 @@ class SequenceQueues:
         self.preempted: list[int] = []
         self.expected: list[Sequence] = []
         self.arriving: list[Sequence] = []
-        self.tenants = TenantCounters()
 
     def add(self, sequence: Sequence, is_prefilled_elsewhere: bool) -> None:
         if is_prefilled_elsewhere:
             bisect.insort(self.expected, sequence, key=_RANK)
         else:
-            self._wait(sequence)
+            self.waiting.add(sequence)
 
     def arrive(self, sequence: Sequence) -> None:
         """An expected sequence has blocks, to be filled from elsewhere."""
@@ -50,12 +47,11 @@ class SequenceQueues:
         self.remove(sequence)
         if sequence.status is SequenceStatus.ARRIVING:
             sequence.become(SequenceStatus.WAITING)
-        self._wait(sequence)
+        self.waiting.add(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """A waiting sequence was let in, or the K and V of an arriving one are there."""
         self.remove(sequence)
-        self.tenants.charge_prompt(sequence)
         self.run(sequence)
 
     def run(self, sequence: Sequence) -> None:
@@ -68,7 +64,7 @@ class SequenceQueues:
         self.remove(victim)
         victim.become(SequenceStatus.PREEMPTED)
         victim.num_preemptions += 1
-        self._wait(victim)
+        self.waiting.add(victim)
         self.preempted.append(victim.seq_id)
 
     def remove(self, sequence: Sequence) -> None:
@@ -77,9 +73,3 @@ class SequenceQueues:
         with_blocks = {SequenceStatus.RUNNING: self.running, SequenceStatus.ARRIVING: self.arriving}
         queue = with_blocks.get(sequence.status, waits_in)
         queue.remove(sequence)
-        if queue is self.waiting:
-            self.tenants.end_waiting(sequence)
-
-    def _wait(self, sequence: Sequence) -> None:
-        self.waiting.add(sequence)
-        self.tenants.begin_waiting(sequence)

@@ -1,107 +1,92 @@
-"""Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
+"""What sequences with blocks may still take: how much of the pool an admission leaves them, by one of three rules."""
 
-import bisect
 import math
-from numbers import Real
-from typing import Any
+from collections.abc import Callable
+from typing import final
 
-from twophase.cache.allocator import KVAllocator
-from twophase.core.errors import InvalidRequestError, prompt_too_long
-from twophase.core.request import Request
+from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policy import Policy
 from twophase.scheduling.sequence import Sequence
 
 
-def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator) -> None:
-    """Raises InvalidRequestError naming the rule, both values and what to change."""
-    num_prompt_tokens = len(request.prompt_token_ids)
-    params = request.sampling_params
-    if not _is_time(request.arrival_s):
-        raise InvalidRequestError(
-            f"arrival_s must be a finite number, for policies plan by it, got {request.arrival_s!r:.50}; leave it out "
-            f"for a request that comes now."
-        )
-    if num_prompt_tokens == 0:
-        raise InvalidRequestError("the prompt must have at least one token, got none.")
-    if num_prompt_tokens >= config.max_model_len:
-        raise prompt_too_long(f"{num_prompt_tokens} tokens", config.max_model_len)
-    if params.n > config.max_num_seqs:
-        raise InvalidRequestError(
-            f"n completions run together, so n must be at most max_num_seqs={config.max_num_seqs}, got n={params.n}; "
-            f"lower n, send several requests, or raise max_num_seqs."
-        )
-    if not config.enable_chunked_prefill and num_prompt_tokens > config.max_num_batched_tokens:
-        raise InvalidRequestError(
-            f"without chunked prefill a prompt must fit one step, max_num_batched_tokens="
-            f"{config.max_num_batched_tokens}, got {num_prompt_tokens} tokens; set enable_chunked_prefill=True, raise "
-            f"max_num_batched_tokens or shorten the prompt."
-        )
-    num_needed = num_blocks_at_most(num_prompt_tokens, params.max_tokens, params.n, config, cache)
-    if num_needed > cache.num_blocks:
-        raise InvalidRequestError(
-            f"the request may need {num_needed} KV blocks of {cache.block_size} tokens (prompt {num_prompt_tokens}, "
-            f"max_tokens {params.max_tokens}, max_model_len {config.max_model_len}, n {params.n}{cache.description}), "
-            f"and the pool has {cache.num_blocks}; lower max_tokens or n, shorten the prompt, or raise num_kv_blocks."
-        )
+@final
+class OutputLengths:
+    """How many tokens a completion is expected to have: an exponential moving average over those that have ended.
 
+    After a completion of `x` tokens, `mean` becomes DECAY * mean + (1 - DECAY) * x: the last ten have two thirds of the
+    weight. It starts from the worst case, with the most tokens that the first completion to end was allowed; until
+    then, every completion is expected to be as long as it may get. So an engine begins as careful as 'reserve', and the
+    completions that end first, which are the short ones, do not make it careless at once.
 
-def num_blocks_at_most(
-    num_prompt_tokens: int, max_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator
-) -> int:
-    """Blocks that the n completions of a request come to hold together when each is as long as it may get.
-
-    The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
-    prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
+    Attributes:
+        mean: Tokens; None before the first end.
     """
-    num_slots = min(num_prompt_tokens + max_tokens, config.max_model_len) - 1
-    if num_slots == num_prompt_tokens:
-        n = 1  # one token each: nothing is written after the fork
-    num_blocks = cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)
-    if config.enable_chunked_prefill:
-        return num_blocks
-    num_of_prompt = -(-num_prompt_tokens // cache.block_size) * cache.num_blocks_at_most(1)
-    return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window gives any back
+
+    DECAY = 0.9
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+
+    def note(self, num_tokens: int, max_tokens: int) -> None:
+        """A completion ended by itself after so many of the tokens that it was allowed."""
+        before = max_tokens if self.mean is None else self.mean
+        self.mean = self.DECAY * before + (1 - self.DECAY) * num_tokens
+
+    def expected(self, max_tokens: int) -> int:
+        """Of a completion that is allowed so many."""
+        return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator) -> int:
-    """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
-
-    def does_not_fit(max_tokens: int) -> bool:
-        return num_blocks_at_most(num_prompt_tokens, max_tokens, n, config, cache) > cache.num_blocks
-
-    most = max(1, config.max_model_len - num_prompt_tokens)
-    return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
+# Free blocks that a newcomer leaves to a sequence beside those that it has, or takes or reserves when it is admitted.
+# Given the sequence, and its table or one that was opened for it. Completions that have not parted yet count all.
+Growth = Callable[[Sequence, KVTable], int]
 
 
-def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
+def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLengths) -> Growth:
+    """As `config.admission` says; `lengths` is what 'estimate' goes by.
 
-    Raises:
-        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+    For 'reserve' the sum over all sequences is never more than what is free, and it falls by one with each block that
+    one of them takes. So every decode finds its block, and nothing is ever preempted for want of one.
     """
-    request_id = sequence.request.request_id
-    try:
-        rank = policy.rank(sequence)
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
-        raise InvalidRequestError(
-            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
-            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
-        )
-    return rank
+
+    def one_block_each(sequence: Sequence, table: KVTable) -> int:
+        return num_growing(cache, sequence) * cache.num_blocks_at_most(1) if config.reserve_growth else 0
+
+    def worst_case(sequence: Sequence, table: KVTable) -> int:
+        return num_blocks_up_to(cache, sequence, table, sequence.max_num_tokens - 1)
+
+    def expected(sequence: Sequence, table: KVTable) -> int:
+        # One that outlived the estimate is expected to go on, so it is left what the optimistic would leave it.
+        num_output = lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
+        num_tokens = sequence.num_prompt_tokens + num_output - 1
+        return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))
+
+    return {"optimistic": one_block_each, "reserve": worst_case, "estimate": expected}[config.admission]
 
 
-def _is_time(value: object) -> bool:
-    """A number of seconds that may be added to others."""
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
+def num_growing(cache: KVAllocator, sequence: Sequence) -> int:
+    """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is admitted."""
+    num_tokens = len(sequence.token_ids)
+    num_slots = -(-num_tokens // cache.block_size) * cache.block_size
+    may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+    if not may_grow and sequence.table is not None and sequence.is_decoding:
+        # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
+        may_grow = cache.num_blocks_needed(sequence.table, num_tokens) > 0
+    return sequence.num_completions if may_grow else 0
 
 
-def _sorts(value: object) -> bool:
-    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
+def num_blocks_up_to(cache: KVAllocator, sequence: Sequence, table: KVTable, num_tokens: int) -> int:
+    """Blocks that its completions take at most until each has `num_tokens` tokens in the cache, beyond those for the
+    tokens that it has.
+
+    Worked example, block size 4: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each copies the
+    second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that share a block
+    need not copy it.)
+    """
+    num_now = len(sequence.token_ids)
+    if sequence.num_completions > 1:
+        num_beyond = num_tokens - num_now // cache.block_size * cache.block_size  # the full blocks stay shared
+        return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if num_tokens > num_now else 0
+    num_now = max(num_now, table.num_tokens)
+    num_needed = cache.num_blocks_needed(table, max(num_tokens, num_now))
+    return num_needed if sequence.is_decoding else num_needed - cache.num_blocks_needed(table, num_now)

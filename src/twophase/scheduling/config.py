@@ -7,23 +7,23 @@ from twophase.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence. The rules of single options are `EngineConfig`'s.
+    """Limits on one step and on one sequence. `EngineConfig` checks each option by itself; here they must fit together.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
         max_num_batched_tokens: Tokens computed in one step, at least `max_num_seqs`: every running sequence can then
             decode in every step, and a prefill never waits for the decodes to end.
         max_model_len: Prompt and output tokens of one sequence together.
-        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and
-            one that does not fit beside the running decodes holds up the queue until they end.
-        admission: What letting a request in leaves to those that run, and to itself, to grow into. 'optimistic': a
-            block each (of each group of layers), and whoever then finds none makes the last one give up its own.
-            'reserve': the worst case, prompt and `max_tokens`, so that none is ever preempted for want of a block.
-            'estimate': as many as for an output as long as those that ended (growth.OutputLengths), and a block each
-            beyond it.
-        reserve_growth: Of 'optimistic' and 'estimate': that block for each sequence that may outgrow its last one, so
-            that none is preempted right after someone was let in. Off, a crowded pool thrashes; see lab 4.
-        watermark: Besides, admission leaves this share of the pool free, in [0, 1). None running: it need not.
+        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and a
+            prompt that does not fit beside the running decodes holds up the queue until they end.
+        admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
+            'optimistic': one block for each sequence (in each group of layers); a sequence that later finds no free
+            block preempts the sequence of worst rank. 'reserve': the worst case, prompt and `max_tokens`, so that no
+            sequence is preempted for want of a block. 'estimate': the blocks of an output of the average length so far
+            (`admission.OutputLengths`); one block more for a sequence that is longer already.
+        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block, so that no sequence is preempted right
+            after an admission. Without it a crowded pool thrashes; see lab 4.
+        watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
 
     Raises:
         ConfigError: The token budget is below `max_num_seqs`.

@@ -12,9 +12,9 @@ from twophase.scheduling.sequence import Sequence
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    Blocks, sequence places (one for each completion, `max_num_seqs` in all) and the token budget are kept whatever a
-    policy asks for: a move that does not fit plans less, or nothing, and says so. One that makes no sense (the same
-    sequence twice, a decode of a prefill) raises PolicyError.
+    A step keeps to the blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget,
+    whatever a policy asks for: a move that does not fit plans less, or nothing, and says so. A move that makes no sense
+    (the same sequence twice, a decode of a prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
@@ -31,7 +31,7 @@ class Step(Protocol):
 
     @property
     def num_free_places(self) -> int:
-        """Sequences that may still be let in."""
+        """Completions that may still be admitted."""
         ...
 
     @property
@@ -49,20 +49,17 @@ class Step(Protocol):
 
     @property
     def waiting(self) -> Iterator[Sequence]:
-        """The waiting sequences, best rank first; those let in meanwhile are passed over."""
-        ...
-
-    def served(self, tenant: str) -> int:
-        """A tenant's counter: see `TenantCounters`."""
+        """The waiting sequences, best rank first; sequences admitted meanwhile are passed over."""
         ...
 
     def refusal_of(self, sequence: Sequence) -> Refusal:
-        """Why a waiting sequence is not let in by this step so far; POLICY if it was not asked for."""
+        """Why this step has not admitted a waiting sequence so far; POLICY if the policy did not ask for it."""
         ...
 
     def decode(self, sequence: Sequence) -> bool:
-        """Plan a decoding sequence's next token. When it finds no block, running ones of worst rank, not planned yet,
-        are preempted; False if it was itself the worst (now or before), or if the budget is used up."""
+        """Plan a decoding sequence's next token. When no block is free for it, the running sequences of worst rank that
+        are not planned yet are preempted; False if the sequence was itself the worst (now or before), or if the budget
+        is used up."""
         ...
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
@@ -71,12 +68,12 @@ class Step(Protocol):
         ...
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Let a waiting sequence in and plan its first chunk; returns its tokens, 0 if it was refused (see
-        `refusal_of`).
+        """Admit a waiting sequence and plan its first chunk; returns the chunk's tokens, 0 if the sequence was refused
+        (see `refusal_of`).
 
         Args:
-            max_tokens: Of the chunk.
-            whole: All of its prompt in this step, or not at all (unless it exceeds the budget of any step).
+            max_tokens: The most tokens of the chunk.
+            whole: Plan the whole prompt in this step, or do not admit it (unless it exceeds the budget of any step).
         """
         ...
 
@@ -93,8 +90,13 @@ class Step(Protocol):
 class Policy(abc.ABC):
     """Which sequence goes first, and what goes into a step. Implementations are final.
 
-    One order decides which sequence is let in next (smallest rank) and which is preempted (largest): so none is
-    preempted for another that would then be the next victim.
+    One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
+    (largest rank). So no sequence is preempted for another that would then be the next victim.
+
+    A policy learns what it admitted from its own moves, and is told the rest by `note_waiting`, `note_computed` and
+    `note_ended`, which do nothing here. A policy that counts in them keeps the counters itself, and returns a copy with
+    new counters from `fresh`: `twophase_features.policies.round_robin` is an example. An error in one of them is not
+    caught, and the tokens of the step are lost.
     """
 
     def __repr__(self) -> str:
@@ -108,3 +110,26 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def plan(self, step: Step) -> None:
         """Plan one step. Planning nothing while something is unfinished is an error, but for `step.wait_until`."""
+
+    def fresh(self) -> "Policy":
+        """The policy as one scheduler uses it, asked for when the scheduler gets it: the same object, if it counts
+        nothing; otherwise a copy with new counters, so that several engines can be given one policy."""
+        return self
+
+    def note_waiting(self, sequence: Sequence) -> None:
+        """A sequence joins the waiting queue: it is new, or was preempted (`num_preemptions` tells)."""
+        return
+
+    def note_computed(self, sequence: Sequence, num_prefill_tokens: int, num_output_tokens: int) -> None:
+        """A sequence's chunk has been computed; called before the sequence changes.
+
+        Args:
+            num_prefill_tokens: Tokens of a prefill's chunk, output tokens among them after a preemption; 0 for a
+                decode.
+            num_output_tokens: Tokens that the sequence gets, for all completions that it stands for.
+        """
+        return
+
+    def note_ended(self, sequence: Sequence) -> None:
+        """A sequence has ended, whether it ran or waited; an aborted or failed one too."""
+        return

@@ -17,11 +17,11 @@ from twophase.core.outputs import FinishReason
 from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
-from twophase.scheduling.admission import check_request, max_new_tokens, usable_rank
 from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.ledger import BlockLedger, Refusal
-from twophase.scheduling.policies import PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase.scheduling.request_validation import check_request, max_new_tokens, usable_rank
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
@@ -59,7 +59,7 @@ class SequenceUpdate(NamedTuple):
 class Scheduler:
     """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
 
-    What goes into a step is the policy's decision (policies.py); step.py keeps the token budget and preempts, and
+    What goes into a step is the policy's decision (policy.py); step.py keeps the token budget and preempts, and
     ledger.py has the blocks and places.
     By default each step has one token of every decoding sequence, then the prefills already begun, then new ones, as
     the token budget, the places and the blocks allow. So a decode never waits for a prefill, and as the budget is at
@@ -67,6 +67,8 @@ class Scheduler:
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
+        policy: `Policy.fresh` of the policy that was given or assigned. Sequences that wait keep the rank that an
+            earlier policy gave them.
         ledger: Of blocks and places. Others may only `hold` and `release`.
         refusal: Why the first of the waiting sequences was not let in by the latest plan; None if none waited.
     """
@@ -74,7 +76,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy | None = None) -> None:
         self.cache = cache
         self.ledger = BlockLedger(config, cache)
-        self.policy: Policy = policy or PriorityPolicy()
+        self.policy = policy or PriorityPolicy()
         self.refusal: Refusal | None = None
         self.sequences: dict[int, Sequence] = {}
         self._seq_ids_of: dict[str, list[int]] = {}  # request id -> its unfinished sequences
@@ -83,7 +85,15 @@ class Scheduler:
         self._plan: StepPlan | None = None  # handed out, not confirmed
         self._step: StepBuilder | None = None  # what it was made with
         self._num_stalled_steps = 0
-        self._num_turns = 0  # chunks of prompts computed, and requests added
+        self._ended: list[Sequence] = []  # the policy has not been told of their end yet
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy.fresh()
 
     @property
     def config(self) -> SchedulerConfig:
@@ -128,7 +138,8 @@ class Scheduler:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
         sequence.rank = usable_rank(self.policy, sequence)
-        self._take_turn(sequence)
+        if not is_prefilled_elsewhere:
+            self.policy.note_waiting(sequence)
         self._next_seq_id += 1
         self._queues.add(sequence, is_prefilled_elsewhere)
         self._register(sequence)
@@ -167,7 +178,7 @@ class Scheduler:
         self.ledger.note_received(sequence)
         self._queues.start(sequence)
         prompt, block_ids = sequence.token_ids, sequence.open_table.block_ids
-        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tokens)
+        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tuple(tokens))
 
     def compute_here(self, request_id: str) -> None:
         """The K and V of an expected or arriving sequence will not come: its prompt is computed here, when its turn
@@ -175,6 +186,7 @@ class Scheduler:
         sequence = self.sequences[self._seq_ids_of[request_id][0]]
         self.ledger.free(sequence)
         self._queues.give_up(sequence)
+        self.policy.note_waiting(sequence)
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
@@ -232,24 +244,27 @@ class Scheduler:
         Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not match it.
         """
         self._check_sampled(plan, sampled)
+        unfinished = (chunk for chunk in plan.chunks if chunk.seq_id in self.sequences)
+        computed = [(chunk, self._until_end(chunk, sampled.get(chunk.seq_id, ()))) for chunk in unfinished]
+        for chunk, tokens in computed:  # first, as a policy may raise
+            sequence = self.sequences[chunk.seq_id]
+            num_prefill_tokens = 0 if sequence.is_decoding else len(chunk.token_ids)
+            self.policy.note_computed(sequence, num_prefill_tokens, len(tokens))
         step, self._plan, self._step = self._step, None, None
         assert step is not None
         self._num_stalled_steps = self._num_stalled_steps + 1 if step.lets_decodes_stand else 0
-        for chunk in plan.chunks[plan.num_decodes + plan.num_verifying :]:
-            if chunk.seq_id in self.sequences:
-                self._take_turn(self.sequences[chunk.seq_id])
         self.ledger.commit()
         updates: list[SequenceUpdate] = []
-        for chunk in plan.chunks:
-            if chunk.seq_id in self.sequences:
-                updates += self._settle(chunk, sampled.get(chunk.seq_id, ()))
+        for chunk, tokens in computed:
+            updates += self._settle(chunk, tokens)
+        self._tell_ends()
         return updates
 
-    def _settle(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
+    def _settle(self, chunk: ScheduledChunk, tokens: tuple[SampledToken, ...]) -> list[SequenceUpdate]:
         """A chunk's K and V are in its blocks, and these are the tokens drawn after it."""
         sequence = self.sequences[chunk.seq_id]
         if chunk.num_drafts:
-            return [self._confirm_run(sequence, chunk, tuple(tokens))]
+            return [self._confirm_run(sequence, chunk, tokens)]
         self.ledger.confirm(sequence, chunk.start + len(chunk.token_ids), chunk.num_samples > 0)
         if not chunk.num_samples:
             return []
@@ -285,6 +300,7 @@ class Scheduler:
         indices = range(sequence.index, sequence.index + sequence.num_completions)
         self._retire(sequence)
         self._note_length(sequence, reason)
+        self._tell_ends()
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     # -- bookkeeping after a step
@@ -302,11 +318,17 @@ class Scheduler:
                     f"fail() it first if its sampling failed."
                 )
 
-    def _confirm_run(self, sequence: Sequence, chunk: ScheduledChunk, run: tuple[SampledToken, ...]) -> SequenceUpdate:
-        """Confirm accepted drafts and the token after them, as far as the sequence goes on."""
+    def _until_end(self, chunk: ScheduledChunk, tokens: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+        """The tokens sampled after a chunk; accepted drafts and the token after them up to the sequence's end."""
+        if not chunk.num_drafts:
+            return tuple(tokens)
+        sequence = self.sequences[chunk.seq_id]
         room = sequence.max_num_tokens - len(sequence.token_ids)
-        ends = (i + 1 for i, token in enumerate(run[:room]) if token.token_id in sequence.stop_token_ids)
-        run = run[: next(ends, room)]
+        ends = (i + 1 for i, token in enumerate(tokens[:room]) if token.token_id in sequence.stop_token_ids)
+        return tuple(tokens[: next(ends, room)])
+
+    def _confirm_run(self, sequence: Sequence, chunk: ScheduledChunk, run: tuple[SampledToken, ...]) -> SequenceUpdate:
+        """Confirm accepted drafts and the token after them."""
         # The newest token and all of the run but its last are computed, that one is computed by the next step.
         sequence.token_ids += [token.token_id for token in run[:-1]]
         self.ledger.confirm(sequence, chunk.start + len(run))
@@ -330,13 +352,13 @@ class Scheduler:
         """A running sequence loses its blocks and waits again."""
         self.ledger.take_back(victim)
         self._queues.preempt(victim)
+        self.policy.note_waiting(victim)
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
         """Append the last token of a run; the sequence ends on a stop token, or with as many tokens as it may have."""
         reason: FinishReason | None = None
         stop_reason = None
         token = run[-1]
-        self._queues.tenants.charge_output(sequence, len(run))
         if token.token_id in sequence.stop_token_ids:
             reason = "stop"
             request = sequence.request
@@ -360,10 +382,6 @@ class Scheduler:
 
     # -- state
 
-    def _take_turn(self, sequence: Sequence) -> None:
-        self._num_turns += 1
-        sequence.last_turn = self._num_turns
-
     def _register(self, sequence: Sequence) -> None:
         self.sequences[sequence.seq_id] = sequence
         self._seq_ids_of.setdefault(sequence.request.request_id, []).append(sequence.seq_id)
@@ -378,3 +396,9 @@ class Scheduler:
         self._seq_ids_of[request_id].remove(sequence.seq_id)
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
+        self._ended.append(sequence)
+
+    def _tell_ends(self) -> None:
+        """Tell the policy which sequences have ended. Called last, as a policy may raise."""
+        while self._ended:
+            self.policy.note_ended(self._ended.pop(0))

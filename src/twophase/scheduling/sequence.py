@@ -1,4 +1,4 @@
-"""One completion on its way: what the scheduler knows about it, and the states it may pass through."""
+"""A sequence: one completion of a request, its tokens, its blocks, and the states that it may pass through."""
 
 import enum
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from twophase.core.request import Request
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands. Only ARRIVING and RUNNING ones hold blocks."""
+    """The state of a sequence. A sequence holds blocks while it is ARRIVING or RUNNING."""
 
     WAITING = "waiting"
     ARRIVING = "arriving"  # its prompt is computed elsewhere, and its blocks are being filled from there
@@ -19,7 +19,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-# Every legal step, and no other; anything unfinished may end (abort, error).
+# The legal transitions. An unfinished sequence may end in any state (abort, error).
 _NEXT_STATUS = {
     SequenceStatus.WAITING: {SequenceStatus.ARRIVING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
     SequenceStatus.ARRIVING: {SequenceStatus.WAITING, SequenceStatus.RUNNING, SequenceStatus.FINISHED},
@@ -31,31 +31,29 @@ _NEXT_STATUS = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its output so far. Mutable; only the scheduler changes it, everyone else reads.
+    """A prompt and its output so far. Mutable; only the scheduler changes it.
 
     Tokens [0, num_computed_tokens) are in pages; [num_computed_tokens, len(token_ids)) are to be computed. A decoding
-    sequence has exactly one of the latter: its newest token, sampled but not yet run through the model.
+    sequence has exactly one token to compute: its newest one, sampled but not yet run through the model.
 
     Attributes:
         seq_id: Unique in one scheduler, counts up.
-        request: What was asked for.
+        request: The request that it belongs to.
         index: Which completion of the request, 0 .. n-1.
         arrival_order: seq_id of the request's completion 0: later requests have larger ones.
         token_ids: Prompt and output.
-        num_prompt_tokens: How many of them are the prompt.
+        num_prompt_tokens: Tokens of the prompt.
         max_num_tokens: The sequence ends ('length') when it has this many tokens.
         stop_token_ids: Tokens that end it ('stop').
-        num_completions: Completions it stands for: the request's n until the prompt is done and it forks, then 1.
-            It is also the number of places (of max_num_seqs) a running sequence takes.
-        rank: The policy's sort key; smaller runs first.
+        num_completions: Completions it stands for: the request's n until the prompt is computed and the sequence
+            forks, then 1. A running sequence takes as many places (of max_num_seqs).
+        rank: The policy's sort key; the smallest runs first.
         status: See `become`.
         num_computed_tokens: Tokens whose K and V are in its pages.
-        table: Its pages while running, else None.
+        table: Its pages while it arrives or runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
-        last_turn: Counts up in one scheduler: set when it came, and when a chunk of its prompt was computed. Smallest:
-            who has waited longest for a turn.
-        block_keys: Noted while it waits, for `KVAllocator.open`.
+        block_keys: The prefix cache's keys of its full blocks, kept while it waits (see `KVAllocator.open`).
     """
 
     seq_id: int
@@ -73,7 +71,6 @@ class Sequence:
     table: KVTable | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    last_turn: int = 0
     block_keys: list[BlockKey] = field(default_factory=list, init=False)
 
     @classmethod
@@ -95,7 +92,7 @@ class Sequence:
         )
 
     def fork(self, seq_id: int, index: int) -> "Sequence":
-        """Another completion of the same request, as far as this one is; without blocks."""
+        """Another completion of the same request, with the same tokens so far and without blocks."""
         return replace(
             self,
             seq_id=seq_id,
@@ -112,7 +109,7 @@ class Sequence:
 
     @property
     def open_table(self) -> KVTable:
-        """Its table, which it has while it arrives or runs."""
+        """The table of a sequence that arrives or runs."""
         assert self.table is not None
         return self.table
 
@@ -122,8 +119,8 @@ class Sequence:
 
     @property
     def lookup_ids(self) -> list[int]:
-        """The tokens that the prefix cache is asked for when it is let in: none as long as the log-probabilities of its
-        prompt are to be computed, for that takes every position of it."""
+        """The tokens that are looked up in the prefix cache at admission: none as long as the log-probabilities of the
+        prompt are to be computed, because they take every position of the prompt."""
         is_scored = self.request.sampling_params.prompt_logprobs is not None
         return [] if is_scored and len(self.token_ids) == self.num_prompt_tokens else self.token_ids
 
@@ -134,7 +131,7 @@ class Sequence:
         return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
 
     def become(self, status: SequenceStatus) -> None:
-        """Change status; raises RuntimeError, and changes nothing, if the step is not a legal one."""
+        """Change status; raises RuntimeError, and changes nothing, if the transition is not legal."""
         if status not in _NEXT_STATUS[self.status]:
             raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
         self.status = status

@@ -75,9 +75,6 @@ class StepBuilder:
             yield sequence
             position = self._queues.waiting.bisect_key_right(sequence.rank)
 
-    def served(self, tenant: str) -> int:
-        return self._queues.tenants[tenant]
-
     def refusal_of(self, sequence: Sequence) -> Refusal:
         return self._refusals.get(sequence.seq_id, Refusal.POLICY)
 

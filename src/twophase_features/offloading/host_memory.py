@@ -7,10 +7,11 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit
+from twophase.cache.kv_cache import KVCache
 from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
+from twophase.memory import num_blocks_that_fit
 
 # Of the free host memory, when no number of blocks is given: others on the machine need memory too.
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
@@ -49,6 +50,7 @@ class HostMemoryTier:
         self.num_blocks = num_blocks
         self._blocks: HostBlocks | None = None
         self._place_of: OrderedDict[BlockKey, int] = OrderedDict()  # first = given up next
+        self._free = list(range(num_blocks or 0))
 
     def attach(self, runner: Any) -> None:
         if self._blocks is not None:
@@ -58,6 +60,7 @@ class HostMemoryTier:
         else:
             self._blocks = PinnedBlocks(runner.kv_cache, self.num_blocks)
         self.num_blocks = self._blocks.num_blocks
+        self._free = list(range(self.num_blocks))
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         num_held = next((i for i, key in enumerate(keys) if key not in self._place_of), len(keys))
@@ -74,20 +77,21 @@ class HostMemoryTier:
 
     def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
         assert self.num_blocks is not None, "attach it, or say how many blocks it has"
-        moves: dict[BlockKey, BlockCopy] = {}  # by key: a block given up for a later one of the same call is not saved
+        new: dict[BlockKey, int] = {}
         for key, block_id in zip(keys, block_ids, strict=True):
             if key in self._place_of:
                 self._place_of.move_to_end(key)
-                continue
-            place = len(self._place_of)
-            if place == self.num_blocks:
-                given_up, place = self._place_of.popitem(last=False)
-                moves.pop(given_up, None)
-            self._place_of[key] = place
-            moves[key] = BlockCopy(block_id, place)
-        if moves and self._blocks is not None:
-            self._blocks.save(list(moves.values()))
-        return len(moves)
+            else:
+                new[key] = block_id
+        new = dict(list(new.items())[-self.num_blocks :])
+        while len(self._free) < len(new):
+            self._free.append(self._place_of.popitem(last=False)[1])
+        places = self._free[: len(new)]
+        if new and self._blocks is not None:
+            self._blocks.save(list(map(BlockCopy, new.values(), places)))
+        del self._free[: len(new)]  # only now: had it raised, these places would hold nothing
+        self._place_of |= zip(new, places, strict=True)
+        return len(new)
 
 
 @final
@@ -95,7 +99,7 @@ class PinnedBlocks:
     """`HostBlocks` of a cache in this process. On CUDA moves are queued; what follows on the same stream waits."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
-        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec, kv_cache.num_blocks)
+        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
         is_on_gpu = kv_cache.device.type == "cuda"
         self._device = kv_cache
         self._host = KVCache(kv_cache.spec, self.num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
@@ -115,10 +119,10 @@ def _move(source: KVCache, target: KVCache, moves: Sequence[BlockCopy]) -> None:
             copies[:, to_block].copy_(pages[:, from_block], non_blocking=True)
 
 
-def default_num_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+def default_num_blocks(bytes_per_block: int, num_blocks: int) -> int:
     """Blocks in host memory for a pool of `num_blocks`: as many, in at most a quarter of the free host memory.
 
     Raises:
         ConfigError: Not even one fits.
     """
-    return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))
+    return min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))

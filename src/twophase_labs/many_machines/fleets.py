@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, final
 
 from twophase.core.request import Request
-from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import LogNormalLengths
 from twophase_tools.load.slo import Slo

@@ -6,7 +6,7 @@ from dataclasses import replace
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_labs.operations.dashboards import SHOWN
 from twophase_labs.operations.incidents import FAST_LINK, Hour, outcome
 from twophase_labs.operations.overload import LAST, Overload

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from twophase.scheduling.policies import PrefillFirstPolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.operations.service import Run, Setting, Traffic, serve
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.steps import end_of

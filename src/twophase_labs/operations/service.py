@@ -13,8 +13,8 @@ from typing import Any
 from twophase.core.outputs import StepTrace
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policies import ChunkedPrefillPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.load.lengths import LogNormalLengths
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.simulate.cost_model import RooflineCostModel

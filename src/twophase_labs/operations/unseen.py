@@ -3,7 +3,8 @@ healthy hour of its own service."""
 
 from dataclasses import replace
 
-from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PrefillFirstPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_labs.operations.incidents import (
     FORMAT,
     HEALTHY,

@@ -134,7 +134,7 @@ class _Recorded(Policy):
     """Another policy, with its ranks and moves written down."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy = policy.fresh()
         self.ranks: dict[str, Any] = {}
         self.steps: list[list[Any]] = []
 
@@ -146,6 +146,15 @@ class _Recorded(Policy):
     def plan(self, step: Step) -> None:
         self.steps.append([])
         self._policy.plan(_RecordedStep(step, self.steps[-1]))
+
+    def note_waiting(self, sequence: SchedulerSequence) -> None:
+        self._policy.note_waiting(sequence)
+
+    def note_computed(self, sequence: SchedulerSequence, num_prefill_tokens: int, num_output_tokens: int) -> None:
+        self._policy.note_computed(sequence, num_prefill_tokens, num_output_tokens)
+
+    def note_ended(self, sequence: SchedulerSequence) -> None:
+        self._policy.note_ended(sequence)
 
 
 class _RecordedStep:

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from twophase.cache.manager import CacheManager
 from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policies import by_priority, decodes_first
+from twophase.scheduling.default_policy import by_priority, decodes_first
 from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence

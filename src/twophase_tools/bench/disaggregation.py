@@ -17,9 +17,11 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.llm import LLM
-from twophase.scheduling.policies import ChunkedPrefillPolicy, ContinuousPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy
 from twophase_tools.bench.machine import num_usable_cores, record_machine
 
 NUM_RANKS = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import PlanConfig
 from twophase_tools.capacity.memory import memory_table
 from twophase_tools.capacity.plan import Plan

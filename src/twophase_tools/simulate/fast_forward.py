@@ -13,19 +13,15 @@ from twophase.cache.allocator import KVAllocator
 from twophase.cache.block_table import BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import StepPlan
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    StaticPolicy,
-)
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 # Policies that decode, in rank order, all that runs when none could be let in, and again until an event. A policy of
 # another class might look at the clock or at a counter of its own: its steps are taken one by one.

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.labs.operations import answers_incidents
-from twophase.scheduling.policies import PrefillFirstPolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.operations import costs, dashboards, incidents, overload, triage, unseen
 from twophase_labs.operations.exercises import incidents as exercise

@@ -8,7 +8,10 @@ import pytest
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import TwophaseError
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
 from twophase_labs.commands import challenge as command
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.scheduling import challenge, leaderboard
@@ -16,7 +19,13 @@ from twophase_labs.scheduling.entrant import EntrantError, play_file
 from twophase_labs.scheduling.leaderboard import EntryError
 
 SEEDS = (4,)
-HEAD = "from twophase.scheduling.policies import *\nfrom twophase.scheduling.policy import Policy\n"
+HEAD = """
+from twophase.scheduling.default_policy import *
+from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+"""
 CHUNKED = HEAD + "def Challenger(cost, slo):\n    return ChunkedPrefillPolicy(128)\n"
 
 
@@ -30,6 +39,7 @@ def made(policy: str, more: str = "") -> str:
         ("ChunkedPrefillPolicy(128)", lambda: ChunkedPrefillPolicy(128)),
         ("PriorityPolicy(patience_s=0.5)", lambda: PriorityPolicy(patience_s=0.5)),
         ("DynamicPolicy(8, 0.25)", lambda: DynamicPolicy(8, 0.25)),  # waits until a time
+        ("RotatingPolicy(64, 256)", lambda: RotatingPolicy(64, 256)),  # counts what it is told
     ],
 )
 def test_the_repetition_scores_what_the_policy_itself_does(text, policy):

@@ -3,7 +3,7 @@
 import pytest
 
 from twophase.core.errors import PolicyError
-from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.scheduling.challenge import COST, LIMITS, POOL, traffic

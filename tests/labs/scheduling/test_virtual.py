@@ -2,8 +2,10 @@
 
 import pytest
 
-from twophase.scheduling.policies import ChunkedPrefillPolicy, DynamicPolicy, PrefillFirstPolicy, StaticPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.scheduling.virtual import StepCost, TooManySteps, VirtualRun, play
 from twophase_tools.load.workloads import TimedRequest
 

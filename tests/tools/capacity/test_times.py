@@ -9,7 +9,7 @@ from tests.tools.capacity.plans import plan
 from twophase.core.errors import ConfigError
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.policies import ChunkedPrefillPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import Workload
 from twophase_tools.capacity.steady_state import Server
 from twophase_tools.capacity.workload_cost import WorkloadCost, visible_pairs

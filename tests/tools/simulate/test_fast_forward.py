@@ -8,18 +8,14 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, repeated_sequences
 from twophase_tools.simulate.simulator import simulate

@@ -6,8 +6,8 @@ import pytest
 
 from tests.tools.simulate.runs import make_scheduler, request
 from twophase.core.errors import InvalidRequestError, PolicyError
-from twophase.scheduling.policies import DynamicPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lanes import lanes_of
 from twophase_tools.load.lengths import FixedLengths

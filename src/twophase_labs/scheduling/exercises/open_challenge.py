@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from twophase.core.errors import ConfigError, PolicyError
-from twophase.scheduling.policies import PriorityPolicy
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property

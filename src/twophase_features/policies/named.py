@@ -1,21 +1,18 @@
 """Policies by name, for command lines: 'chunked:max_tokens=256'."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
+from typing import Any
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.policies import (
-    ChunkedPrefillPolicy,
-    ContinuousPolicy,
-    DeadlinePolicy,
-    DynamicPolicy,
-    FairPolicy,
-    PrefillFirstPolicy,
-    PriorityPolicy,
-    RotatingPolicy,
-    StaticPolicy,
-)
+from twophase.scheduling.default_policy import PriorityPolicy
 from twophase.scheduling.policy import Policy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.policies.fair_shares import FairPolicy
+from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
+from twophase_features.policies.round_robin import RotatingPolicy
+from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFirstPolicy
 
 MOST = 1e9  # of a parameter; neither infinity nor NaN is below it
 
@@ -42,7 +39,7 @@ def policy_from_text(text: str) -> Policy:
     if name not in POLICIES:
         raise ConfigError(f"no policy is called {name!r}; there are {', '.join(map(usage, POLICIES))}.")
     values = dict(_parameter(name, part) for part in rest.split(",") if part)
-    lacking = [f.name for f in fields(POLICIES[name]) if f.default is MISSING and f.name not in values]
+    lacking = [f.name for f in _parameters(name) if f.default is MISSING and f.name not in values]
     if lacking:
         raise ConfigError(f"policy {name!r} needs {' and '.join(lacking)}: write {usage(name)}.")
     return POLICIES[name](**values)
@@ -50,13 +47,18 @@ def policy_from_text(text: str) -> Policy:
 
 def usage(name: str) -> str:
     """'dynamic:batch_size=N,timeout_s=N'."""
-    parameters = ",".join(f"{field.name}=N" for field in fields(POLICIES[name]))
+    parameters = ",".join(f"{field.name}=N" for field in _parameters(name))
     return f"{name}:{parameters}" if parameters else name
+
+
+def _parameters(name: str) -> list[Field[Any]]:
+    """The fields that a policy is made with, without its counters."""
+    return [field for field in fields(POLICIES[name]) if field.init]
 
 
 def _parameter(name: str, part: str) -> tuple[str, int | float]:
     key, _, text = part.partition("=")
-    types = {field.name: field.type for field in fields(POLICIES[name])}
+    types = {field.name: field.type for field in _parameters(name)}
     if key not in types:
         raise ConfigError(f"policy {name!r} has no parameter {key!r}: write {usage(name)}.")
     value = _number(text)

@@ -1,0 +1,114 @@
+"""Fair shares: the next request is admitted from the tenant that was served least (VTC, arXiv:2401.00588)."""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.core.rules import apply_rules, optional, whole_number
+from twophase.scheduling.default_policy import by_priority, decodes_and_begun
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.sequence import Sequence
+
+OUTPUT_WEIGHT = 2  # of a generated token, where a prompt's counts 1: the weights of the paper's experiments
+
+
+@final
+class TenantCounters:
+    """Virtual token counters, one for each tenant: its prompt tokens that were not cached, counted when the request is
+    admitted, plus `OUTPUT_WEIGHT` for each token generated.
+
+    As long as two tenants wait, their counters stay within a bound of each other that depends on the largest prompt and
+    on the tokens that fit into the batch, however long that goes on (the paper proves it).
+
+    **The lift.** A tenant who was idle would come back with a counter far below the others' and have the engine alone
+    until it had caught up: idleness would be saved up. So a tenant that begins to wait is lifted to the smallest
+    counter of the tenants that wait or, if no other waits, to that of the tenant that waited last. A counter never
+    falls.
+    """
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = defaultdict(int)
+        self._waiting: dict[str, set[int]] = {}  # seq_ids, of the tenants that have any
+        self._last = ""  # the tenant that stopped waiting last
+
+    def __getitem__(self, tenant: str) -> int:
+        """0 for a tenant without requests so far."""
+        return self._counters.get(tenant, 0)
+
+    def charge(self, tenant: str, amount: int) -> None:
+        self._counters[tenant] += amount
+
+    def begin_waiting(self, sequence: Sequence) -> None:
+        """A sequence joined the queue. A preempted one is not new, and lifts no counter."""
+        tenant = sequence.request.tenant
+        if sequence.num_preemptions == 0:  # (if its tenant waits already, the least is no more than its own counter)
+            least = min((self[other] for other in self._waiting), default=self[self._last])
+            self._counters[tenant] = max(self[tenant], least)
+        self._waiting.setdefault(tenant, set()).add(sequence.seq_id)
+
+    def end_waiting(self, sequence: Sequence) -> None:
+        """A sequence was admitted, or ended; nothing happens if it did not wait."""
+        tenant = sequence.request.tenant
+        if sequence.seq_id in self._waiting.get(tenant, ()):
+            self._waiting[tenant].remove(sequence.seq_id)
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+                self._last = tenant
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FairPolicy(Policy):
+    """Decodes first, then the prompts begun; then requests are admitted from the tenant that was served least. So a
+    tenant with many requests takes none of the share of one with few, and what a tenant leaves is the others'. Among
+    one tenant's requests priority and arrival decide.
+
+    Attributes:
+        max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+        counters: What the tenants of one scheduler were served.
+    """
+
+    max_tokens: int | None = None
+    counters: TenantCounters = field(default_factory=TenantCounters, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        apply_rules(self, {"max_tokens": optional(whole_number(1))}, ConfigError)
+
+    def fresh(self) -> Policy:
+        return replace(self)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def note_waiting(self, sequence: Sequence) -> None:
+        self.counters.begin_waiting(sequence)
+
+    def note_computed(self, sequence: Sequence, num_prefill_tokens: int, num_output_tokens: int) -> None:
+        self.counters.charge(sequence.request.tenant, OUTPUT_WEIGHT * num_output_tokens)
+
+    def note_ended(self, sequence: Sequence) -> None:
+        self.counters.end_waiting(sequence)
+
+    def plan(self, step: Step) -> None:
+        decodes_and_begun(step, self.max_tokens)
+        if not (step.budget and step.num_free_places):
+            return
+        of_tenant: dict[str, deque[Sequence]] = defaultdict(deque)
+        for sequence in step.waiting:
+            of_tenant[sequence.request.tenant].append(sequence)
+        while of_tenant:
+            tenant = min(of_tenant, key=lambda tenant: (self.counters[tenant], of_tenant[tenant][0].rank))
+            if not self._admit(step, of_tenant[tenant].popleft()):
+                return
+            if not of_tenant[tenant]:
+                del of_tenant[tenant]
+
+    def _admit(self, step: Step, sequence: Sequence) -> bool:
+        """Admit a sequence and charge its prompt. A preempted one was charged before: its tenant is not to blame."""
+        if not step.admit(sequence):
+            return False
+        self.counters.end_waiting(sequence)
+        if sequence.num_preemptions == 0:
+            self.counters.charge(sequence.request.tenant, sequence.num_prompt_tokens - sequence.num_cached_tokens)
+        return True

@@ -1,0 +1,95 @@
+"""Prompts by turns: round-robin over the chunks of prefills."""
+
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.core.rules import apply_rules, optional, whole_number
+from twophase.scheduling.default_policy import by_priority
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.sequence import Sequence
+
+
+@final
+class Turns:
+    """When each sequence had its latest turn: a number that counts up with every turn of any sequence."""
+
+    def __init__(self) -> None:
+        self._num_taken = 0
+        self._latest: dict[int, int] = {}  # by seq_id
+
+    def latest(self, sequence: Sequence) -> int:
+        """0 before its first turn. The smallest number has waited longest."""
+        return self._latest.get(sequence.seq_id, 0)
+
+    def take(self, sequence: Sequence) -> None:
+        self._num_taken += 1
+        self._latest[sequence.seq_id] = self._num_taken
+
+    def forget(self, sequence: Sequence) -> None:
+        self._latest.pop(sequence.seq_id, None)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RotatingPolicy(Policy):
+    """Decodes first, and prompts by turns: each gets a chunk and goes behind the others (round-robin), new ones too.
+
+    By order of arrival a short prompt waits until all of a long one before it is computed, chunked or not: chunks keep
+    decodes from waiting, and a prompt behind another gains nothing. By turns it waits for a chunk of each. The price:
+    prompts that began together also end together, each later than it could have.
+
+    Without chunked prefill a turn is a whole prompt.
+
+    Attributes:
+        chunk_tokens: Tokens of a prompt's turn. The last turns of a step share what its budget leaves.
+        max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+        turns: Of the sequences of one scheduler.
+    """
+
+    chunk_tokens: int
+    max_tokens: int | None = None
+    turns: Turns = field(default_factory=Turns, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rules = {"chunk_tokens": whole_number(1), "max_tokens": optional(whole_number(1))}
+        apply_rules(self, rules, ConfigError)
+
+    def fresh(self) -> Policy:
+        return replace(self)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def note_waiting(self, sequence: Sequence) -> None:
+        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn
+            self.turns.take(sequence)
+
+    def note_computed(self, sequence: Sequence, num_prefill_tokens: int, num_output_tokens: int) -> None:
+        if num_prefill_tokens:
+            self.turns.take(sequence)
+
+    def note_ended(self, sequence: Sequence) -> None:
+        self.turns.forget(sequence)
+
+    def plan(self, step: Step) -> None:
+        begun = []
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+            else:
+                begun.append(sequence)
+        begun = [sequence for sequence in begun if sequence.table is not None]  # and not preempted for a decode
+        if self.max_tokens is not None:
+            step.limit(self.max_tokens)
+        # As many waiting sequences as may get a turn. The turns come by age, and are taken by rank.
+        waiting = list(islice(step.waiting, 1 + step.budget // self.chunk_tokens))
+        candidates = [(sequence, sequence.table is not None) for sequence in (*begun, *waiting)]
+        by_rank = iter(waiting)
+        is_closed = False
+        for sequence, is_begun in sorted(candidates, key=lambda candidate: self.turns.latest(candidate[0])):
+            if is_begun:
+                step.prefill(sequence, self.chunk_tokens)
+            elif not is_closed:
+                is_closed = not step.admit(next(by_rank), self.chunk_tokens)

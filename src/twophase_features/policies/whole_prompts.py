@@ -1,0 +1,61 @@
+"""Policies that compute a prompt in one step: beside the decodes, or before them."""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from twophase.core.errors import ConfigError
+from twophase.core.rules import apply_rules, optional, whole_number
+from twophase.scheduling.default_policy import by_priority, decodes_first
+from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.sequence import Sequence
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ContinuousPolicy(Policy):
+    """Iteration-level scheduling with whole prompts (Orca, OSDI 2022): sequences join and leave at every step, and a
+    prompt is computed in one step beside the decodes, which wait for it."""
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        for sequence in step.running:
+            if sequence.is_decoding:
+                step.decode(sequence)
+        for sequence in step.running:
+            if not sequence.is_decoding:
+                step.prefill(sequence)
+        for sequence in step.waiting:
+            if not step.admit(sequence, whole=True):
+                break
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PrefillFirstPolicy(Policy):
+    """Prompts before decodes, whole and in steps of their own, as early vLLM did: first tokens come soon, and the
+    decodes stand still as long as prompts keep coming.
+
+    Attributes:
+        max_stalled_steps: Steps in a row in which decodes may stand still; None: any number.
+    """
+
+    max_stalled_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        apply_rules(self, {"max_stalled_steps": optional(whole_number(1))}, ConfigError)
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        return by_priority(sequence)
+
+    def plan(self, step: Step) -> None:
+        if self.max_stalled_steps is None or step.num_stalled_steps < self.max_stalled_steps:
+            for sequence in step.running:
+                if not sequence.is_decoding:
+                    step.prefill(sequence)
+            for sequence in step.waiting:
+                if not step.admit(sequence, whole=True):
+                    break
+        if step.is_empty:
+            decodes_first(step)
