@@ -21,7 +21,7 @@ Where your own parts can go:
     LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
     LLM(drafter=...)            guesses tokens: twophase.engine.drafter.Drafter
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
-    LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.manager.CacheManager
+    LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.allocator.KVAllocator
 
 `AsyncLLM` runs the same engine in a thread of its own, for callers in an event loop; `twophase serve` is built on it.
 Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of what each step did.

@@ -257,3 +257,16 @@ def test_closing_gives_a_reservation_back_and_so_does_a_fork(new_cache):
     cache.check_integrity()
     for each in (table, fork):
         cache.close(each)
+
+
+def test_the_most_that_a_request_comes_to_hold(new_cache):
+    """By hand, in blocks of 4: 40 tokens are 10 blocks, windows of 6 lie in 3 at most, 2 sinks in one of the 4."""
+    groups = {"window": SlidingWindow(6), "sees_all": (True, False, False)}
+    cache = new_cache(1, 4, **groups)
+    assert cache.num_blocks_at_most(1) == 3, "a block of each group"
+    assert cache.num_blocks_at_most(40) == cache.num_blocks_at_most(40, 30) == 10 + 2 * 3
+    assert cache.num_blocks_at_most(40, 30, 2) == (7 + 2 * 3) + 2 * 2 * 3, "7 full blocks are shared, no window is"
+    assert cache.num_blocks_at_most(8, 4, 3) == 3 * (1 + 3 * 1), "shorter than a window: what is shared is shared"
+    assert new_cache(1, 4, window=SlidingWindow(6, 2)).num_blocks_at_most(40, 30, 2) == 1 + 2 * 3, "the sink is shared"
+    assert new_cache(1, 4, window=SlidingWindow(6, 2)).num_blocks_at_most(40, 3, 2) == 2 * 4
+    assert new_cache(1, 4).num_blocks_at_most(10, 6, 2) == 5, "the docstring's example"

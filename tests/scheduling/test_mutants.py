@@ -73,7 +73,7 @@ def groups_of_layers():
         test_request_validation.test_the_worst_case_of_groups_of_layers(*case)
     test_request_validation.test_a_prompt_that_is_written_at_once_needs_its_blocks_in_all_groups()
     test_request_validation.test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow()
-    test_request_validation.test_a_prefill_leaves_the_others_what_they_were_promised()
+    test_request_validation.test_a_prefill_leaves_the_others_what_they_reserved()
     test_pressure.test_groups_of_layers_with_windows_and_without(24)
 
 
@@ -103,7 +103,7 @@ DRAFTING = test_pairs.TestDraftsTakeOnlyWhatIsLeft()
 
 def crowded_window():
     for order in ("prefills first", "decodes first"):
-        DRAFTING.test_of_the_blocks_that_no_prefill_was_promised(order)
+        DRAFTING.test_of_the_blocks_that_no_prefill_reserved(order)
 
 
 def reasons():
@@ -152,13 +152,6 @@ def fair_shares():
 
 MUTANTS = [
     scheduler_mutant(
-        "drafts take promised blocks",
-        "num_spare = self.num_spare_blocks\n",
-        "num_spare = self.cache.num_free_blocks\n",
-        crowded_window,
-        module="ledger",
-    ),
-    scheduler_mutant(
         "drafts beyond the policy's tokens",
         "decodes, budget = [], self.budget",
         "decodes, budget = [], 64 - plan.num_tokens",
@@ -191,9 +184,10 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "drafts beyond the blocks",
-        "while num_drafts and self.cache.num_blocks_needed(table, num_tokens + num_drafts) > num_spare:",
-        "while False:",
+        "end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)",
+        "end = num_tokens + num_drafts",
         histories_with_drafts,
+        crowded_window,
         module="ledger",
     ),
     scheduler_mutant(
@@ -251,8 +245,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
-        "return self._num_to_grow + own",
+        "num_own - num_watermark",
+        "num_own",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="ledger",
     ),
@@ -514,36 +508,22 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "room to grow in one group",
-        "num_growing(cache, sequence) * cache.num_groups if",
+        "num_growing(cache, sequence) * cache.num_blocks_at_most(1) if",
         "num_growing(cache, sequence) if",
         groups_of_layers,
         module="admission",
     ),
     scheduler_mutant(
-        "a prefill takes what others were promised",
-        "num_blocks_at_once(table, whole, max(0, num_spare))",
-        "num_blocks_at_once(table, whole, self.cache.num_free_blocks)",
+        "a prefill takes what was reserved for others",
+        "end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))",
+        "pass",
         groups_of_layers,
         module="ledger",
     ),
     scheduler_mutant(
-        "all groups see a window",
-        "None if is_full else window,",
-        "window,",
-        groups_of_layers,
-        module="request_validation",
-    ),
-    scheduler_mutant(
-        "blocks of one group are counted",
-        "num_needed += num_in_group",
-        "num_needed = num_in_group",
-        groups_of_layers,
-        module="request_validation",
-    ),
-    scheduler_mutant(
         "no room to grow kept",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks) + self._num_to_grow + own",
-        "return math.ceil(self.config.watermark * self.cache.num_blocks)",
+        "num_free_blocks - self._num_to_grow - num_own - num_watermark",
+        "num_free_blocks - num_watermark",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="ledger",
     ),
@@ -719,8 +699,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "completions that will part count as one",
-        "return sequence.num_completions * num_of_one",
-        "return num_of_one",
+        "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if",
+        "return cache.num_blocks_at_most(num_beyond) if",
         WAYS.test_reserve_counts_each_completion,
         module="admission",
     ),
@@ -732,44 +712,16 @@ MUTANTS = [
         module="admission",
     ),
     scheduler_mutant(
-        "a window bounds nothing",
-        "min(num_each, cache.window.max_blocks(cache.block_size))",
-        "num_each",
-        WAYS.test_with_a_window_no_more_is_reserved_than_it_holds,
-        module="admission",
-    ),
-    scheduler_mutant(
-        "completions hold a window in all groups",
-        "cache.sees_all.count(True) * num_each",
-        "cache.sees_all.count(True) * in_window",
-        groups_reserved,
-        module="admission",
-    ),
-    scheduler_mutant(
-        "completions hold all keys in all groups",
-        "cache.sees_all.count(False) * in_window",
-        "cache.sees_all.count(False) * num_each",
-        groups_reserved,
-        module="admission",
-    ),
-    scheduler_mutant(
-        "the worst case is that of one group",
-        "num_of_one = cache.sees_all.count(True) * num_each + cache.sees_all.count(False) * in_window",
-        "num_of_one = in_window",
-        groups_reserved,
-        module="admission",
-    ),
-    scheduler_mutant(
         "what is taken at once is reserved besides",
-        "else num_to_come - cache.num_blocks_to_come(table, num_now)",
-        "else num_to_come",
+        "else num_needed - cache.num_blocks_needed(table, num_now)",
+        "else num_needed",
         exact_worst_case,
         module="admission",
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
-        "own = 0 if is_owner else self._growth(sequence, table)",
-        "own = 0",
+        "num_own = 0 if is_owner else self._growth(sequence, table)",
+        "num_own = 0",
         exact_worst_case,
         module="ledger",
     ),
@@ -782,8 +734,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the counts outlive what they count",
-        "        self._num_to_grow = None\n        self._num_promised = 0\n",
-        "        self._num_promised = 0\n",
+        "        self.drafting = []\n        self._num_to_grow = None\n",
+        "        self.drafting = []\n",
         WAYS.test_what_one_gives_back_another_may_have,
         module="ledger",
     ),
@@ -829,7 +781,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if len(self._owners) == is_owner:\n            return 0\n",
+        "        if len(self._owners) == is_owner:\n            return self.cache.num_free_blocks\n",
         "",
         worst_case,
         module="ledger",
@@ -876,8 +828,8 @@ MUTANTS = [
         Mutant(
             "forks are not counted",
             "twophase.scheduling.request_validation",
-            "most = num_shared + n * (",
-            "most = num_shared + (",
+            "cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)",
+            "cache.num_blocks_at_most(num_slots, num_prompt_tokens)",
         ),
         running(worst_case),
         id="forks are not counted",

@@ -86,7 +86,7 @@ class TestDraftsTakeOnlyWhatIsLeft:
         assert harness.num_accepted > 0
 
     @pytest.mark.parametrize("order", ["prefills first", "decodes first"])
-    def test_of_the_blocks_that_no_prefill_was_promised(self, order):
+    def test_of_the_blocks_that_no_prefill_reserved(self, order):
         """b computes a long prompt through a window, block after block; a's accepted drafts leave it what it needs."""
 
         def plan(step):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.cache.tier import BlockKey, KVTier
+from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
 
 
@@ -172,7 +173,7 @@ class KVAllocator(Protocol):
     def truncate(self, table: Any, num_tokens: int) -> None:
         """Take back the slots of tokens [num_tokens, table.num_tokens), which were handed out for drafts, and the
         blocks that hold no other token. Only an engine with speculative decoding asks for it."""
-        raise NotImplementedError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
+        raise CacheStateError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
 
     @abstractmethod
     def fork(self, table: Any) -> Any:

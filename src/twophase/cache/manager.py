@@ -1,8 +1,7 @@
 """The engine's own allocator: full attention over one pool, with copy-on-write and a prefix cache."""
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,9 @@ from twophase.cache.allocator import CacheStats, KVAllocator
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.prefix_cache import PrefixCache
-from twophase.cache.tier import BlockKey, KVTier
+from twophase.cache.tier import BlockKey, KVTier, or_nothing
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
-
-logger = logging.getLogger(__name__)
 
 
 class CacheManager(KVAllocator):
@@ -44,9 +41,7 @@ class CacheManager(KVAllocator):
         self._prefixes = PrefixCache(block_size)
         self._tables: set[Any] = set()  # BlockTables
         self._num_empty_slots = 0  # in last blocks that are not full
-        self._num_queries = 0
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
+        self._num_queries = self._num_queried_tokens = self._num_hit_tokens = 0
 
     @property
     def num_free_blocks(self) -> int:
@@ -56,11 +51,7 @@ class CacheManager(KVAllocator):
     # -- prefix hits, in the pool and in the tier
 
     def open(
-        self,
-        token_ids: Sequence[int],
-        salt: str = "",
-        count_in_stats: bool = True,
-        keys: list[BlockKey] | None = None,
+        self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
         its logits, and rounded down to a block, so that nothing found is ever written again. The hit blocks can't be
@@ -76,9 +67,8 @@ class CacheManager(KVAllocator):
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            first = table.num_tokens // self.block_size
             self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
-            table.offered = self._offered(self.tier, keys[first:max_blocks])
+            table.offered = self._offered(self.tier, keys[table.num_tokens // self.block_size : max_blocks])
         self._tables.add(table)
         return table
 
@@ -88,7 +78,7 @@ class CacheManager(KVAllocator):
         return BlockTable(self.block_size, salt, block_ids, num_cached, num_cached, publish_at, 0)
 
     def _offered(self, tier: KVTier, keys: list[BlockKey]) -> list[BlockKey]:
-        return keys[: _or_nothing(tier.match, keys)]
+        return keys[: or_nothing(tier.match, keys)]
 
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         """As `KVAllocator`: the blocks behind a prefix hit that the tier told `open` of, as far as it still has them.
@@ -99,8 +89,8 @@ class CacheManager(KVAllocator):
         if self.tier is None or not table.offered:
             return []
         self._require_open(table)
-        offered, table.offered = table.offered, ()
-        return self._fill(self.tier, table, token_ids, offered)
+        keys, table.offered = table.offered, ()
+        return self._fill(self.tier, table, token_ids, keys)
 
     def _fill(self, tier: KVTier, table: BlockTable, token_ids: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
         """Load these keys into the blocks behind the cached tokens; the tier may have lost some."""
@@ -108,7 +98,7 @@ class CacheManager(KVAllocator):
         block_ids = table.block_ids[first : first + len(keys)]
         if len(block_ids) < len(keys):
             raise CacheStateError(f"{len(keys)} blocks to load, and the table has grown by {len(block_ids)}.")
-        num_places = _or_nothing(tier.load, keys, block_ids) // per_place
+        num_places = or_nothing(tier.load, keys, block_ids) // per_place
         table.num_cached_tokens += num_places * self.block_size
         self.publish(table, token_ids, table.num_cached_tokens)
         return block_ids[: num_places * per_place]
@@ -142,16 +132,15 @@ class CacheManager(KVAllocator):
         num_needed = self.num_blocks_needed(table, num_tokens)
         if num_tokens == table.num_tokens:
             return ()
-        copies_tail = self._must_copy_tail(table)
+        copies_tail, copies = self._must_copy_tail(table), []
         new_ids = self._take(num_needed)  # raises before anything has changed
-        copies: tuple[BlockCopy, ...] = ()
         if copies_tail:
             shared_id, own_id = table.block_ids.pop(), new_ids[0]
             self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
-            copies = (BlockCopy(shared_id, own_id),)
+            copies.append(BlockCopy(shared_id, own_id))
         table.block_ids += new_ids
         self._note_growth(table, num_tokens, copies_tail)
-        return copies
+        return tuple(copies)
 
     def _note_growth(self, table: BlockTable, num_tokens: int, copies_tail: bool) -> None:
         """Count slots and the query, once the table has the blocks for `num_tokens`."""
@@ -211,13 +200,8 @@ class CacheManager(KVAllocator):
             table.publish_at = end + self.block_size
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """As `KVAllocator`; the first of the two to write into a shared partial block copies it.
-
-        Call it when every token that has a slot has been written; what is written later the two don't share.
-
-        Raises:
-            CacheStateError: The table is not open here.
-        """
+        """As `KVAllocator`, when every token that has a slot has been written. The first of the two tables to write
+        into a shared partial block copies it."""
         self._require_open(table)
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
@@ -233,18 +217,16 @@ class CacheManager(KVAllocator):
         if num_empty and self._pool.ref_counts[table.block_ids[-1]] == 1:
             self._num_empty_slots -= num_empty
         for block_id in reversed(table.held_blocks):
-            self._release(block_id)
+            self._pool.release(block_id, is_cached=block_id in self._prefixes)
         # A new list, not clear(): a step plan may still hold the old one.
         table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
         table.published, table.publish_at, table.offered = None, 0, ()
 
     def reset_prefix_cache(self) -> None:
-        """As `KVAllocator`: the weights changed, or a benchmark starts anew."""
+        """As `KVAllocator`."""
         if any(table.block_ids for table in self._tables):
-            raise CacheStateError(
-                f"The prefix cache can be reset only when no block is in use; {self._pool.num_in_use} of "
-                f"{self.num_blocks} are. Finish or abort the running requests first."
-            )
+            num_used = f"{self._pool.num_in_use} of {self.num_blocks} blocks are in use"
+            raise CacheStateError(f"Can't reset the prefix cache: {num_used}. Finish or abort the requests first.")
         self._prefixes.clear()
         self._pool.blank_all()
 
@@ -252,18 +234,19 @@ class CacheManager(KVAllocator):
 
     def stats(self) -> CacheStats:
         """Counts as of now; takes constant time."""
-        num_slots, num_empty = self._pool.num_in_use * self.block_size, self._num_empty_slots
+        pool, num_empty = self._pool, self._index(1) * self._num_empty_slots
+        num_slots = pool.num_in_use * self.block_size
         return CacheStats(
             num_blocks=self.num_blocks,
-            num_in_use=self._pool.num_in_use,
-            num_cached=self._pool.num_cached,
-            num_free=self._pool.num_blank,
+            num_in_use=pool.num_in_use,
+            num_cached=pool.num_cached,
+            num_free=pool.num_blank,
             num_slots_in_use=num_slots - num_empty,
             internal_fragmentation=num_empty / num_slots if num_slots else 0.0,
             num_queries=self._num_queries,
             num_queried_tokens=self._num_queried_tokens,
             num_hit_tokens=self._num_hit_tokens,
-            num_evicted=self._pool.num_evicted,
+            num_evicted=pool.num_evicted,
         )
 
     def check_integrity(self) -> None:
@@ -302,14 +285,10 @@ class CacheManager(KVAllocator):
         if self.tier is not None:
             keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
             if keys:
-                self.num_offloaded += _or_nothing(self.tier.store, list(keys.values()), list(keys))
+                self.num_offloaded += or_nothing(self.tier.store, list(keys.values()), list(keys))
         for block_id in block_ids:
             self._prefixes.forget(block_id)
         return block_ids
-
-    def _release(self, block_id: int) -> None:
-        """One owner less; a block that becomes free is evictable if it is findable."""
-        self._pool.release(block_id, is_cached=block_id in self._prefixes)
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
         """Whether the next write goes into a block that another table reads too."""
@@ -330,12 +309,3 @@ class CacheManager(KVAllocator):
         self._require_open(table)
         if num_tokens < table.num_tokens:
             raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
-
-
-def _or_nothing(call: Callable[..., int], *arguments: Sequence[Any]) -> int:
-    """What a tier's call returns; 0, and a warning in the log, if it raises: a tier may fail, a request must not."""
-    try:
-        return call(*arguments)
-    except Exception:
-        logger.warning("the KV tier failed in %s: its blocks are computed instead", call.__name__, exc_info=True)
-        return 0

@@ -1,7 +1,10 @@
 """A KV tier: K and V that are kept elsewhere, and found again by what a block holds."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+logger = logging.getLogger(__name__)
 
 
 class BlockKey(NamedTuple):
@@ -50,3 +53,12 @@ class KVTier(Protocol):
             How many blocks were copied.
         """
         ...
+
+
+def or_nothing(call: Callable[..., int], *arguments: Sequence[Any]) -> int:
+    """What a tier's call returns; 0, and a warning in the log, if it raises: a tier may fail, a request must not."""
+    try:
+        return call(*arguments)
+    except Exception:
+        logger.warning("the KV tier failed in %s: its blocks are computed instead", call.__name__, exc_info=True)
+        return 0

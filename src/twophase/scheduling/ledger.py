@@ -29,14 +29,12 @@ class BlockLedger:
     `max_num_seqs`, and each completion takes one. A method that raises has changed nothing.
 
     - `admit` reserves blocks for all the tokens that a sequence has, so that a prefill, once begun, never waits.
-    - An admission leaves free what the sequences with blocks may still take, by one of three rules (admission.py):
-      optimistic is a block for each, so that no sequence is preempted right after another was admitted.
+    - An admission leaves free what the sequences with blocks may still take, by one of three rules (admission.py).
     - A block that has to be filled from another one, or from the KV tier, is filled at once.
 
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache; the engine's runner has it (`Scheduler.connect`).
-        copies: Since the last step that was done.
-        loaded: Blocks that were filled from the KV tier since then.
+        copies, loaded: Blocks that were copied, and filled from the KV tier, since the last step that was done.
         drafting: Sequences with room for drafts, which is taken back when the step is dropped.
         num_places_taken: Completions that run, or will when their prompt is done.
         output_lengths: Of the completions that ended; the scheduler notes them.
@@ -71,23 +69,21 @@ class BlockLedger:
         return self.cache.num_offloaded - self._num_offloaded_before
 
     def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
-        """Free blocks that a sequence may take while it does its prompt, and leave what is to be kept free: the blocks
-        that sequences with blocks, and itself, may still take by the rule of admission, and the watermark.
-
-        Alone, it need not leave any: `check_request` saw to it that the pool is large enough for one.
-        """
+        """Free blocks that a sequence may take for its prompt: it leaves the watermark, and what every sequence may
+        still take by the rule of admission. Alone it leaves none, for `check_request` found the pool large enough."""
         is_owner = sequence.table is not None
         if len(self._owners) == is_owner:
             return self.cache.num_free_blocks
         if self._num_to_grow is None:
             self._num_to_grow = sum(self._growth(owner, owner.open_table) for owner in self._owners)
-        num_kept = self._num_to_grow + math.ceil(self.config.watermark * self.cache.num_blocks)
-        return self.cache.num_free_blocks - num_kept - (0 if is_owner else self._growth(sequence, table))
+        num_own = 0 if is_owner else self._growth(sequence, table)
+        num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
+        return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 
     # -- taking
 
     def admit(self, sequence: Sequence, max_uncomputed: int | None = None) -> Refusal | None:
-        """Give a waiting sequence a place and its blocks, hits and new ones; or tell why not.
+        """Give a waiting sequence a place and its blocks; or tell why not.
 
         Args:
             max_uncomputed: Tokens that it may have to compute at most, in one step; None: any number, in chunks.
@@ -146,8 +142,8 @@ class BlockLedger:
         return True
 
     def grow_for_chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Slots for the next chunk of a prefill; returns how many of `num_tokens` there are: what was reserved, and
-        more if blocks are free that no admission would have to leave free."""
+        """Slots for the next chunk of a prefill; returns how many of `num_tokens` there are. A chunk takes what was
+        reserved, and blocks that an admission could take too."""
         table, start = sequence.open_table, sequence.num_computed_tokens
         end = start + num_tokens
         if end > table.num_tokens:
@@ -174,7 +170,6 @@ class BlockLedger:
             fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
         self._owners.update(forks)
-        self._num_to_grow = None
 
     # -- giving back
 
@@ -190,7 +185,6 @@ class BlockLedger:
         sequence.num_computed_tokens = 0
         self._owners.remove(sequence)
         self.num_places_taken -= sequence.num_completions
-        self._num_to_grow = None
 
     # -- when a step was run, and when it was not
 
@@ -211,7 +205,6 @@ class BlockLedger:
         """The step was done."""
         self.copies, self.loaded, self.drafting = [], [], []
         self._num_offloaded_before = self.cache.num_offloaded
-        self._num_to_grow = None
 
     def roll_back(self) -> None:
         """The step may not have been done: take back the room for drafts."""

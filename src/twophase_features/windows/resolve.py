@@ -45,8 +45,6 @@ def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow 
     return SlidingWindow(width, num_sinks)
 
 
-def windowed_cache(window: SlidingWindow | None, groups: LayerGroups | None = None) -> Callable[..., CacheManager]:
+def windowed_cache(window: SlidingWindow, groups: LayerGroups | None = None) -> Callable[..., WindowedCache]:
     """A cache factory whose caches free what leaves the window, where layers see one."""
-    if window is None:
-        return CacheManager
     return partial(WindowedCache, window=window, sees_all=(False,) if groups is None else groups.sees_all)

@@ -2,10 +2,9 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from twophase.cache.allocator import CacheStats
 from twophase.cache.block_table import NEVER, BlockTable
 from twophase.cache.manager import CacheManager
 from twophase.cache.tier import BlockKey, KVTier
@@ -172,11 +171,7 @@ class WindowedCache(CacheManager):
     # -- the life of a table
 
     def open(
-        self,
-        token_ids: Sequence[int],
-        salt: str = "",
-        count_in_stats: bool = True,
-        keys: list[BlockKey] | None = None,
+        self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         self._num_reserved = None
         return super().open(token_ids, salt, count_in_stats, keys)
@@ -240,7 +235,8 @@ class WindowedCache(CacheManager):
         end = self.window.freed_blocks(num_computed, self.block_size).stop
         for index in self._in_window(range(table.first_kept, end)):
             block_id, table.block_ids[index] = table.block_ids[index], FREED
-            self._release(block_id)  # what left the window first is evicted first
+            # What left the window first is evicted first.
+            self._pool.release(block_id, is_cached=block_id in self._prefixes)
         self._note_freed(table, end)
         self._num_reserved = None
 
@@ -254,12 +250,6 @@ class WindowedCache(CacheManager):
         self._end_reservation(table)
 
     # -- reports and checks
-
-    def stats(self) -> CacheStats:
-        stats = super().stats()
-        num_slots, num_empty = stats.num_in_use * self.block_size, self._num_empty_slots * self.num_groups
-        fragmentation = num_empty / num_slots if num_slots else 0.0
-        return replace(stats, num_slots_in_use=num_slots - num_empty, internal_fragmentation=fragmentation)
 
     def num_in_use_by_kind(self) -> dict[str, int]:
         """Blocks in use of the layers that see all keys ('full'), and of those that see a window ('sliding').

@@ -1,6 +1,6 @@
 """Your prefix store, drafter, verifier and mask in the real engine, and a workload that needs all four.
 
-OwnPrefixes      the engine's cache manager, whose blocks come from your `PrefixStore`, by names of your `block_hashes`
+OwnPrefixes      behind the door KVAllocator: blocks come from your `PrefixStore`, by names of your `block_hashes`
 OwnDrafter       (draft_engine.py) asks your `ngram_draft`
 VerifyingRunner  the engine's runner; what your `verify` decides on a run of drafts is what the engine then draws
 OwnGuidance      masks of your `token_mask`, for forms that are given as machines
@@ -10,7 +10,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import matplotlib.pyplot as plt
@@ -21,9 +21,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase import LLM, SamplingParams, StructuredOutputs
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.manager import CacheManager, CacheStats
-from twophase.core.errors import CacheStateError, OutOfBlocksError
+from twophase.cache.allocator import CacheStats
+from twophase.core.errors import CacheStateError
 from twophase.core.outputs import RequestOutput
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine.runner import Runner, TakeLogits
@@ -35,6 +34,7 @@ from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
 from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
 from twophase_labs.advanced.guided_model import end_id, token_texts
 from twophase_labs.advanced.one_copy import open_llm
+from twophase_labs.kit.own_allocator import OwnAllocator
 from twophase_tools.colours import COLOURS, INK
 
 Names = list[Any]
@@ -51,22 +51,25 @@ CERTAIN = 1e4  # added to a logit, leaves no chance to any other
 
 
 @final
-class StoreTable(BlockTable):
-    """A sequence's blocks, as the scheduler sees them.
+@dataclass(eq=False)
+class StoreTable:
+    """A sequence's blocks: a `KVTable`.
 
     Attributes:
         names: Of its first blocks, as many as may be found by others or are hits.
-        num_hit: How many of them were hits.
+        num_cached_tokens: Tokens of the blocks that were hits.
         has_grown: Whether its own blocks were taken from the store, besides the hits.
     """
 
-    def __init__(self, names: Names, block_ids: list[int], block_size: int, salt: str) -> None:
-        num_cached = len(block_ids) * block_size
-        super().__init__(block_size, salt, block_ids, num_cached, num_cached, NEVER, 0)
-        self.names, self.num_hit, self.has_grown = names, len(block_ids), False
+    names: Names
+    block_ids: list[int]
+    num_tokens: int
+    num_cached_tokens: int
+    num_offered_tokens: int = 0
+    has_grown: bool = False
 
 
-class OwnPrefixes(CacheManager):
+class OwnPrefixes(OwnAllocator):
     """A learner's store in place of the engine's prefix cache and pool. `LLM(cache_factory=...)` takes a maker of one.
 
     The store gives a block its name when it hands it out; what is in the block is there a step later. In between the
@@ -80,13 +83,11 @@ class OwnPrefixes(CacheManager):
     """
 
     def __init__(self, store: Any, hashes: Hashes, names_to_ask: NamesToAsk, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
         self.store, self.hashes, self.names_to_ask = store, hashes, names_to_ask
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self.enable_prefix_caching = True
         self.num_hit_tokens = self.num_queried_tokens = self.num_queries = self.most_in_use = 0
         self._users: Counter[int] = Counter()
         self._pending: set[Any] = set()
-        self._opened: list[StoreTable] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -98,51 +99,34 @@ class OwnPrefixes(CacheManager):
         hits = list(self.store.lookup(names))
         block_ids, _ = self.store.open(names[: len(hits)], len(hits))
         self._hold(block_ids)
-        table = StoreTable(names, list(block_ids), self.block_size, salt)
+        num_cached = len(block_ids) * self.block_size
+        self.tables.append(StoreTable(names, list(block_ids), num_cached, num_cached))
         if count_in_stats:
             self.num_queries += 1
             self.num_queried_tokens += len(token_ids)
-            self.num_hit_tokens += table.num_cached_tokens
-        self._opened.append(table)
-        return table
+            self.num_hit_tokens += num_cached
+        return self.tables[-1]
 
     def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         num_more = self.num_blocks_needed(table, num_tokens)
-        if num_more > self.num_free_blocks:
-            raise OutOfBlocksError(f"{num_more} blocks wanted, {self.num_free_blocks} of {self.num_blocks} free.")
-        if not table.has_grown:
-            block_ids, num_hit = self.store.open(table.names, len(table.block_ids) + num_more)
-            if num_hit != table.num_hit:
-                raise CacheStateError(f"The store found {table.num_hit} blocks, then {num_hit} of the same prefix.")
+        self.require_free(num_more)
+        if table.has_grown:
+            new, _ = self.store.open([], num_more)
+        else:
+            num_hit = self._num_hit(table)
+            block_ids, num_found = self.store.open(table.names, num_hit + num_more)
+            if num_found != num_hit:
+                raise CacheStateError(f"The store found {num_hit} blocks, then {num_found} of the same prefix.")
             self.store.close(table.block_ids, table.names[:num_hit])  # held twice
             self._pending.update(table.names[num_hit:])
-            new, table.block_ids, table.has_grown = block_ids[num_hit:], list(block_ids), True
-        else:
-            new, _ = self.store.open([], num_more)
-            table.block_ids += new  # the same list: a chunk that is planned already writes its drafts there
+            new, table.has_grown = block_ids[num_hit:], True
+        table.block_ids += new  # the same list: a chunk that is planned already writes its drafts there
         self._hold(new)
         table.num_tokens = num_tokens
         return ()
 
-    def _hold(self, block_ids: Sequence[int]) -> None:
-        self._users.update(block_ids)
-        self.most_in_use = max(self.most_in_use, len(self._users))
-
-    def _drop(self, block_ids: Sequence[int], names: Names) -> None:
-        self.store.close(list(block_ids), list(names))
-        self._users -= Counter(block_ids)
-
-    def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
-        self._require_open(table)
-        if num_tokens < table.num_tokens:
-            raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
-        return -(-num_tokens // self.block_size) - len(table.block_ids)
-
-    def num_blocks_to_come(self, table: Any, num_tokens: int) -> int:
-        return self.num_blocks_needed(table, num_tokens)
-
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
-        self._pending.difference_update(table.names[table.num_hit : num_computed // self.block_size])
+        self._pending.difference_update(table.names[self._num_hit(table) : num_computed // self.block_size])
 
     def truncate(self, table: Any, num_tokens: int) -> None:
         num_kept = -(-num_tokens // self.block_size)
@@ -154,35 +138,26 @@ class OwnPrefixes(CacheManager):
         raise CacheStateError("This cache does not fork: ask for one completion per request (n=1).")
 
     def close(self, table: Any) -> None:
-        self._require_open(table)
+        self.require_open(table)
         # A name that is still pending stays so: what it names was never computed.
         self._drop(table.block_ids, table.names[: len(table.block_ids)])
-        self._opened.remove(table)
+        self.tables.remove(table)
         table.block_ids, table.num_tokens = [], 0
 
     def stats(self) -> CacheStats:
-        num_in_use = len(self._users)
-        filled: dict[int, int] = {}
-        for table in self._opened:
-            for index, block_id in enumerate(table.block_ids):
-                here = min(self.block_size, max(0, table.num_tokens - index * self.block_size))
-                filled[block_id] = max(filled.get(block_id, 0), here)
-        num_slots, num_tokens = num_in_use * self.block_size, sum(filled.values())
-        return CacheStats(
-            num_blocks=self.num_blocks,
-            num_in_use=num_in_use,
-            num_cached=0,  # the store alone knows which of the free ones it remembers
-            num_free=self.num_free_blocks,
-            num_slots_in_use=num_tokens,
-            internal_fragmentation=1 - num_tokens / num_slots if num_slots else 0.0,
-            num_queries=self.num_queries,
-            num_queried_tokens=self.num_queried_tokens,
-            num_hit_tokens=self.num_hit_tokens,
-        )
+        hits = {"num_queries": self.num_queries, "num_queried_tokens": self.num_queried_tokens}
+        return replace(super().stats(), **hits, num_hit_tokens=self.num_hit_tokens)
 
-    def _require_open(self, table: Any) -> None:
-        if not any(table is other for other in self._opened):
-            raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
+    def _num_hit(self, table: StoreTable) -> int:
+        return table.num_cached_tokens // self.block_size
+
+    def _hold(self, block_ids: Sequence[int]) -> None:
+        self._users.update(block_ids)
+        self.most_in_use = max(self.most_in_use, len(self._users))
+
+    def _drop(self, block_ids: Sequence[int], names: Names) -> None:
+        self.store.close(list(block_ids), list(names))
+        self._users -= Counter(block_ids)
 
 
 # -- drafts
