@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from twophase_features import pairs as features
+from docs import feature_grid
 from twophase_server import metric_families
 
 ROOT = Path(__file__).parents[1]
@@ -178,8 +178,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "step": step,
     "course": course,
     "reading": reading,
-    "refusals": features.refusals_as_markdown,
-    "features": features.as_markdown,
+    "refusals": feature_grid.refusals_as_markdown,
+    "features": feature_grid.as_markdown,
     "metrics": metric_families.as_markdown,
 }
 

@@ -10,24 +10,13 @@ ROOT = Path(__file__).parents[1]
 FLOORS = ("twophase_kernels", "twophase", "twophase_features", "twophase_server", "twophase_tools", "twophase_labs")
 # What the engine still imports of its features; each goes when its door is there.
 UNTIL_ITS_DOOR = {
-    "twophase": "beam_search.params serving.async_llm",
-    "twophase.assembly": "model_store.prepare pairs parallel.tensor_parallel quantization.schemes speculation.draft_model speculation.drafters speculation.gate speculation.speculator structured_outputs.guidance windows.layer_groups windows.resolve windows.sliding_window",
     "twophase.cache.kv_cache": "windows.layer_groups",
     "twophase.cache.manager": "windows.sliding_window",
     "twophase.cache.prefix_cache": "windows.sliding_window",
-    "twophase.config": "quantization.schemes",
     "twophase.engine.engine": "speculation.drafters speculation.speculator structured_outputs.guidance",
     "twophase.engine.prompts": "structured_outputs.guidance",
     "twophase.engine.request_state": "structured_outputs.guidance",
-    "twophase.engine.runner": "cuda_graphs",
-    "twophase.llm": "beam_search.params beam_search.search model_store.prepare",
-    "twophase.model._render": "worker_process",
-    "twophase.model.config": "quantization.checkpoint_config",
-    "twophase.model.llama": "experts windows.layer_groups windows.mixed_backend",
-    "twophase.model.weights": "experts quantization.checkpoint_config quantization.checkpoints quantization.gguf_file quantization.linear quantization.rounding quantization.schemes quantization.weight",
     "twophase.scheduling.request_validation": "windows.sliding_window",
-    "twophase.scheduling.ledger": "windows.sliding_window",
-    "twophase.sizing": "windows.sliding_window",
 }
 
 

@@ -28,6 +28,7 @@ Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, a
 """
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 # How long a waiting thread of GNU's OpenMP spins before it gives its core away. By default that is milliseconds:
@@ -41,11 +42,10 @@ from twophase.core.errors import TwophaseError
 from twophase.core.sampling_params import SamplingParams
 from twophase.core.speculative import SpeculativeConfig
 from twophase.core.structured_outputs import StructuredOutputs
-from twophase_features.beam_search.params import BeamSearchParams
+from twophase.doors import feature
 
 if TYPE_CHECKING:
     from twophase.llm import LLM
-    from twophase_features.serving.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -61,16 +61,18 @@ __all__ = [
 ]
 
 
+# Public names of features, and the modules of twophase_features that define them.
+_OF_FEATURES: Mapping[str, str] = {"AsyncLLM": "serving.async_llm", "BeamSearchParams": "beam_search.params"}
+
+
 def __getattr__(name: str) -> Any:
-    # They pull in torch, which takes a second; `twophase --help` should not wait for it (PEP 562).
+    # LLM pulls in torch, which takes a second; `twophase --help` should not wait for it (PEP 562).
     if name == "LLM":
         from twophase.llm import LLM
 
         return LLM
-    if name == "AsyncLLM":
-        from twophase_features.serving.async_llm import AsyncLLM
-
-        return AsyncLLM
+    if name in _OF_FEATURES:
+        return getattr(feature(_OF_FEATURES[name]), name)
     raise AttributeError(f"module 'twophase' has no attribute {name!r}")
 
 

@@ -6,21 +6,18 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, final
 
 from twophase.assembly import assemble
-from twophase.config import EngineConfig, configured
+from twophase.config import DEFAULT_MODEL, EngineConfig, configured
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
+from twophase.doors import feature
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
-from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
-from twophase_features.model_store.prepare import DEFAULT_MODEL
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -37,19 +34,15 @@ class LLM:
 
     Args:
         model: The built-in default, a local Hugging Face folder, or a hub id.
-        config: What the engine is to be; None: the defaults.
+        config: The engine's options; None: the defaults.
         options: In place of `config`'s own: the fields of `EngineConfig`, where each is explained.
 
     Attributes:
-        config: What was asked for.
-        model_dir: The folder it came from.
-        model_config: What is in it: the whole model's sizes, also where several ranks share it.
+        config: Every option of the engine.
+        model_dir, model_config: The model's folder, and the whole model's sizes, also where several ranks share it.
         tokenizer: None with `skip_tokenizer_init`.
-        model: This process's part of the model.
-        kv_cache: Its pages.
-        scheduler: Of the engine.
-        runner: What runs the engine's steps.
-        engine: What serves the requests.
+        model, kv_cache: This process's part of the model, and its pages.
+        engine, scheduler, runner: What serves requests, what plans the engine's steps, and what runs them.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
@@ -71,19 +64,15 @@ class LLM:
         self._why_not: str | None = None  # why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
-        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that someone is waiting for
+        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that a caller is waiting for
 
     def close(self) -> None:
         """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
         self._close()
 
     def lend(self) -> None:
-        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`.
-
-        Raises:
-            InvalidRequestError: An AsyncLLM has it already, or there are unfinished requests.
-            EngineDeadError: As `generate`.
-        """
+        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`. Raises as `generate`; and
+        InvalidRequestError if there are unfinished requests."""
         with self._lending:
             self._check_usable()
             if self.engine.has_unfinished_requests():
@@ -91,7 +80,7 @@ class LLM:
             self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
-        """The AsyncLLM uses the engine no more; `why_not` tells why nobody else can either."""
+        """The AsyncLLM uses the engine no more; `why_not` tells why this LLM cannot use it either."""
         self._why_not = why_not
 
     def _check_usable(self) -> None:
@@ -106,9 +95,7 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def generate(
@@ -151,38 +138,20 @@ class LLM:
         finally:
             self._forget(request_ids)
 
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
-    ) -> list[BeamSearchOutput]:
-        """Search for the likeliest completions of each prompt; outputs are in the order of the prompts.
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
+        """Search for the likeliest completions of each prompt; a `BeamSearchOutput` for each, in their order.
 
-        Each round asks for one token of every beam, with `generate`. The prefix cache keeps what beams and rounds have
-        in common; without it each round computes every text from its beginning.
+        Args:
+            params: `BeamSearchParams`.
 
         Raises:
             InvalidRequestError: As `generate`.
         """
-        from tqdm import tqdm
-
-        from twophase_features.beam_search.search import search_beams
-
         self._check_usable()
-        if not isinstance(params, BeamSearchParams):
-            raise InvalidRequestError(f"a beam search takes BeamSearchParams(...), got {shown(params)}.")
-        limits = params.as_sampling_params()
-        several = _listed("prompts", prompts, (str, Mapping))
-        requests = [self.engine.prepare("", prompt, limits).request for prompt in several]
-        for request in requests:
-            self.scheduler.check(request)
-        with tqdm(total=len(requests), unit="req", delay=PROGRESS_DELAY_S, disable=not use_tqdm) as bar:
-            return search_beams(
-                requests,
-                params,
-                partial(self.generate, use_tqdm=False),
-                max_model_len=self.scheduler.config.max_model_len,
-                decoder=self.tokenizer,
-                note_end=bar.update,
-            )
+        found: list[Any] = feature("beam_search.search").search(
+            self, _listed("prompts", prompts, (str, Mapping)), params, use_tqdm
+        )
+        return found
 
     def chat(
         self,
@@ -197,10 +166,11 @@ class LLM:
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
             special_tokens_in_content: Whether the text of a special token in a message is that token; see
-                `Tokenizer.apply_chat_template`.
+                `twophase_features.chat.conversation.token_ids`.
 
         Raises:
             InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
+            ModelFolderError: The chat template cannot be read.
         """
         if self.tokenizer is None:
             raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
@@ -263,11 +233,9 @@ class LLM:
     def _wait_for(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
         from tqdm import tqdm
 
-        num_tokens = 0
-        waiting = set(request_ids)
-        with tqdm(
-            total=len(request_ids), unit="req", delay=PROGRESS_DELAY_S, mininterval=0.5, disable=not use_tqdm
-        ) as bar:
+        num_tokens, waiting = 0, set(request_ids)
+        look = {"unit": "req", "delay": PROGRESS_DELAY_S, "mininterval": 0.5, "disable": not use_tqdm}
+        with tqdm(total=len(request_ids), **look) as bar:
             while waiting:
                 self._step()
                 ended = [output for id_ in waiting if (output := self._latest[id_]) is not None and output.finished]

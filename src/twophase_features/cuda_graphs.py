@@ -45,6 +45,17 @@ class _Graph(NamedTuple):
     hidden: Float[Tensor, "T N"]
 
 
+def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
+    """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
+    if not model.can_be_captured:
+        logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
+        return None
+    if model.backend.name != "triton":
+        logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
+        return None
+    return DecodeGraphs(model, kv_cache, max_model_len)
+
+
 @final
 class DecodeGraphs:
     """Graphs of one model over one cache, captured when first needed. Only the runner uses it.

@@ -1,7 +1,7 @@
-"""A process in which a function may use only so much time and memory.
+"""A process in which functions run with limits on time and memory.
 
 Schemas, regular expressions and chat templates are small programs that come with a request or a model. Some take
-minutes or all of the machine's memory, in libraries that cannot be stopped from outside. A process can be.
+minutes or all of the machine's memory, in libraries that cannot be stopped from outside. A process can be stopped.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from twophase.core.errors import TwophaseError
 T = TypeVar("T")
 
 _LENGTH = struct.Struct("<Q")  # of the pickle that follows
-# On a busy machine a function waits for its share of the processor. Its own time counts; this multiple of it bounds the
-# wait in all, also where the system cannot measure a process's own time.
+# On a busy machine a function waits for its share of the processor. The limit counts the function's own time; this
+# multiple of the limit bounds the whole wait, also where the system cannot measure a process's own time.
 _PATIENCE = 10
 # POSIX alone measures a process's own time and limits its memory; elsewhere the patience is the only limit.
 _HAS_LIMITS = sys.platform != "win32"
@@ -36,14 +36,14 @@ class WorkLimitError(TwophaseError):
 
 @final
 class WorkerProcess:
-    """Runs functions one after the other in a process of its own, which starts with the first call.
+    """Runs functions, one after the other, in a process that starts with the first call.
 
-    Threads may share it. After a fork the child starts a process of its own.
+    Threads may share a `WorkerProcess`. After a fork the child starts its own process.
 
     Args:
         cpu_s: Seconds of processor time that one call may take.
-        max_bytes: How much the process may grow during one call. (Linux counts address space, macOS may not count.)
-        first: A function and its arguments: what each process does before its first call, without limits.
+        max_bytes: Growth of the process during one call. (Linux counts address space, macOS may not count.)
+        first: A function and its arguments, called in each new process before its first call, without limits.
     """
 
     def __init__(self, *, cpu_s: float, max_bytes: int, first: tuple[Any, ...] = ()) -> None:
@@ -54,15 +54,15 @@ class WorkerProcess:
         self._stop: Callable[[], object] = lambda: None  # ends the process, at the latest when the interpreter ends
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """What `function(*args)` returns or raises there.
+        """Run `function(*args)` in the process; returns its result, or raises its exception.
 
         Args:
-            function: Of a module, found there by its name; arguments and result are pickled.
+            function: A module's function, which the process imports by its name; arguments and result are pickled.
 
         Raises:
-            WorkLimitError: It took too much time or memory; the message says which.
+            WorkLimitError: The function took too much time or memory; the message says which.
         """
-        if self._owner_pid != os.getpid():  # the pipes are the parent's, and a thread of it may have held the lock
+        if self._owner_pid != os.getpid():  # the pipes are the parent's, and one of its threads may have held the lock
             self._process, self._owner_pid, self._lock = None, os.getpid(), threading.Lock()
         with self._lock:
             try:
@@ -72,7 +72,7 @@ class WorkerProcess:
                 until_s = time.monotonic() + _PATIENCE * self.cpu_s
                 limits = (self.cpu_s, self.max_bytes)
                 outcome, value = self._ask(self._process, pickle.dumps((function, args, limits)), until_s)
-            except BaseException:  # also a Ctrl-C: an answer that nobody read would be the next call's
+            except BaseException:  # also a Ctrl-C: an answer left unread would be the next call's
                 self._end()
                 raise
         if outcome == "raised":
@@ -105,7 +105,7 @@ class WorkerProcess:
     def _ask(self, process: subprocess.Popen[bytes], question: bytes, until_s: float | None) -> tuple[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died, and the answer will tell of what
+        with contextlib.suppress(BrokenPipeError):  # the process has died, and its exit code says why
             process.stdin.write(_LENGTH.pack(len(question)) + question)
             process.stdin.flush()
         if not _is_readable(process.stdout, until_s):
@@ -148,7 +148,7 @@ def _read(stream: IO[bytes]) -> bytes | None:
 
 
 def _serve() -> None:
-    """Answer calls until the parent closes the pipe. What a function prints goes to the standard error."""
+    """Answer calls until the parent closes the pipe. The output of functions goes to the standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's matter
@@ -173,7 +173,7 @@ def _answer(question: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _limits(cpu_s: float, max_bytes: int) -> Iterator[None]:
-    """At the limit of time the system ends this process; at that of memory, allocations fail."""
+    """At the time limit the system ends this process; at the memory limit allocations fail."""
     if not _HAS_LIMITS:
         yield
         return

@@ -42,8 +42,9 @@ class Service:
 
     def __post_init__(self) -> None:
         if self.llm.tokenizer is not None:
-            # Made once, and now: the first text that needs them would stop everybody meanwhile.
-            _ = self.llm.tokenizer.token_length, self.llm.tokenizer.special_text
+            # Made once, and now: all other requests would wait for the first text that needs one of these.
+            _ = self.llm.tokenizer.token_length, self.llm.tokenizer.special_text.tokenizer
+            _ = self.llm.tokenizer.chat_template
 
     def enter(self, request: Request) -> Lease:
         """Let a request in.

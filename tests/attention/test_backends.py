@@ -178,9 +178,9 @@ def test_a_single_decode_gathers_only_pages_that_it_sees(window):
     for _ in range(50):
         history.step(backend, {0: 1})
     num_visible = [min(length, window or length) for length in range(151, 201)]
-    assert [each.decode.num_keys for each in plans[1:]] == num_visible
+    assert [each.chunks[0].keys.stop - each.chunks[0].keys.start for each in plans[1:]] == num_visible
     for each, visible in zip(plans[1:], num_visible, strict=True):
-        pages = len(each.decode.rows) // history.spec.num_kv_heads
+        pages = len(each.chunks[0].rows) // history.spec.num_kv_heads
         assert pages <= -(-visible // history.block_size) + 1  # a window may begin inside of a page
 
 
@@ -371,7 +371,9 @@ MUTANTS = [
     Mutant("pages past the end read from a freed one", MODULE, "page, live_page[:, None])", "page, live_page[:, None] * 0)"),
     Mutant("pages between sinks and window read", MODULE, "page * self.block_size < key_end[:, None]", "page * self.block_size < seq_lens[owner, None]"),
     Mutant("sinks of the wrong page", MODULE, "live_page = torch.cat([live_page, torch.zeros_like(sink_end)])", "live_page = torch.cat([live_page, sink_end])"),
-    Mutant("chunk starts at its last query", MODULE, "first_page = max(0, first_query + 1 - self.spec.window)", "first_page = max(0, seq_len - self.spec.window)"),
+    Mutant("chunk starts at its last query", MODULE, "max(0, first_query + 1 - window)", "max(0, seq_len - window)"),
+    Mutant("a single decode sees keys before its window", MODULE, "slice(first_key % size, num_keys)", "slice(num_keys)"),
+    Mutant("a single decode sees the unused tail", MODULE, "slice(first_key % size, num_keys)", "slice(first_key % size, None)"),
     Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
     Mutant("history forgotten", MODULE, "first_query = seq_len - num_queries", "first_query = 0"),
     Mutant("K scale forgotten", MODULE, "scores *= k_scale.view(n, num_kv_heads, 1, width)", "pass"),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.cache.shadow import fingerprints
+from twophase import memory
 from twophase.cache import kv_cache as kv_cache_module
-from twophase.cache import memory
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit, spec_from_option
+from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
@@ -171,12 +171,12 @@ def option_spec(option: str) -> KVCacheSpec:
 
 
 def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
-    monkeypatch.setattr(kv_cache_module, "free_memory_bytes", lambda device: 10 * spec().bytes_per_block + 5)
-    assert num_blocks_that_fit(spec(), CPU, 1.0) == 10
-    assert num_blocks_that_fit(spec(), CPU, 0.5) == 5
-    assert num_blocks_that_fit(spec(), CPU, 0.19) == 1
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda device: 10 * 512 + 5)
+    assert memory.num_blocks_that_fit(512, CPU, 1.0) == 10
+    assert memory.num_blocks_that_fit(512, CPU, 0.5) == 5
+    assert memory.num_blocks_that_fit(512, CPU, 0.19) == 1
     with pytest.raises(ConfigError, match=r"One block takes .* 9% of the 0.00 GiB free on cpu"):
-        num_blocks_that_fit(spec(), CPU, 0.09)
+        memory.num_blocks_that_fit(512, CPU, 0.09)
 
 
 def test_this_machine_has_memory():

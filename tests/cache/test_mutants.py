@@ -144,7 +144,6 @@ BOOKKEEPING_MUTANTS = [
     ("a hit looks at the window alone", PREFIX, "if self.window is None or self.sees_all[group]:", "if self.window is None:"),
     ("a hit looks at one group", PREFIX, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
     ("blocks of a group are published", MANAGER, "block_ids = table.block_ids[first : first + self.num_groups]", "block_ids = table.block_ids[first : first + 1] * self.num_groups"),
-    ("all groups' blocks come back", MANAGER, "FREED if index in unseen and not sees_all else", "FREED if index in unseen else"),
     ("slots of one group", MANAGER, "self._num_slots_in_use += num_new * self.num_groups", "self._num_slots_in_use += num_new"),
     ("every kind is full", MANAGER, 'kinds = ["sliding" if self.window is not None and not sees_all', 'kinds = ["sliding" if False'),
     ("another group's blocks", TABLE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),

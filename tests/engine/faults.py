@@ -44,12 +44,6 @@ class FaultyBackend(AttentionBackend):
         self._maybe_raise("attend", plan, at_layer=2)
         return self.real.attend(q, kv, plan["real"])
 
-    def rmsnorm(self, x, residual, weight, eps):
-        return self.real.rmsnorm(x, residual, weight, eps)
-
-    def silu_mul(self, gate_up):
-        return self.real.silu_mul(gate_up)
-
     def _maybe_raise(self, stage: str, plan: dict[str, Any], at_layer: int) -> None:
         if stage == self.stage and plan["num_writes"] == at_layer and self.is_culprit(plan["batch"]):
             self.num_raised += 1

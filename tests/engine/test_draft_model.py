@@ -9,9 +9,10 @@ from tests.engine.engines import check_idle, finish, make_engine, prompt_of, tok
 from tests.engine.speculating import drafting_with, speculating
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, SpeculativeConfig, assembly
+from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase_features.parallel.pages import pack_layer
 from twophase_features.parallel.remote_tier import RemoteTier
+from twophase_features.speculation import opening
 from twophase_features.windows.sliding_window import FREED
 
 WINDOW, NUM_SINKS, BLOCK_SIZE = 16, 3, 4
@@ -186,8 +187,8 @@ def check_landed(module, model) -> None:
 
 def check_cut(module, folder, expected) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "DraftModelDrafter", module.DraftModelDrafter)
-        patch.setattr(assembly, "open_draft_model", module.open_draft_model)
+        patch.setattr(opening, "DraftModelDrafter", module.DraftModelDrafter)
+        patch.setattr(opening, "open_draft_model", module.open_draft_model)
         test_guesses_are_what_the_model_says_after_the_cut_text(folder)
         test_after_a_time_without_guesses_it_cuts_again(folder, expected, on_again=12)
 

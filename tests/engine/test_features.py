@@ -5,23 +5,19 @@ from itertools import combinations
 
 import pytest
 
+from docs.feature_grid import AT_A_REQUEST, PAIRS, TITLES, as_markdown, is_one_option, refusal, refusals_as_markdown
 from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import GEMMA3, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM
-from twophase.config import configured
+from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase_features import pairs as features
-from twophase_features.pairs import FEATURES, TABLE, Refused, Works, as_markdown, check_pairs, refusals_as_markdown
+from twophase_features import pairs as pairs_module
+from twophase_features.pairs import FEATURES, REFUSALS, check_pairs
 from twophase_features.parallel.disaggregation import disaggregated
 
-PAIRS = list(combinations(FEATURES, 2))
-WORKING = [pair for pair in PAIRS if isinstance(TABLE[pair], Works)]
-REFUSED = {
-    when: [pair for pair in PAIRS if isinstance(TABLE[pair], Refused) and TABLE[pair].when == when]
-    for when in ("start", "request", "never")
-}
+WORKING = [pair for pair in PAIRS if not refusal(*pair) and not is_one_option(*pair)]
 SLOW = {"triton"}
 FAST = [pair for pair in WORKING if not SLOW & set(pair)]
 
@@ -77,13 +73,13 @@ def test_all_pairs_work(pair, folder):
 def test_random_triples_work(seed, folder):
     rng = random.Random(seed)
     while True:
-        names = tuple(rng.sample([name for name in FEATURES if name not in SLOW], 3))
-        if all(isinstance(TABLE[pair], Works) for pair in combinations(names, 2)):
+        names = tuple(rng.sample([name for name in TITLES if name not in SLOW], 3))
+        if not any(refusal(*pair) or is_one_option(*pair) for pair in combinations(names, 2)):
             break
     check_features(names, seed, folder)
 
 
-@pytest.mark.parametrize("pair", REFUSED["start"], ids=name_of)
+@pytest.mark.parametrize("pair", REFUSALS, ids=name_of)
 def test_refused_before_a_weight_is_read(pair, folder, monkeypatch):
     def load_weights(*args):
         raise AssertionError("weights are read")
@@ -107,54 +103,57 @@ def open_both(pair, options, folder, monkeypatch) -> None:
         pass
 
 
-@pytest.mark.parametrize("pair", REFUSED["request"], ids=name_of)
+@pytest.mark.parametrize("pair", AT_A_REQUEST, ids=name_of)
 def test_text_is_refused_when_the_request_comes(pair, folder):
-    (feature,) = (FEATURES[name] for name in pair if name in REQUESTS)
+    ((option, _),) = REQUESTS[pair[0]].items()
     llm = LLM(folder, **COMMON, skip_tokenizer_init=True)
     requests = draw_requests(random.Random(0), pair)
-    prompt, params = next(each for each in requests if getattr(each[1], feature.option))
+    prompt, params = next(each for each in requests if getattr(each[1], option))
     with pytest.raises(InvalidRequestError) as caught:
         llm.generate(prompt, params)
-    assert feature.option in str(caught.value)
+    assert option in str(caught.value)
     assert "skip_tokenizer_init" in str(caught.value)
 
 
-@pytest.mark.parametrize("pair", REFUSED["never"], ids=name_of)
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if is_one_option(*pair)], ids=name_of)
 def test_values_of_one_option_are_never_both_on(pair, folder):
     one, other = (examples_of(name, folder)[0] for name in pair)
-    assert set(one) & set(other)
-    for options in (one | other, other | one):
-        config = configured(None, options)
-        assert sum(FEATURES[name].is_on(config) for name in pair) == 1
+    assert any(one[option] != other[option] for option in set(one) & set(other))
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_an_example_switches_its_feature_on_and_is_no_default(name, folder):
-    feature, default = FEATURES[name], configured(None, {})
-    assert feature.is_on(default) == (name in ("prefix_caching", "priority", "optimistic"))
-    if name not in (*REQUESTS, "disaggregated", "mixed"):  # which no option switches on
-        for example in examples_of(name, folder):
-            config = configured(None, example)
-            assert feature.is_on(config), example
-            if not any(
-                isinstance(TABLE[name, other], Refused) for other in ("prefix_caching", "priority") if other != name
-            ):
-                check_pairs(config)
+@pytest.mark.parametrize("name", TITLES)
+def test_an_example_is_no_default_and_switches_on_what_may_be_refused(name, folder):
+    if name in (*REQUESTS, "disaggregated", "mixed"):  # which no option switches on
+        return
+    default = configured(None, {})
+    for example in examples_of(name, folder):
+        config = configured(None, example)
+        assert (config != default) == (name not in ("prefix_caching", "optimistic"))
+        check_pairs(config)
+        if name in FEATURES:
+            assert (FEATURES[name].is_on(default), FEATURES[name].is_on(config)) == (False, True), example
 
 
-def test_the_table_has_no_blank_and_is_symmetric():
-    assert set(TABLE) == {(one, other) for one in FEATURES for other in FEATURES if one != other}
-    assert all(TABLE[one, other] == TABLE[other, one] for one, other in PAIRS)
+def test_the_engine_asks_about_every_pair(folder):
+    """`uses_features` spares an engine without features the question; it must not spare any other one."""
+    assert not EngineConfig().uses_features
+    for one, other in REFUSALS:
+        if not {"mixed", "disaggregated"} & {one, other}:
+            for first in examples_of(one, folder):
+                assert configured(None, first | examples_of(other, folder)[0]).uses_features
+
+
+def test_the_grid_has_no_blank_and_a_row_for_each_feature():
     heads, _, *rows = [line.split("|")[1:-1] for line in as_markdown().splitlines() if line.startswith("|")]
-    assert len(rows) == len(FEATURES)
+    assert len(rows) == len(TITLES)
     assert all(len(row) == len(heads) and all(cell.strip() for cell in row) for row in rows)
     assert sum(row.count(" ✓ ") for row in rows) == 2 * len(WORKING)
+    assert {name for pair in REFUSALS for name in pair} == set(FEATURES) <= set(TITLES)
 
 
 def test_the_refused_pairs_have_a_row_each_with_a_reason():
     _, _, *rows = [line.split(" | ") for line in refusals_as_markdown().splitlines()]
-    titles = {name: feature.title for name, feature in FEATURES.items()}
-    refused = {tuple(sorted((titles[one], titles[other]))) for one, other in REFUSED["start"] + REFUSED["request"]}
+    refused = {tuple(sorted((TITLES[one], TITLES[other]))) for one, other in [*REFUSALS, *AT_A_REQUEST]}
     assert {tuple(sorted((row[0].strip("| "), row[1]))) for row in rows} == refused
     assert all(row[2].strip("| ") for row in rows)
 
@@ -178,15 +177,13 @@ def check_table(module, folder):
     ]:
         with pytest.raises(ConfigError, match=f"do not go together.*{other}|{other}.*do not go together"):
             module.check_pairs(configured(None, options), **arguments)
-    assert module.TABLE["window", "mixed"] == module.TABLE["mixed", "window"]
-    assert isinstance(module.TABLE["window", "mixed"], module.Refused)
     module.check_pairs(configured(None, window | ranks | {"kv_cache_dtype": "int8"}))
     module.check_pairs(configured(None, whole | ready))  # one rank has all experts, and all heads
     module.check_pairs(configured(None, {}), also=("disaggregated",))
 
 
 def test_the_table_by_hand(folder):
-    check_table(features, folder)
+    check_table(pairs_module, folder)
 
 
 @pytest.mark.mutants
@@ -205,7 +202,7 @@ def test_the_table_by_hand(folder):
             "lambda config: config.tensor_parallel_size > 1",
             "lambda config: config.tensor_parallel_size > 2",
         ),
-        ("one direction", "or _REFUSALS.get((other, one)) or WORKS", "or WORKS"),
+        ("one of the two is enough", "{one, other} <= on", "{one, other} & on"),
     ],
     ids=lambda value: value if len(value) < 26 and " " in value and "config" not in value else "",
 )

@@ -712,11 +712,11 @@ GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json
 MUTANTS = [
     ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
     ("mask of the neighbour row", "sampler", "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "sampler"),
-    ("masked rows shifted", "sampler", "row_ids = [r for r, _", "row_ids = [max(r - 1, 0) for r, _", "sampler"),
+    ("masked rows shifted", "sampler", "scores[list(allowed)] =", "scores[[max(r - 1, 0) for r in allowed]] =", "sampler"),
     ("highest bit first", "sampler", 'bitorder="little"', 'bitorder="big"', "sampler"),
     ("everything allowed beyond the last word", "sampler", "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "sampler"),
     ("logprobs of what is left", "sampler", "_with_logprobs(logits,", "_with_logprobs(scores,", "sampler"),
-    ("logits masked in place", "sampler", "    scores = scores.clone()\n    scores[row_ids]", "    scores[row_ids]", "sampler"),
+    ("logits masked in place", "sampler", "logits.clone() if scores is logits else scores", "scores", "sampler"),
     ("state not advanced", "guidance", "self._matcher.consume_tokens(new)", "pass", "guide"),
     ("state advanced twice", "guidance", "self._num_read += len(new)", "pass", "guide"),
     ("only the newest token read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[max(num_prompt_tokens + self._num_read, len(token_ids) - 1) :]", "guide"),

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from tests.engine.engines import check_idle, prompt_of
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import make_folder
-from twophase import LLM, SamplingParams, sizing
+from twophase import LLM, SamplingParams, memory
 from twophase import llm as llm_module
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
@@ -213,7 +213,7 @@ def check_default_swap_space(folder, monkeypatch):
         options = {"num_kv_blocks": 64, "block_size": 4, "preemption_mode": "swap"}
         bytes_per_block = module.LLM(folder, **options).kv_cache.spec.bytes_per_block
         assert module.LLM(folder, **options).scheduler.cache.tier.num_blocks == 64
-        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 40 * bytes_per_block)
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 40 * bytes_per_block)
         assert module.LLM(folder, **options).scheduler.cache.tier.num_blocks == 10
         assert module.LLM(folder, **options, num_swap_blocks=20).scheduler.cache.tier.num_blocks == 20
         monkeypatch.undo()
@@ -304,13 +304,12 @@ class TestOptions:
         assert whole.scheduler.config.max_num_batched_tokens == 600
 
     def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
-        spec, limits = llm.kv_cache.spec, SchedulerConfig(10**6, 10**6, 10**6)
-        cpu = torch.device("cpu")
-        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 4 * 2**30)
-        assert sizing.default_num_blocks(spec, cpu, None, limits) == 2**30 // spec.bytes_per_block
-        assert sizing.default_num_blocks(spec, cpu, 0.9, limits) == int(0.9 * 4 * 2**30) // spec.bytes_per_block
-        monkeypatch.setattr("twophase.cache.kv_cache.free_memory_bytes", lambda device: 400 * 2**30)
-        assert sizing.default_num_blocks(spec, cpu, None, limits) == 2 * 2**30 // spec.bytes_per_block
+        num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
+        assert memory.default_num_blocks(num_bytes, cpu, None) == 2**30 // num_bytes
+        assert memory.default_num_blocks(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
+        monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
+        assert memory.default_num_blocks(num_bytes, cpu, None) == 2 * 2**30 // num_bytes
 
     def test_default_swap_space_leaves_the_host_its_memory(self, tiny_folder, monkeypatch):
         check_default_swap_space(tiny_folder, monkeypatch)(llm_module)
@@ -326,9 +325,9 @@ class TestOptions:
             ({"kv_cache_dtype": "int8"}, ConfigError, "multiple of 16 bytes"),
             ({"block_size": 5}, ConfigError, "power of two"),
             ({"block_size": 0}, ConfigError, "block_size must be a power of two of at least 1"),
-            ({"num_kv_blocks": 0}, ConfigError, "num_kv_blocks must be a whole number >= 1, got 0"),
+            ({"num_kv_blocks": 0}, ConfigError, "num_kv_blocks must be a whole number >= 1, or None, got 0"),
             ({"num_kv_blocks": 4, "kv_memory_fraction": 0.5}, ConfigError, "give one of them"),
-            ({"kv_memory_fraction": 1.5}, ConfigError, r"kv_memory_fraction must be in \(0, 1\], got 1.5"),
+            ({"kv_memory_fraction": 1.5}, ConfigError, r"kv_memory_fraction must be in \(0, 1\], or None, got 1.5"),
             ({"max_model_len": 257}, ConfigError, r"in \[2, 256\], got 257"),
             ({"max_model_len": 1}, ConfigError, r"in \[2, 256\], got 1"),
             ({"max_num_seqs": 0}, ConfigError, "max_num_seqs must be a whole number >= 1, got 0"),

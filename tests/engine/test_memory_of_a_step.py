@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
-from twophase import sizing
-from twophase.cache import kv_cache
+from twophase import memory
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.config import EngineConfig
-from twophase.core import sizes
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.scheduling.config import SchedulerConfig
@@ -32,20 +30,19 @@ def config(tiny_folder):
 def check_step(module, config):
     assert module.step_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "free_memory_bytes", lambda device: 20 * 2**30)
-        many = SchedulerConfig(10**6, 10**6, 8192)
-        found = module.default_num_blocks(SPEC, torch.device("cuda"), None, many, reserved_bytes=EXPECTED_BYTES)
+        patch.setattr(module, "free_memory_bytes", lambda device: 20 * 2**30)
+        found = module.default_num_blocks(SPEC.bytes_per_block, torch.device("cuda"), None, EXPECTED_BYTES)
     assert found == int(0.9 * (20 * 2**30 - EXPECTED_BYTES)) // SPEC.bytes_per_block
 
 
 def check_swap(module):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache, "free_memory_bytes", lambda device: 100 * SPEC.bytes_per_block)
-        assert [module.default_num_blocks(SPEC, count) for count in (20, 25, 400)] == [20, 25, 25]
+        patch.setattr(memory, "free_memory_bytes", lambda device: 100 * SPEC.bytes_per_block)
+        assert [module.default_num_blocks(SPEC.bytes_per_block, count) for count in (20, 25, 400)] == [20, 25, 25]
 
 
 def test_a_step_keeps_its_memory(config):
-    check_step(sizing, config)
+    check_step(memory, config)
 
 
 def test_swapped_blocks_leave_the_host_half_of_its_memory():
@@ -53,27 +50,27 @@ def test_swapped_blocks_leave_the_host_half_of_its_memory():
 
 
 def test_a_step_that_needs_all_memory_is_refused():
-    with pytest.raises(sizing.ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
-        kv_cache.num_blocks_that_fit(SPEC, torch.device("cpu"), 0.9, reserved_bytes=2**60)
+    with pytest.raises(ConfigError, match=r"kept for a step.*max_num_batched_tokens"):
+        memory.num_blocks_that_fit(SPEC.bytes_per_block, torch.device("cpu"), 0.9, reserved_bytes=2**60)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("the step forgotten", "[device.type], reserved_bytes)", "[device.type])"),
+        ("the step forgotten", "device, share, reserved_bytes)", "device, share)"),
         ("one row's logits", "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)"),
         ("one token's activations", "(model, limits.max_num_batched_tokens,", "(model, 1,"),
     ],
     ids=lambda value: value if len(value) < 30 and "." not in value else "",
 )
 def test_step_mutants_are_killed(name, old, new, config):
-    KillTable.record(Mutant(name, "twophase.sizing", old, new), lambda module: check_step(module, config))
+    KillTable.record(Mutant(name, "twophase.memory", old, new), lambda module: check_step(module, config))
 
 
 @pytest.mark.mutants
 def test_the_swap_mutant_is_killed():
-    old = 'min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))'
+    old = 'min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))'
     KillTable.record(
         Mutant("as large as the pool", "twophase_features.offloading.host_memory", old, "num_blocks"), check_swap
     )
@@ -82,13 +79,13 @@ def test_the_swap_mutant_is_killed():
 def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, monkeypatch):
     """Found by the fuzzer: a folder that says 10^9 positions took all of the machine's memory."""
     long = replace(config, max_position_embeddings=1_000_000)
-    assert sizing.limits_of(EngineConfig(), long, torch.device("cpu")).max_model_len == 1_000_000
-    assert sizing.rope_table_bytes(long, 1_000_000) == 3 * 64 * 4 * 1_000_000
-    monkeypatch.setattr(sizing, "free_host_memory_bytes", lambda: 768_000_000)
-    sizing.check_rope_tables(long, 1_000_000)
-    monkeypatch.setattr(sizing, "free_host_memory_bytes", lambda: 767_999_999)
+    assert memory.limits_of(EngineConfig(), long, torch.device("cpu")).max_model_len == 1_000_000
+    assert memory.rope_table_bytes(long, 1_000_000) == 3 * 64 * 4 * 1_000_000
+    monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 768_000_000)
+    memory.check_rope_tables(long, 1_000_000)
+    monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 767_999_999)
     with pytest.raises(ConfigError, match=r"rotary tables of 1,000,000 positions.*a smaller max_model_len"):
-        sizing.check_rope_tables(long, 1_000_000)
+        memory.check_rope_tables(long, 1_000_000)
 
 
 def check_sizes(module):
@@ -104,7 +101,7 @@ def check_sizes(module):
 
 
 def test_sizes_by_hand():
-    check_sizes(sizes)
+    check_sizes(memory)
 
 
 @pytest.mark.mutants
@@ -121,4 +118,4 @@ def test_sizes_by_hand():
     ids=lambda value: value if len(value) < 22 else "",
 )
 def test_size_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.core.sizes", old, new), check_sizes)
+    KillTable.record(Mutant(name, "twophase.memory", old, new), check_sizes)

@@ -10,10 +10,10 @@ from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_en
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.sampling_params import SamplingParams
-from twophase.core.sizes import SCORED_ROWS
 from twophase.engine.engine import Engine
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
+from twophase.memory import SCORED_ROWS
 from twophase.scheduling.ledger import BlockLedger
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window

@@ -280,10 +280,10 @@ def test_deep_schemas(tiny_folder, depth, as_text):
 
 CHECKS = {"prompts": check_bad_prompts, "scalars": check_scalars}
 MUTANTS = [
-    ("a bool is a number", "core.rules", "    if isinstance(value, bool):\n        raise TypeError\n    return operator", "    return operator", "scalars"),
+    ("a bool is a number", "core.rules", "isinstance(found, bool) != is_flag", "False", "scalars"),
     ("arrays of one are scalars", "core.rules", 'getattr(value, "ndim", 0) != 0', "False", "scalars"),
-    ("scalars stay what they are", "core.rules", "return value.item() if", "return value if", "scalars"),
-    ("upper bounds forgotten", "core.rules", "number <= at_most)", "number <= at_most + 0 * 10**9 or True)", "bounds"),
+    ("scalars stay what they are", "core.rules", "found = value.item() if", "found = value if", "scalars"),
+    ("upper bounds forgotten", "core.rules", "n <= at_most)", "n <= at_most or True)", "bounds"),
     ("half surrogates", "core.rules", "    value.encode()\n", "", "text"),
     ("ids from a set", "engine.prompts", "tuple(items_of(given))", "tuple(given)", "prompts"),
     ("ids beyond the vocabulary", "engine.prompts", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),

@@ -7,7 +7,7 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import detokenizer, request_state, sampler
+from twophase.engine import detokenizer, engine, request_state, sampler
 from twophase.engine.sampler import SampleRow, bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
@@ -180,8 +180,7 @@ def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
     """Of 16 x 300 biases a step in Python, each took as long as a step."""
     made, used = [], []
     monkeypatch.setattr(request_state, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
-    biased = sampler._biased
-    monkeypatch.setattr(sampler, "_biased", lambda logits, rows: used.extend(rows) or biased(logits, rows))
+    monkeypatch.setattr(engine, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
     bias = dict.fromkeys(range(300), 1.0)
     generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
     assert len(made) == 1
@@ -210,19 +209,20 @@ def test_biases_of_any_kind_and_their_refusal(llm):
 @pytest.mark.parametrize(
     ("name", "module", "old", "new", "check"),
     [
-        ("biases of all rows", "sampler", "scores[row_ids, token_ids] +=", "scores[:, token_ids] +=", check_bias),
+        ("biases of all rows", "sampler", "scores[at] += torch", "scores[:, at[1]] += torch", check_bias),
+        ("edits in place", "sampler", "logits.clone() if scores is logits else scores", "scores", check_bias),
         (
-            "biases in place",
+            "each edit starts anew",
             "sampler",
-            "scores = logits.clone()\n    scores[row_ids, token_ids] +=",
-            "scores = logits\n    scores[row_ids, token_ids] +=",
+            "logits.clone() if scores is logits else scores",
+            "logits.clone()",
             check_bias,
         ),
         (
             "biases last",
             "sampler",
-            "_penalise_output(_penalise(_biased(logits, rows), rows), rows)",
-            "_biased(_penalise_output(_penalise(logits, rows), rows), rows)",
+            "    (_add_bias, lambda row: row.bias),\n    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n",
+            "    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n    (_add_bias, lambda row: row.bias),\n",
             check_bias,
         ),
         ("prompts are counted", "sampler", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
@@ -234,9 +234,13 @@ def test_biases_of_any_kind_and_their_refusal(llm):
             "* torch.ones(len(counts))",
             check_penalties,
         ),
-        ("penalties in place", "sampler", "scores = scores.clone()\n    for r, row", "for r, row", check_penalties),
-        ("bans of all rows", "sampler", "scores[[r for r, _ in banned], [", "scores[:, [", check_ban),
-        ("bans in place", "sampler", "    scores = scores.clone()\n    scores[[r", "    scores[[r", check_ban),
+        (
+            "bans of all rows",
+            "sampler",
+            "scores[_places(banned, scores.device)]",
+            "scores[:, _places(banned, scores.device)[1]]",
+            check_ban,
+        ),
         (
             "stops at any time",
             "detokenizer",

@@ -163,7 +163,10 @@ def test_four_thousand_tokens_in_six_blocks(tmp_path):
     ("options", "message"),
     [
         ({"num_attention_sinks": 4}, "num_attention_sinks=4 and no window"),
-        ({"sliding_window": 0}, "sliding_window must be a whole number >= 1 keys, the token's own among them, got 0"),
+        (
+            {"sliding_window": 0},
+            "sliding_window must be a whole number >= 1 keys, the token's own among them, or None, got 0",
+        ),
         ({"sliding_window": 8, "num_attention_sinks": -1}, "num_attention_sinks must be a whole number >= 0, got -1"),
     ],
 )

@@ -4,7 +4,6 @@
 changed: a key of config.json, where a token stands, the chat template, the files of the weights.
 """
 
-import inspect
 import json
 import shutil
 import sys
@@ -20,10 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.fuzz.rule import FindingError, refusing_clearly
-from tests.model.tiny import LLAMA3_ROPE, make_folder
+from tests.model.tiny import LLAMA3_ROPE, config_readers, make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
-from twophase.model import config as config_module
 from twophase.model.config import load_config
 from twophase.model.tokenizer import Tokenizer
 
@@ -153,7 +151,7 @@ def _their_text(folder: Path) -> tuple[Any, torch.Tensor]:
 
 def _changes(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Each key that is read: dropped, of any value, as text, in capitals; and the spellings of other versions."""
-    source = inspect.getsource(config_module)
+    source = config_readers()
     for key in sorted(key for key in config if f'"{key}"' in source):
         yield from ({key: value} for value in (ABSENT, *ODD_JSON, str(config[key])))
         yield {key: ABSENT, key.upper(): config[key]}

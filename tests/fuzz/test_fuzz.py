@@ -18,8 +18,8 @@ from tests.fuzz.requests import Requests
 from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from twophase.core.errors import ConfigError
 from twophase.engine.engine import Engine
-from twophase.model.config import MIXTRAL_DEFAULTS
 from twophase.scheduling._queues import SequenceQueues
+from twophase_features.experts.config import MIXTRAL_DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 

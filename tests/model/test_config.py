@@ -1,16 +1,19 @@
 """config.json, old and new forms, and every refusal: the file, what was found, what is supported."""
 
-import inspect
 import json
+import sys
 from dataclasses import fields
+from unittest.mock import patch
 
 import pytest
 
-from tests.model.tiny import FAMILIES
+from tests.model.tiny import FAMILIES, config_readers
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
 from twophase.model import config as config_module
-from twophase.model.config import RopeConfig, load_config
+from twophase.model.config import ARCHITECTURES, RopeConfig, family_of, load_config
+from twophase_features import gemma3
+from twophase_features.windows import layer_types
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,7 +35,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 ABSENT = object()
-MODEL_TYPES = {name: family.model_type for name, family in config_module.FAMILIES.items()}
+MODEL_TYPES = {name: family_of(name).model_type for name in ARCHITECTURES}
 
 
 def write(folder, **changes):
@@ -63,9 +66,9 @@ NOT_READ = {"bos_token_id", "eos_token_id"}  # transformers' generate takes them
 @pytest.mark.parametrize(("config_class", "family"), {row[0]: name for name, row in FAMILIES.items()}.items())
 def test_the_defaults_are_those_of_transformers(config_class, family):
     """Every field of transformers' class that this package reads, so that neither can change alone."""
-    source = inspect.getsource(config_module)
+    source = config_readers()
     (architecture,) = (name for name, kind in MODEL_TYPES.items() if kind == config_class.model_type)
-    ours = config_module.DEFAULTS | dict(config_module.FAMILIES[architecture].defaults)
+    ours = config_module.DEFAULTS | dict(family_of(architecture).defaults)
     theirs = {each.name: each.default for each in fields(config_class) if f'"{each.name}"' in source}
     assert len(theirs) > 15, family
     base = config_class.default_theta
@@ -106,29 +109,29 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def check_gemma(tmp_path):
     """The form of the hub's older files, and what transformers takes where a file does not say."""
 
-    def check(module) -> None:
-        config = module.load_config(write(tmp_path, **GEMMA))
+    def check(load_config=load_config) -> None:
+        config = load_config(write(tmp_path, **GEMMA))
         assert config.layer_types == (SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING)
         assert config.sees_all == (False, False, True, False, False, True, False)
-        assert config.rope == module.RopeConfig(1e6, "linear", 8.0)
-        assert config.local_rope == module.RopeConfig(1e4)
+        assert config.rope == RopeConfig(1e6, "linear", 8.0)
+        assert config.local_rope == RopeConfig(1e4)
         assert (config.attention_scale, config.embed_scale, config.norm_offset) == (0.25, 48**0.5, 1)
         assert (config.tie_word_embeddings, config.sliding_window, config.has_output_norms) == (True, 8, True)
         silent = ("head_dim", "sliding_window", "rope_theta", "rope_local_base_freq", "rope_scaling")
         silent += ("sliding_window_pattern", "query_pre_attn_scalar", "hidden_activation")
-        default = module.load_config(write(tmp_path, **(GEMMA | dict.fromkeys(silent, ABSENT))))
+        default = load_config(write(tmp_path, **(GEMMA | dict.fromkeys(silent, ABSENT))))
         assert default.layer_types == (*[SLIDING] * 5, FULL, SLIDING)
-        assert (default.rope, default.local_rope) == (module.RopeConfig(1e6), module.RopeConfig(1e4))
+        assert (default.rope, default.local_rope) == (RopeConfig(1e6), RopeConfig(1e4))
         assert (default.head_dim, default.attention_scale, default.sliding_window) == (256, 1 / 16, 4096)
-        one_kind = module.load_config(write(tmp_path, **(GEMMA | {"num_hidden_layers": 2})))
+        one_kind = load_config(write(tmp_path, **(GEMMA | {"num_hidden_layers": 2})))
         assert (one_kind.layer_types, one_kind.sliding_window) == ((), 8)
-        assert (one_kind.rope, one_kind.local_rope) == (module.RopeConfig(1e4), None), "all layers are sliding"
+        assert (one_kind.rope, one_kind.local_rope) == (RopeConfig(1e4), None), "all layers are sliding"
 
     return check
 
 
 def test_older_gemma_files(tmp_path):
-    check_gemma(tmp_path)(config_module)
+    check_gemma(tmp_path)()
 
 
 def test_generation_config_decides_what_ends_a_text(tmp_path):
@@ -219,6 +222,7 @@ REFUSED = {
     "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"two names of one number"),
     "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
     "sigmoid router": (MIXTRAL | {"scoring_func": "sigmoid"}, r"scoring_func 'sigmoid' is not supported"),
+    "a flag for a number of groups": (MIXTRAL | {"n_group": True}, r"n_group True is not supported"),
     "groups of experts": (QWEN3_MOE | {"n_group": 2}, r"n_group 2 is not supported"),
     "window of some sparse layers": (QWEN3_MOE | SWITCHED | {"max_window_layers": 3}, r"max_window_layers must be 0"),
     "kinds of sparse layers": (QWEN3_MOE | SWITCHED | {"layer_types": ["full_attention"] * 6}, r"layer_types absent"),
@@ -279,6 +283,11 @@ REFUSED = {
         r"rope_scaling beside rope_parameters",
     ),
     "soft-capped scores": (GEMMA | {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50.0 is not supported"),
+    "soft-capped to nothing": (GEMMA | {"attn_logit_softcapping": 0}, r"attn_logit_softcapping 0 is not supported"),
+    "a window of 0 that no layer sees": (
+        GEMMA | {"layer_types": [FULL] * 7, "sliding_window": 0},
+        r"'sliding_window' must be a whole number >= 1, found 0",
+    ),
     "soft-capped logits": (GEMMA | {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30.0 is not"),
     "attention both ways": (GEMMA | {"use_bidirectional_attention": True}, r"use_bidirectional_attention True is not"),
     "another GELU": (GEMMA | {"hidden_activation": "gelu"}, r"'gelu' is not supported; supported: 'gelu_pytorch_tanh'"),
@@ -336,41 +345,68 @@ def test_json_nested_beyond_reason(tmp_path):
 
 
 def check_layer_types(tmp_path):
-    def check(module) -> None:
+    def check(load_config=load_config) -> None:
         for kind, window in (("full_attention", None), ("sliding_attention", 8)):
-            config = module.load_config(write(tmp_path, **QWEN, layer_types=[kind] * 2))
+            config = load_config(write(tmp_path, **QWEN, layer_types=[kind] * 2))
             assert (config.sliding_window, config.is_mixed) == (window, False)
-        mixed = module.load_config(write(tmp_path, **QWEN, max_window_layers=1))
+        mixed = load_config(write(tmp_path, **QWEN, max_window_layers=1))
         assert (mixed.sliding_window, mixed.layer_types) == (8, (FULL, SLIDING))
-        assert module.load_config(write(tmp_path, **QWEN, layer_types=[SLIDING, FULL])).sees_all == (False, True)
+        assert load_config(write(tmp_path, **QWEN, layer_types=[SLIDING, FULL])).sees_all == (False, True)
         for wrong in (["chunked_attention"] * 2, ["sliding_attention"], "sliding_attention", 5):
             with pytest.raises(ModelFolderError, match="layer_types must be 2 times one of"):
-                module.load_config(write(tmp_path, **QWEN, layer_types=wrong))
+                load_config(write(tmp_path, **QWEN, layer_types=wrong))
 
     return check
 
 
+def check_door(tmp_path):
+    """What a file without a window says of its layers is read, too."""
+
+    def check(load_config=load_config) -> None:
+        for wrong in ([SLIDING] * 2, [FULL], FULL):
+            with pytest.raises(ModelFolderError, match="layer_types"):
+                load_config(write(tmp_path, layer_types=wrong))
+        assert not load_config(write(tmp_path, layer_types=[FULL] * 2)).is_mixed
+
+    return check
+
+
+def test_layer_types(tmp_path):
+    check_door(tmp_path)()
+    check_layer_types(tmp_path)()
+
+
+KINDS, GEMMA3 = layer_types.__name__, gemma3.__name__
 MUTANTS = [
-    ("unknown attention loads as sliding", " and all(kind in LAYER_TYPES for kind in given)", ""),
-    ("too few layer types", " and len(given) == num_layers", ""),
-    ("layer types as text are read", "isinstance(given, list) and ", ""),
-    ("one full layer too many", "if layer < num_full else", "if layer <= num_full else"),
-    ("the file's layer types are ignored", "default if given is None else given", "default"),
-    ("the first of a pattern is full", "if (layer + 1) % pattern else full", "if layer % pattern else full"),
-    ("bases the wrong way round", '("rope_theta", "rope_local_base_freq")', '("rope_local_base_freq", "rope_theta")'),
-    ("sliding layers are scaled too", '"sliding_attention": {}}', '"sliding_attention": scaling or {}}'),
-    ("sliding layers alone turn as full ones", 'full if layer_types[0] == "full_attention" else local', "full"),
-    ("scores by the width of a head", '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
-    ("embeddings as they are", "hidden_size**0.5 if family.is_gemma else 1.0", "1.0"),
-    ("weights of its own", '    "tie_word_embeddings": True,\n', ""),
+    ("unknown attention loads as sliding", KINDS, " and all(kind in LAYER_TYPES for kind in given)", ""),
+    ("too few layer types", KINDS, " and len(given) == num_layers", ""),
+    ("layer types as text are read", KINDS, "isinstance(given, list) and ", ""),
+    ("one full layer too many", KINDS, "if layer < num_full else", "if layer <= num_full else"),
+    ("the file's layer types are ignored", KINDS, "default if given is None else given", "default"),
+    ("the first of a pattern is full", GEMMA3, "if (layer + 1) % pattern else FULL", "if layer % pattern else FULL"),
+    (
+        "bases the wrong way round",
+        GEMMA3,
+        '("rope_theta", "rope_local_base_freq")',
+        '("rope_local_base_freq", "rope_theta")',
+    ),
+    ("sliding layers are scaled too", GEMMA3, '"sliding_attention": {}}', '"sliding_attention": scaling or {}}'),
+    ("sliding layers alone turn as full ones", GEMMA3, "full if types[0] == FULL else local", "full"),
+    ("scores by the width of a head", GEMMA3, '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
+    ("embeddings as they are", GEMMA3, 'file.positive_int("hidden_size") ** 0.5', "1.0"),
+    ("weights of its own", GEMMA3, '            "tie_word_embeddings": True,\n', ""),
+    ("layer types pass unread", "twophase.model.config", 'file.values.get("layer_types") in (None, all_full)', "True"),
 ]
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant, tmp_path):
-    def check(module) -> None:
-        check_layer_types(tmp_path)(module)
-        check_gemma(tmp_path)(module)
+    name, module_name, *change = mutant
 
-    KillTable.record(Mutant(mutant[0], "twophase.model.config", *mutant[1:]), check)
+    def check(module) -> None:
+        with patch.dict(sys.modules, {module_name: module}):  # where the door finds it
+            for each in (check_layer_types, check_gemma, check_door):
+                each(tmp_path)(getattr(module, "load_config", load_config))
+
+    KillTable.record(Mutant(name, module_name, *change), check)

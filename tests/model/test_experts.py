@@ -6,10 +6,12 @@ import torch
 from tests.engine.engines import make_engine, prompt_of, run
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.model.config import ExpertsConfig, load_config
-from twophase.model.linear import GroupedLinear, Linear, make_grouped_linear, make_linear
-from twophase_features import experts
-from twophase_features.experts import ExpertLoad
+from twophase.model.config import load_config
+from twophase.model.linear import TorchLinear, make_linear
+from twophase_features.experts import mixture as experts
+from twophase_features.experts.config import ExpertsConfig
+from twophase_features.experts.load import ExpertLoad
+from twophase_features.experts.weights import GroupedLinear, make_grouped_linear
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, HIDDEN = 5, 12
@@ -62,7 +64,7 @@ def test_a_tokens_result_does_not_depend_on_its_company():
         owners = torch.arange(NUM_EXPERTS).repeat_interleave(counts)
         return torch.stack([matrices[owner] @ row for owner, row in zip(owners, rows, strict=True)])
 
-    router = Linear(torch.eye(HIDDEN)[:NUM_EXPERTS], None, is_packed=False)  # sums of one term are exact
+    router = TorchLinear(torch.eye(HIDDEN)[:NUM_EXPERTS], None, is_packed=False)  # sums of one term are exact
     together = experts.mix_experts(x, compute, router, config)
     for token in range(40):
         assert torch.equal(experts.mix_experts(x[token : token + 1], compute, router, config)[0], together[token])
@@ -86,7 +88,7 @@ def test_the_stacked_product_is_the_same(monkeypatch):
     """What a GPU runs in one launch, played by torch's own CPU version of it; layers without rows included."""
     torch.manual_seed(0)
     stacked = torch.randn(4, 24, 16)
-    layers = tuple(Linear(weight, None, is_packed=False) for weight in stacked)
+    layers = tuple(TorchLinear(weight, None, is_packed=False) for weight in stacked)
     counts, x = torch.tensor([3, 0, 5, 1]), torch.randn(9, 16)
     torch.testing.assert_close(GroupedLinear(layers, stacked)(x, counts), GroupedLinear(layers, None)(x, counts))
 
@@ -162,4 +164,4 @@ def check_all(module) -> None:
     ],
 )
 def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase_features.experts", old, new), check_all)
+    KillTable.record(Mutant(name, "twophase_features.experts.mixture", old, new), check_all)

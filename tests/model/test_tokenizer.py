@@ -83,14 +83,16 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     ],
 )
 def test_a_chat_template_that_is_none(template, tmp_path):
+    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+    assert tokenizer.encode("hello") == [0, 2], "text needs no template"
     with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json: 'chat_template' must be text, or a list of"):
-        Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
+        tokenizer.apply_chat_template(HELLO)
 
 
 def test_a_chat_template_that_is_no_text(tmp_path):
     (make_folder(tmp_path) / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelFolderError, match=r"chat_template\.jinja cannot be read as UTF-8"):
-        Tokenizer.from_folder(tmp_path)
+        _ = Tokenizer.from_folder(tmp_path).chat_template
 
 
 def test_a_special_token_without_its_text_is_named(tmp_path):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
-from twophase.model import linear, weights
+from twophase.model import linear, tensor_files
 from twophase.model.config import load_config
 from twophase.model.linear import make_linear
 from twophase.model.weights import load_weights
@@ -83,7 +83,7 @@ def test_truncated_file(folder):
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size - 10)
-    said = rf"model\.safetensors is truncated at \S+weight: {size - 10:,} bytes, expected {size:,}\. Download"
+    said = rf"model\.safetensors is truncated: {size - 10:,} bytes, expected {size:,}\. Download"
     with pytest.raises(ModelFolderError, match=said):
         load(folder)
 
@@ -233,9 +233,9 @@ def check_index(folder):
             with pytest.raises(
                 ModelFolderError, match=r"index\.json: 'weight_map' must name a safetensors file in the sam"
             ):
-                module.load_weights(folder, load_config(folder), torch.float32, torch.device("cpu"))
+                module.TensorFiles(folder)
         index.write_text(json.dumps({"weight_map": weight_map}))
-        module.load_weights(folder, load_config(folder), torch.float32, torch.device("cpu"))
+        module.TensorFiles(folder)
 
     return check
 
@@ -250,7 +250,7 @@ def sharded(folder):
 
 
 def test_the_index_leads_nowhere_else(sharded):
-    check_index(sharded)(weights)
+    check_index(sharded)(tensor_files)
 
 
 def test_a_link_in_the_folder_is_followed(sharded):
@@ -264,5 +264,5 @@ def test_a_link_in_the_folder_is_followed(sharded):
 
 @pytest.mark.mutants
 def test_mutant(sharded):
-    mutant = Mutant("the index leads out", "twophase.model.weights", " or Path(name).name != name", "")
+    mutant = Mutant("the index leads out", "twophase.model.tensor_files", " or Path(name).name != name", "")
     KillTable.record(mutant, check_index(sharded))

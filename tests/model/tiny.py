@@ -1,5 +1,6 @@
 """Tiny random models of every supported family, written as Hugging Face folders by transformers itself."""
 
+import inspect
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,13 @@ from transformers import (
 )
 
 from twophase.attention.select import make_backend
+from twophase.model import config, rope_config
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
 from twophase.model.weights import load_weights
+from twophase_features import gemma3
+from twophase_features.experts import config as expert_configs
+from twophase_features.windows import layer_types
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -96,6 +101,11 @@ FAMILIES |= {
         QWEN3_MOE | {"use_sliding_window": True, "sliding_window": WINDOW, "tie_word_embeddings": True},
     ),
 }
+
+
+def config_readers() -> str:
+    """The text of every module that reads config.json."""
+    return "".join(map(inspect.getsource, (config, rope_config, layer_types, gemma3, expert_configs)))
 
 
 def make_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

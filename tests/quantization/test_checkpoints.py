@@ -87,6 +87,14 @@ def test_experts(tmp_path):
     assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "experts")
 
 
+def test_experts_of_which_one_is_plain(tmp_path):
+    def some(stem, layer):
+        return {f"{stem}.weight": layer.weight} if ".experts.0." in stem else awq(stem, layer)
+
+    oracle = write(tmp_path, AWQ, some, family="qwen3-moe")
+    assert_logits_equal(logits_of(tmp_path), oracle_logits(oracle, PROMPT), "one plain expert")
+
+
 def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
     write(tmp_path, AWQ, awq)
     llm = LLM(str(tmp_path), skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE)

@@ -9,10 +9,10 @@ from tests.model.test_families import LOGITS_TOLERANCE, oracle_logits
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import ConfigError, ModelFolderError
-from twophase.model import weights
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase_features.parallel.sharding import Shard
+from twophase_features.quantization import loader
 from twophase_features.quantization.linear import DynamicInt8Linear, Int4Linear
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES, head_scheme
@@ -134,7 +134,7 @@ def test_bad_input_is_refused(tmp_path):
 def test_the_plain_form_is_kept_while_there_is_room(tmp_path, monkeypatch):
     folder, _ = make_folder("llama", tmp_path, **SIZES)
     for free, keeps_plain in ((2**30, True), (1000, False)):
-        monkeypatch.setattr(weights, "free_host_memory_bytes", lambda free=free: free)
+        monkeypatch.setattr(loader, "free_host_memory_bytes", lambda free=free: free)
         loaded = load_weights(folder, load_config(folder), torch.bfloat16, CPU, scheme=SCHEMES["int4"])
         layer = loaded.layers[0].qkv
         if not isinstance(layer, Int4Linear):

@@ -12,9 +12,9 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import ModelFolderError
 from twophase.model.config import load_config
-from twophase.model.weights import open_tensors
 from twophase_features.model_store.prepare import prepare_as_stored
 from twophase_features.quantization import gguf_blocks
+from twophase_features.quantization.loader import open_tensors
 
 TYPES = {name: gguf.GGMLQuantizationType[name] for name in gguf_blocks.BLOCK_TYPES}
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

@@ -8,7 +8,7 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ConfigError
-from twophase.model.linear import LinearLayer
+from twophase.model.linear import Linear
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import (
@@ -181,7 +181,7 @@ def test_each_kind_of_weight_has_its_layer():
         for name, dtype in product(SCHEMES, (torch.float32, torch.bfloat16))
     }
     for (name, dtype), layer in layers.items():
-        assert isinstance(layer, LinearLayer)
+        assert isinstance(layer, Linear)
         assert isinstance(layer, DynamicInt8Linear) == (name == "int8_dynamic")
         is_int4 = name in INT4 and dtype == torch.bfloat16 and linear._has_int4_operator()
         assert isinstance(layer, Int4Linear) == is_int4

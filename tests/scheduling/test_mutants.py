@@ -364,8 +364,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "blocks leaked on abort",
-        "            self._close(sequence)\n        self._drop",
-        "            pass\n        self._drop",
+        "        if sequence.table is not None:\n            self.take_back(sequence)\n",
+        "        pass\n",
         aborts,
         module="ledger",
     ),

@@ -1,4 +1,4 @@
-"""The one interface between the model and whatever computes attention on this machine."""
+"""The interface between the model and the backend that computes its attention."""
 
 import abc
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from twophase.cache.kv_cache import LayerKV
 from twophase.core.batch import AttentionBatch
+from twophase.model.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a model's attention looks like; the same for all its layers.
+    """Shape, scale and window of a model's attention; the same for all its layers.
 
     Attributes:
         num_heads, num_kv_heads: H and H_kv; query head h reads KV head h // (H // H_kv).
@@ -32,19 +33,19 @@ class AttentionSpec:
     num_sinks: int = 0
 
 
-class AttentionBackend(abc.ABC):
+class AttentionBackend(Ops, abc.ABC):
     """Paged attention for one model on one device. Implementations are final.
 
-    A step calls `plan` once, then for each layer `write` and `attend`. `rmsnorm` and `silu_mul` are here too because
-    the Triton backend has kernels for them. No method keeps state between steps.
+    A step calls `plan` once, then for each layer `write` and `attend`. A backend with kernels for them also overrides
+    `Ops`. No method keeps state between steps.
     """
 
     name: str
-    max_decode_len: int = 1  # tokens of one sequence that are computed as decodes are: the newest, and drafts to verify
+    max_decode_len: int = 1  # tokens of one sequence that are computed like a decode: the newest, and drafts to verify
 
     @abc.abstractmethod
     def plan(self, batch: AttentionBatch) -> Any:
-        """What the layers of this step share (gather indices, masks, launch shapes); passed to `write` and `attend`."""
+        """Gather indices, masks, launch shapes: shared by the step's layers, and passed to `write` and `attend`."""
 
     @abc.abstractmethod
     def write(
@@ -65,16 +66,3 @@ class AttentionBackend(abc.ABC):
     @abc.abstractmethod
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
         """Causal attention of each new token over its sequence's pages, this step's tokens included."""
-
-    @abc.abstractmethod
-    def rmsnorm(
-        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
-    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
-        """(rmsnorm(x + residual) * weight, x + residual); without a residual (rmsnorm(x) * weight, x).
-
-        The mean square is taken in fp32 (RMSNorm, arXiv:1910.07467). May overwrite its inputs.
-        """
-
-    @abc.abstractmethod
-    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
-        """silu(gate) * up, for gate and up side by side (SwiGLU, arXiv:2002.05202)."""

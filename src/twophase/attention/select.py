@@ -41,7 +41,7 @@ def runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What keeps Triton's kernels from running on `device`, and what to do; None if nothing does."""
+    """The reason why Triton's kernels cannot run on `device`, and what to do; None: they can."""
     from twophase_kernels._triton import KernelsUnavailableError, mode
 
     try:

@@ -2,13 +2,13 @@
 
 Decodes run batched, as FlashDecoding does it (split-KV, Dao et al. 2023): each sequence's context is cut into splits of
 a fixed length, all splits of all sequences form one rectangular batch, and the partial results are merged by their
-running maximum. So a ragged batch needs neither a Python loop over sequences nor padding to the longest one.
-Prefill chunks run one `scaled_dot_product_attention` each.
+running maximum. A ragged batch thus needs neither a Python loop over sequences nor padding to the longest sequence.
+A prefill chunk runs one fused `scaled_dot_product_attention`, and so does the only decode of a step.
 """
 
-import functools
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,13 @@ SPLIT_KEYS = 128
 
 # Decodes at most that one fused scaled_dot_product_attention serves. Measured likewise, one sequence of 128 keys, fused
 # against a product, a softmax and a product: bf16 21 us and 109, fp32 21 and 51; 32 sequences 415 and 352. For bf16,
-# whose small products are slow, that was a seventh of a step with 4-bit weights; fp32 gains 3 % of one, and keeps the
-# sums that do not depend on how many sequences there are.
+# whose small products are slow, that was a seventh of a step with 4-bit weights; fp32 would gain 3 %, and keeps sums
+# that do not depend on the number of sequences.
 FUSED_SEQS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePlan:
+class SplitPlan:
     """B decodes cut into n splits of C keys each.
 
     Attributes:
@@ -40,7 +40,7 @@ class DecodePlan:
         rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the splits' pages.
         hidden: Keys the split's query must not see.
         stale: Which rows of the gathered [n * H_kv * C, D] come from slots that were never written. What an earlier
-            owner left there may be anything, and 0 * NaN is NaN, so their V is zeroed.
+            owner left there may be NaN, and 0 * NaN is NaN, so their V is zeroed.
     """
 
     owner: Int[Tensor, "n"]
@@ -50,47 +50,38 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class LoneDecodePlan:
-    """A single decode of a step: its keys lie in a row, so nothing is masked.
+class ChunkPlan:
+    """Consecutive tokens of one sequence: L queries, S gathered keys.
 
     Attributes:
-        rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold its keys.
-        first_key: Of the keys gathered, the first one that its query sees.
-        num_keys: S, how many it sees.
+        tokens: Which tokens of the flat batch they are.
+        rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the keys' pages.
+        keys: Which of the gathered keys they read: the last page has an unused tail.
+        mask: None where plain causality is enough: for a fresh prompt, and for a single query that sees all `keys`.
     """
 
+    tokens: slice
     rows: Int[Tensor, "R"]
-    first_key: int
-    num_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillPlan:
-    """One prefill chunk: tokens [start, end) of the flat batch, S gathered keys.
-
-    Attributes:
-        rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold its keys.
-        num_keys: S; what is gathered beyond it is the unused tail of the last page.
-        mask: None for a fresh prompt, where plain causality is enough.
-    """
-
-    start: int
-    end: int
-    rows: Int[Tensor, "R"]
-    num_keys: int
+    keys: slice
     mask: Bool[Tensor, "L S"] | None
 
 
 @dataclass(slots=True)
 class TorchPlan:
-    """What the layers of one step share. `rotation` is filled by the first layer that needs it."""
+    """Shared by the layers of one step. `rotation` is filled by the first layer that needs it.
+
+    Attributes:
+        kept: Tokens whose K and V are written; None: all of them.
+        splits: For the first `num_split` decodes; None: no decode is split.
+        chunks: All other sequences of the step.
+    """
 
     positions: Int[Tensor, "T"]
     kept: Int[Tensor, "K"] | None
     write_rows: Int[Tensor, "R"]
-    decode: DecodePlan | LoneDecodePlan | None
-    num_decodes: int
-    prefills: list[PrefillPlan]
+    num_split: int
+    splits: SplitPlan | None
+    chunks: list[ChunkPlan]
     rotation: tuple[Float[Tensor, "T 1 D"], Float[Tensor, "T 1 D"]] | None = None
 
 
@@ -99,8 +90,8 @@ class TorchBackend(AttentionBackend):
 
     Args:
         split_keys: Keys of a split.
-        fused_seqs: Decodes at most that one fused call serves, if none needs more than one split; a single decode,
-            however long, is served by one.
+        fused_seqs: Decodes at most that one fused call serves, if none needs more than one split; 0: none. A single
+            decode is served by one fused call, whatever its length.
     """
 
     name = "torch"
@@ -122,27 +113,14 @@ class TorchBackend(AttentionBackend):
         block, offset = slots // self.block_size, slots % self.block_size
         heads = torch.arange(self.spec.num_kv_heads, device=slots.device)
         write_rows = ((block[:, None] * self.spec.num_kv_heads + heads) * self.block_size + offset[:, None]).reshape(-1)
-        prefills, start = [], batch.num_decodes
-        for seq in range(batch.num_decodes, len(batch.query_lens_host)):
-            prefills.append(self._plan_prefill(batch, seq, start))
-            start = prefills[-1].end
-        decode = self._plan_decode(batch)
-        return TorchPlan(batch.positions.long(), kept, write_rows, decode, batch.num_decodes, prefills)
+        is_alone = batch.num_decodes == 1 and self.fused_seqs > 0 and not self.spec.num_sinks
+        num_split = 0 if is_alone else batch.num_decodes
+        splits = self._plan_splits(batch) if num_split else None
+        ends = list(accumulate(batch.query_lens_host))
+        chunks = [self._plan_chunk(batch, seq, ends[seq]) for seq in range(num_split, len(ends))]
+        return TorchPlan(batch.positions.long(), kept, write_rows, num_split, splits, chunks)
 
-    def _plan_decode(self, batch: AttentionBatch) -> DecodePlan | LoneDecodePlan | None:
-        if batch.num_decodes == 1 and self.fused_seqs and not self.spec.num_sinks:
-            return self._plan_lone_decode(batch)
-        return self._plan_splits(batch) if batch.num_decodes else None
-
-    def _plan_lone_decode(self, batch: AttentionBatch) -> LoneDecodePlan:
-        seq_len = batch.seq_lens_host[0]
-        first_key = 0 if self.spec.window is None else max(0, seq_len - self.spec.window)
-        first_page = first_key // self.block_size
-        num_pages = max(1, -(-seq_len // self.block_size) - first_page)  # also of a padding row, which sees nothing
-        rows = self._cache_rows(batch.block_tables[:1, first_page : first_page + num_pages])
-        return LoneDecodePlan(rows, first_key - first_page * self.block_size, seq_len - first_key)
-
-    def _plan_splits(self, batch: AttentionBatch) -> DecodePlan:
+    def _plan_splits(self, batch: AttentionBatch) -> SplitPlan:
         num_seqs, device = batch.num_decodes, batch.seq_lens.device
         seq_lens = batch.seq_lens[:num_seqs].long()
         width = self.split_blocks * self.block_size
@@ -166,34 +144,34 @@ class TorchBackend(AttentionBackend):
                 live_page = torch.cat([live_page, torch.zeros_like(sink_end)])
         positions = key_start[:, None] + torch.arange(width, device=device)
         visible = (positions < key_end[:, None]) & self._in_window(seq_lens[owner, None] - 1, positions)
-        # Instead of pages past a split's end, which may not be there or were freed, it reads the first page of the
-        # window or of the sinks: it is there, and its slots are written, as a rule all.
+        # A page past a split's end may be missing or freed. The split then reads the first page of the window or of the
+        # sinks: that page is there, and usually all its slots are written.
         page = key_start[:, None] // self.block_size + torch.arange(self.split_blocks, device=device)
         page = torch.where(page * self.block_size < key_end[:, None], page, live_page[:, None])
         rows = self._cache_rows(batch.block_tables[owner[:, None], page])
         written = page[:, :, None] * self.block_size + torch.arange(self.block_size, device=device)
         stale = (written.view(positions.shape) >= seq_lens[owner, None])[:, None].expand(-1, self.spec.num_kv_heads, -1)
-        return DecodePlan(owner, rows, ~visible[:, None, None, :], torch.nonzero(stale.flatten()).squeeze(1))
+        return SplitPlan(owner, rows, ~visible[:, None, None, :], torch.nonzero(stale.flatten()).squeeze(1))
 
-    def _plan_prefill(self, batch: AttentionBatch, seq: int, start: int) -> PrefillPlan:
-        device = batch.seq_lens.device
+    def _plan_chunk(self, batch: AttentionBatch, seq: int, end: int) -> ChunkPlan:
+        window, num_sinks, size = self.spec.window, self.spec.num_sinks, self.block_size
         num_queries, seq_len = batch.query_lens_host[seq], batch.seq_lens_host[seq]
         first_query = seq_len - num_queries
-        pages = torch.arange(-(-seq_len // self.block_size), device=device)
-        if self.spec.window is not None:
-            first_page = max(0, first_query + 1 - self.spec.window) // self.block_size
-            sink_pages = min(first_page, -(-self.spec.num_sinks // self.block_size))
-            pages = torch.cat([pages[:sink_pages], pages[first_page:]])
-        num_keys = (pages.shape[0] - 1) * self.block_size + (seq_len - 1) % self.block_size + 1
-        rows = self._cache_rows(batch.block_tables[seq, pages][None])
+        first_key = 0 if window is None else max(0, first_query + 1 - window)
+        first_page, num_pages = first_key // size, max(1, -(-seq_len // size))  # a padding row sees nothing of its page
+        sink_pages = min(first_page, -(-num_sinks // size))
+        num_keys = seq_len - (first_page - sink_pages) * size
+        table, tokens = batch.block_tables[seq], slice(end - num_queries, end)
+        rows = self._cache_rows(torch.cat([table[:sink_pages], table[first_page:num_pages]])[None])
+        if num_queries == 1 and not num_sinks:
+            return ChunkPlan(tokens, rows, slice(first_key % size, num_keys), None)
         mask = None
-        if first_query or (self.spec.window is not None and seq_len > self.spec.window):
-            keys = (pages[:, None] * self.block_size + torch.arange(self.block_size, device=device)).flatten()[
-                :num_keys
-            ]
-            queries = torch.arange(first_query, seq_len, device=device)[:, None]
+        if first_query or (window is not None and seq_len > window):
+            positions = torch.arange(seq_len, device=rows.device)
+            keys = torch.cat([positions[: sink_pages * size], positions[first_page * size :]])
+            queries = positions[first_query:, None]
             mask = (keys <= queries) & self._in_window(queries, keys)
-        return PrefillPlan(start, start + num_queries, rows, num_keys, mask)
+        return ChunkPlan(tokens, rows, slice(num_keys), mask)
 
     def _in_window(self, queries: Int[Tensor, "a 1"], keys: Int[Tensor, "*b"]) -> Bool[Tensor, "..."]:
         if self.spec.window is None:
@@ -228,32 +206,18 @@ class TorchBackend(AttentionBackend):
         return rotate(q, *plan.rotation)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TorchPlan) -> Float[Tensor, "T H D"]:
-        if plan.decode is not None and not plan.prefills:
-            return self._decode(q, kv, plan.decode)
+        if plan.splits is not None and not plan.chunks:
+            return self._attend_splits(q, kv, plan.splits)
+        if plan.splits is None and len(plan.chunks) == 1:
+            return self._attend_chunk(q, kv, plan.chunks[0])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.decode is not None:
-            out[: plan.num_decodes] = self._decode(q[: plan.num_decodes], kv, plan.decode)
-        for chunk in plan.prefills:
-            out[chunk.start : chunk.end] = self._prefill(q[chunk.start : chunk.end], kv, chunk)
+        if plan.splits is not None:
+            out[: plan.num_split] = self._attend_splits(q[: plan.num_split], kv, plan.splits)
+        for chunk in plan.chunks:
+            out[chunk.tokens] = self._attend_chunk(q[chunk.tokens], kv, chunk)
         return out
 
-    def _decode(
-        self, q: Float[Tensor, "B H D"], kv: LayerKV, plan: DecodePlan | LoneDecodePlan
-    ) -> Float[Tensor, "B H D"]:
-        if isinstance(plan, LoneDecodePlan):
-            return self._decode_alone(q, kv, plan)
-        return self._decode_splits(q, kv, plan)
-
-    def _decode_alone(self, q: Float[Tensor, "1 H D"], kv: LayerKV, plan: LoneDecodePlan) -> Float[Tensor, "1 H D"]:
-        num_kv_heads, head_dim = self.spec.num_kv_heads, self.spec.head_dim
-        k, v = (
-            gathered_keys(data, scale, plan.rows, num_kv_heads, q.dtype).narrow(1, plan.first_key, plan.num_keys)
-            for data, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
-        )
-        queries = q.view(1, num_kv_heads, -1, head_dim)  # the heads of a group, as if they were queries of one head
-        return F.scaled_dot_product_attention(queries, k[None], v[None], scale=self.spec.scale).view(q.shape)
-
-    def _decode_splits(self, q: Float[Tensor, "B H D"], kv: LayerKV, plan: DecodePlan) -> Float[Tensor, "B H D"]:
+    def _attend_splits(self, q: Float[Tensor, "B H D"], kv: LayerKV, plan: SplitPlan) -> Float[Tensor, "B H D"]:
         num_seqs, num_kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
         group = self.spec.num_heads // num_kv_heads
         n, width = plan.owner.shape[0], plan.hidden.shape[-1]
@@ -295,49 +259,19 @@ class TorchBackend(AttentionBackend):
         out = out / total.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         return out.to(q.dtype).view(q.shape)
 
-    def _prefill(self, q: Float[Tensor, "L H D"], kv: LayerKV, plan: PrefillPlan) -> Float[Tensor, "L H D"]:
-        num_kv_heads = self.spec.num_kv_heads
+    def _attend_chunk(self, q: Float[Tensor, "L H D"], kv: LayerKV, plan: ChunkPlan) -> Float[Tensor, "L H D"]:
+        num_kv_heads, head_dim, scale = self.spec.num_kv_heads, self.spec.head_dim, self.spec.scale
         k, v = (
-            gathered_keys(data, scale, plan.rows, num_kv_heads, q.dtype)[:, : plan.num_keys]
-            for data, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
+            gathered_keys(data, data_scale, plan.rows, num_kv_heads, q.dtype)[None, :, plan.keys]
+            for data, data_scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
         )
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k[None],
-            v[None],
-            attn_mask=plan.mask,
-            is_causal=plan.mask is None,
-            scale=self.spec.scale,
-            enable_gqa=self.spec.num_heads != num_kv_heads,
-        )
+        if q.shape[0] == 1 and plan.mask is None:
+            # A group's heads as if they were queries of one head: no K or V is copied for each of them.
+            queries = q.reshape(1, num_kv_heads, -1, head_dim)
+            return F.scaled_dot_product_attention(queries, k, v, scale=scale).reshape(q.shape)
+        how = {"attn_mask": plan.mask, "is_causal": plan.mask is None, "enable_gqa": q.shape[1] != num_kv_heads}
+        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, scale=scale, **how)
         return out[0].transpose(0, 1)
-
-    def rmsnorm(
-        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
-    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
-        if residual is not None:
-            x = residual.add_(x)
-        return rms_norm(x, weight, eps), x
-
-    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-
-
-def rms_norm(x: Float[Tensor, "*a N"], weight: Float[Tensor, "N"], eps: float) -> Float[Tensor, "*a N"]:
-    """RMSNorm over the last dimension (arXiv:1910.07467), in fp32, rounded once at the end.
-
-    The root of |x|^2 / N + eps as a hypotenuse, because each small operation counts in a decode step: against
-    `F.rms_norm` a layer of one bf16 row takes 10 us and 14, 512 fp32 rows take 0.09 ms and 1.0.
-    """
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    rms = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps))
-    return (x / rms).mul_(weight).to(x.dtype)
-
-
-@functools.cache
-def _root(eps: float) -> Float[Tensor, ""]:
-    return torch.tensor(math.sqrt(eps), dtype=torch.float32)
 
 
 def rotate(

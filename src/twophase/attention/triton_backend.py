@@ -22,7 +22,7 @@ class Run(NamedTuple):
     """Neighbouring sequences of a batch, whose attention is one launch.
 
     Attributes:
-        sequences, tokens: Which rows of the batch they are.
+        sequences, tokens: Which sequences and which tokens of the batch.
         cu_query_lens: Their cumulative query lengths, starting at 0 again; None: one token each.
         max_query_len: Their longest.
         is_long: Too long for the kernel that splits the keys.
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """The batch, and what is launched for it."""
+    """The batch, and its attention launches."""
 
     batch: AttentionBatch
     runs: tuple[Run, ...]
@@ -46,8 +46,8 @@ class TritonPlan:
 class TritonBackend(AttentionBackend):
     """The Triton backend.
 
-    A step is at most three attention launches per layer: all decodes; drafts to verify, with the short chunks that
-    follow; the other chunks. The first two split the keys of long contexts.
+    A step has at most three attention launches per layer: all decodes; drafts to verify, with the short chunks that
+    follow them; the other chunks. The first two launches split the keys of long contexts.
     """
 
     name = "triton"
@@ -55,8 +55,8 @@ class TritonBackend(AttentionBackend):
     def __init__(self, spec: AttentionSpec, deterministic: bool = False) -> None:
         self.spec = spec
         self.deterministic = deterministic
-        # The chunks before a short one decide which of the two kernels it gets, and they split keys differently: where
-        # results must not depend on the batch, no chunk is short.
+        # Whether a short chunk gets the kernel that splits keys depends on the chunks before it, and the kernels sum in
+        # different orders. Where results must not depend on the batch, no chunk is short.
         if not deterministic:
             self.max_decode_len = max(1, max_rows(spec.head_dim) * spec.num_kv_heads // spec.num_heads)
 

@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from twophase.cache.memory import GIB, free_memory_bytes
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
-from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES, kv_bytes_per_token
+from twophase.memory import GIB, ROW_ALIGNMENT_BYTES, SCALE_BYTES, kv_bytes_per_token
 from twophase_features.windows.layer_groups import LayerGroups
 
 KVFormat = Literal["none", "int8", "fp8_e4m3"]
@@ -101,24 +100,6 @@ def spec_from_option(
     is_plain = kv_format == "none" and kv_cache_dtype != "auto"
     dtype: torch.dtype = getattr(torch, kv_cache_dtype) if is_plain else model_dtype
     return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
-
-
-def num_blocks_that_fit(spec: KVCacheSpec, device: torch.device, fraction: float, reserved_bytes: int = 0) -> int:
-    """Blocks that fill `fraction` of the memory free on `device` now, of which `reserved_bytes` are kept for others.
-
-    Raises:
-        ConfigError: Not even one block fits.
-    """
-    free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
-    num_blocks = int(free_bytes * fraction) // spec.bytes_per_block
-    if num_blocks < 1:
-        raise ConfigError(
-            f"One block takes {spec.bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB "
-            f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step) is "
-            f"{int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size, a smaller "
-            f"max_num_batched_tokens or a quantised kv_cache_dtype."
-        )
-    return num_blocks
 
 
 class KVCache:

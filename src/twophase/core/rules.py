@@ -30,17 +30,17 @@ ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 
 def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = InvalidRequestError) -> None:
-    """Read the fields of a frozen record, each by its rule.
-
-    Raises:
-        InvalidRequestError, or `error_type`: A field breaks its rule; names it, the rule and the value.
-    """
+    """Read the fields of a frozen record, each by its rule. Raises as `checked`."""
     for name, rule in rules.items():
         object.__setattr__(record, name, checked(name, getattr(record, name), rule, error_type))
 
 
 def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRequestError) -> Any:
-    """The value as it is kept. Raises InvalidRequestError, or `error_type`, if it breaks the rule."""
+    """The value as it is kept.
+
+    Raises:
+        InvalidRequestError, or `error_type`: The value breaks the rule; names the field, the rule and the value.
+    """
     try:
         return rule.read(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -70,49 +70,57 @@ def _beginning(value: Any, depth: int = 3) -> Any:
     return type(value)(_beginning(each, depth - 1) for each in value[:_MOST_ITEMS])
 
 
+# -- rules
+
+
+def limited(words: str, read: Callable[[Any], Any], holds: Callable[[Any], bool]) -> Rule:
+    """A value for which `holds` is true once it is read."""
+
+    def read_within(value: Any) -> Any:
+        found = read(value)
+        if not holds(found):
+            raise ValueError
+        return found
+
+    return Rule(words, read_within)
+
+
+def kept(words: str, holds: Callable[[Any], bool]) -> Rule:
+    """A value that is kept as it is."""
+    return limited(words, lambda value: value, holds)
+
+
+def one_of(*names: str) -> Rule:
+    return kept(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+
+
 def whole_number(at_least: int | None = None, at_most: int | None = None, note: str = "") -> Rule:
     bounds = [f">= {at_least}"] * (at_least is not None) + [f"<= {at_most}"] * (at_most is not None)
-
-    def read(value: Any) -> int:
-        number = read_int(value)
-        _require((at_least is None or number >= at_least) and (at_most is None or number <= at_most))
-        return number
-
-    return Rule(" ".join(["a whole number", " and ".join(bounds), note]).replace("  ", " ").strip(), read)
+    words = " ".join(filter(None, ["a whole number", " and ".join(bounds), note]))
+    return limited(words, read_int, lambda n: (at_least is None or n >= at_least) and (at_most is None or n <= at_most))
 
 
 def number(words: str, holds: Callable[[float], bool] = lambda x: True) -> Rule:
     """A finite number for which `holds` is true."""
-
-    def read(value: Any) -> float:
-        found = read_float(value)
-        _require(math.isfinite(found) and holds(found))
-        return found
-
-    return Rule(words, read)
-
-
-# More is nobody's wish, and beyond 9e9 the system's own waits overflow.
-DURATION = number("a finite number of seconds > 0, at most 1e9", lambda x: 0 < x <= 1e9)
+    return limited(words, read_float, lambda x: math.isfinite(x) and holds(x))
 
 
 def optional(rule: Rule) -> Rule:
     return Rule(f"{rule.words}, or None", lambda value: None if value is None else rule.read(value))
 
 
-def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: int | None = None) -> Rule:
-    """A tuple of them, `at_most` so many; None is none, and a single `of_one` stands for a list of one."""
+def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: int | float = math.inf) -> Rule:
+    """A tuple of values that each keep `rule`; None is an empty one, and a single `of_one` stands for a list of one."""
 
     def read(value: Any) -> tuple[Any, ...]:
-        if value is None:
-            return ()
-        if of_one is not None and isinstance(value, of_one):
-            value = [value]
-        items = tuple(items_of(value))
-        _require(at_most is None or len(items) <= at_most)
-        return tuple(map(rule.read, items))
+        is_one = of_one is not None and isinstance(value, of_one)
+        return tuple([value] if is_one else () if value is None else items_of(value))
 
-    return Rule(words or f"a list, each of it {rule.words}", read)
+    each = limited(words, read, lambda items: len(items) <= at_most)
+    return Rule(words or f"a list, each of it {rule.words}", lambda value: tuple(map(rule.read, each.read(value))))
+
+
+# -- reading
 
 
 def items_of(value: Any) -> Iterable[Any]:
@@ -137,50 +145,32 @@ def read_text(value: Any) -> str:
 
 
 def read_flag(value: Any) -> bool:
-    value = _plain(value)
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
+    return bool(_plain(value, is_flag=True))
 
 
 def read_int(value: Any) -> int:
-    if type(value) is int:
-        return value
-    value = _plain(value)
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)
+    return value if type(value) is int else operator.index(_plain(value))
 
 
 def read_float(value: Any) -> float:
-    if type(value) is float:
-        return value
-    value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    found = _plain(value)
+    if not isinstance(found, Real):
         raise TypeError
-    return float(value)
+    return float(found)
 
 
-def _plain(value: Any) -> Any:
-    """The scalar of NumPy or PyTorch as Python's own; what has dimensions is none."""
+def _plain(value: Any, is_flag: bool = False) -> Any:
+    """The scalar of NumPy or PyTorch as Python's own. Raises TypeError for an array, and for a bool as a number."""
     if getattr(value, "ndim", 0) != 0:
         raise TypeError
-    return value.item() if hasattr(value, "item") else value
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise ValueError
+    found = value.item() if hasattr(value, "item") else value
+    if isinstance(found, bool) != is_flag:
+        raise TypeError
+    return found
 
 
 TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
+NON_EMPTY_TEXT = limited("non-empty text", read_text, bool)
 FLAG = Rule("True or False", read_flag)
-
-
-def _not_empty(value: Any) -> str:
-    text = read_text(value)
-    _require(bool(text))
-    return text
-
-
-NON_EMPTY_TEXT = Rule("non-empty text", _not_empty)
+# More is nobody's wish, and beyond 9e9 the system's own waits overflow.
+DURATION = number("a finite number of seconds > 0, at most 1e9", lambda x: 0 < x <= 1e9)

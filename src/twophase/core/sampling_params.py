@@ -22,23 +22,17 @@ from twophase.core.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1  # a key of the random numbers has 64 bits (`twophase.engine.philox`)
-# Beyond these a penalised logit may leave the range of float32, and what is drawn has no meaning any more.
+# Beyond these a penalised logit may leave the range of float32, and draws lose their meaning.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 MAX_OUTPUT_PENALTY = 2.0  # as in OpenAI's interface and vLLM
+MAX_BIAS = 100.0
+# Every token's step goes through all of them, in Python.
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
 
 
 def _read_top_k(value: Any) -> int:
     """-1 is vLLM's way to say 0."""
-    return 0 if (count := read_int(value)) == -1 else TOP_K.read(count)
-
-
-TOP_K = whole_number(at_least=0)
-OUTPUT_PENALTY = number(
-    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
-)
-
-# Every token's step goes through all of them, in Python.
-MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
+    return 0 if (count := read_int(value)) == -1 else COUNT.read(count)
 
 
 def _read_stop(value: Any) -> str:
@@ -48,25 +42,25 @@ def _read_stop(value: Any) -> str:
     return text
 
 
-MAX_BIAS = 100.0
-
-
 def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of a token id and what is added to its logit; each token once."""
+    """Pairs (token id, bias) in the order of their ids; each token once."""
     if value is None:
         return ()
     pairs = value.items() if isinstance(value, Mapping) else items_of(value)
-    biases = {TOKEN_ID.read(token_id): BIAS.read(bias) for token_id, bias in pairs}
-    return tuple(sorted(biases.items()))
+    return tuple(sorted({COUNT.read(token_id): BIAS.read(bias) for token_id, bias in pairs}.items()))
 
 
-TOKEN_ID = whole_number(at_least=0)
+COUNT = whole_number(at_least=0)  # a token id, too
 BIAS = number(f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", lambda x: abs(x) <= MAX_BIAS)
+OUTPUT_PENALTY = number(
+    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
+)
+LOGPROBS = optional(whole_number(at_least=0, at_most=MAX_LOGPROBS))
 
 RULES = {
     "n": whole_number(at_least=1),
     "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
-    "top_k": Rule("a whole number >= 0 (0 or -1 keeps every token)", _read_top_k),
+    "top_k": Rule(f"{COUNT.words} (0 or -1 keeps every token)", _read_top_k),
     "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
     "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
     "repetition_penalty": number(
@@ -76,7 +70,7 @@ RULES = {
     "frequency_penalty": OUTPUT_PENALTY,
     "seed": optional(whole_number(at_least=0, at_most=MAX_SEED)),
     "max_tokens": whole_number(at_least=1),
-    "min_tokens": whole_number(at_least=0),
+    "min_tokens": COUNT,
     "stop": several(
         Rule("", _read_stop),
         of_one=str,
@@ -85,16 +79,16 @@ RULES = {
         at_most=MAX_STOPS,
     ),
     "stop_token_ids": several(
-        whole_number(at_least=0),
-        words="a list of at most 1024 token ids, whole numbers >= 0",
+        COUNT,
+        words=f"a list of at most {MAX_STOP_TOKEN_IDS} token ids, whole numbers >= 0",
         at_most=MAX_STOP_TOKEN_IDS,
     ),
     "ignore_eos": FLAG,
     "include_stop_str_in_output": FLAG,
     "skip_special_tokens": FLAG,
     "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
-    "logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
-    "prompt_logprobs": optional(whole_number(at_least=0, at_most=MAX_LOGPROBS)),
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
 }
 
 
@@ -105,41 +99,42 @@ class SamplingParams:
     Order of application: logit bias, repetition penalty, presence and frequency penalties, structured outputs,
     temperature, top-k, top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
 
+    A value outside its range (`RULES`) raises InvalidRequestError.
+
     Attributes:
-        n: Completions for the prompt; they share its pages and diverge by copy-on-write.
+        n: Completions for the prompt; they share its K/V blocks and diverge by copy-on-write.
         temperature: Logits are divided by it; 0 means argmax.
         top_k: Keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
-        top_p: Keep the smallest set of most likely tokens with at least this probability mass, in (0, 1].
-        min_p: Drop tokens less likely than `min_p` times the most likely one, in [0, 1].
-        repetition_penalty: In [0.01, 100]; logits of tokens already seen are divided by it when positive, else
-            multiplied (CTRL, arXiv:1909.05858, section 4.1).
-        presence_penalty: In [-2, 2]; taken from the logit of each token that the completion has already.
-        frequency_penalty: In [-2, 2]; taken from it as often as the completion has it. Neither counts the prompt.
-        seed: Makes the request's draws reproducible, alone or in any batch; below 2**64. None draws a fresh seed.
-        max_tokens: Tokens to generate at most, >= 1.
+        top_p: Keep the smallest set of most likely tokens with at least this probability mass.
+        min_p: Drop tokens less likely than `min_p` times the most likely one.
+        repetition_penalty: Logits of tokens already seen are divided by it when positive, else multiplied (CTRL,
+            arXiv:1909.05858, section 4.1).
+        presence_penalty: Taken once from the logit of each token that the completion has already.
+        frequency_penalty: Taken from that logit as often as the completion has the token. Neither counts the prompt.
+        seed: Makes the request's draws reproducible, alone or in any batch. None draws a fresh seed.
+        max_tokens: Tokens to generate at most.
         min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
             end it, and stop strings are text like any other. At most `max_tokens`.
-        stop: Strings that end the completion; the text is cut before it. A string is a list of one, None is none. At
-            most 32, each of at most 256 characters. The text of a special token, "<|im_end|>" say, also stands for that
-            token, which has no text otherwise.
-        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids, at most 1,024; None is
-            none.
+        stop: Strings that end the completion; the text is cut before the string. One string is a list of one, None is
+            an empty list. The text of a special token, "<|im_end|>" say, also stands for that token, which has no text
+            otherwise.
+        stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
         skip_special_tokens: Leave special tokens out of the text.
-        logit_bias: What is added to the logits of these tokens, {id: in [-100, 100]}; -100 as good as forbids one, 100
-            as good as demands it. Kept as pairs (id, bias).
+        logit_bias: Added to the logits of these tokens, {id: bias}; -100 practically forbids a token, 100 practically
+            forces it. Kept as pairs (id, bias).
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
             (before structured outputs, temperature and truncation), in nats.
-        prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and those
-            of so many of the most likely ones, once for all n completions. It costs the last linear layer at every
-            position of the prompt instead of the last one alone; `SCORED_ROWS` of them are computed at a time, so that
-            a step needs no more memory. And the prompt is computed from its beginning: prefixes are cached for others,
-            and none is looked up.
-        structured_outputs: The form that the text must have; None: any. A completion that ends by 'stop' has it. One
-            cut by `max_tokens` or the context limit ends by 'length', as ever, and may be incomplete. Stop strings and
-            stop token ids act where the text before them has the form, and are passed over elsewhere.
+        prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and this
+            many of the most likely tokens', once for all n completions. They cost the last linear layer at every
+            position of the prompt instead of the last one; `SCORED_ROWS` positions are computed at a time, so that a
+            step needs no more memory. The prompt is computed from its beginning: its prefix is cached for others, and
+            not looked up.
+        structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; one that
+            ends by 'length' may be incomplete. Stop strings and stop token ids act where the text before them has the
+            form, and are passed over elsewhere.
     """
 
     n: int = 1
@@ -192,10 +187,10 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Nothing is drawn."""
+        """Whether the most likely token is taken, without a draw."""
         return self.temperature == 0
 
     @property
     def logprobs_temperature(self) -> float | int:
-        """The logits are divided by it before log-probabilities are taken (`NextTokenParams` has others than 1)."""
+        """Divides the logits before log-probabilities are taken; 1 except in a beam search (`NextTokenParams`)."""
         return 1

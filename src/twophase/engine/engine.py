@@ -33,7 +33,7 @@ from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
 from twophase_features.speculation.drafters import DraftRequest
 from twophase_features.speculation.speculator import Speculator
-from twophase_features.structured_outputs.guidance import Grammar, Guidance, Guide
+from twophase_features.structured_outputs.guidance import Grammar, Guide
 
 Sampled = tuple[SampledToken, ...]
 Scored = tuple[TokenLogprobs, ...]
@@ -76,7 +76,7 @@ class Engine:
         vocab_size: int,
         codec: TextCodec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
-        guidance: Guidance | None = None,
+        guidance: Any = None,
         speculator: Speculator | None = None,
         seed: int = 0,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,

@@ -7,7 +7,7 @@ from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
-from twophase_features.structured_outputs.guidance import Grammar, Guidance
+from twophase_features.structured_outputs.guidance import Grammar
 
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -132,7 +132,7 @@ def _check_stop(stop: str, codec: TextCodec) -> None:
             )
 
 
-def compile_grammar(params: SamplingParams, guidance: Guidance | None) -> Grammar | None:
+def compile_grammar(params: SamplingParams, guidance: Any) -> Grammar | None:
     """The grammar of the request's structured outputs, if it has any.
 
     Raises:
@@ -144,4 +144,5 @@ def compile_grammar(params: SamplingParams, guidance: Guidance | None) -> Gramma
         raise InvalidRequestError(
             "structured_outputs are text, so they need a tokenizer, and the engine has none (skip_tokenizer_init)."
         )
-    return guidance.compile(params)
+    grammar: Grammar = guidance.compile(params)
+    return grammar

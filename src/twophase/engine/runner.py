@@ -1,9 +1,8 @@
 """Runs what the scheduler planned: the packed batch through the model, logits of the rows that sample."""
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -11,15 +10,13 @@ from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import BlockCopy, ScheduledChunk
-from twophase.core.sizes import SCORED_ROWS
+from twophase.doors import feature
 from twophase.engine.packing import pack
+from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
-from twophase_features.cuda_graphs import DecodeGraphs
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
-
-logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -56,14 +53,9 @@ class ModelRunner:
         self.model = model
         self.kv_cache = kv_cache
         self.watch: PageWatch | None = None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: Any = None  # DecodeGraphs
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
-            if not model.can_be_captured:
-                logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
-            elif model.backend.name == "triton":
-                self._graphs = DecodeGraphs(model, kv_cache, max_model_len)
-            else:
-                logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
+            self._graphs = feature("cuda_graphs").decode_graphs(model, kv_cache, max_model_len)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

@@ -7,13 +7,13 @@ the row in vocabulary order.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Bool, Float, Int, Int64, UInt32
 from torch import Tensor
 from torch.nn.functional import pad, threshold
 
@@ -33,18 +33,18 @@ class SamplingError(TwophaseError):
 
 
 class Bias(NamedTuple):
-    """A request's `logit_bias` on the host: what is added to the logits of these tokens."""
+    """A request's `logit_bias` on the host: `values` are added to the logits of the tokens."""
 
-    token_ids: Int[Tensor, "B"]
+    token_ids: Int64[np.ndarray, "B"]
     values: Float[Tensor, "B"]
 
 
 def bias_of(params: SamplingParams) -> Bias | None:
-    """None: it asks for none."""
+    """None: the request has no bias."""
     if not params.logit_bias:
         return None
     token_ids, values = zip(*params.logit_bias, strict=True)
-    return Bias(torch.tensor(token_ids), torch.tensor(values, dtype=torch.float32))
+    return Bias(np.array(token_ids, np.int64), torch.tensor(values, dtype=torch.float32))
 
 
 class SampleRow(NamedTuple):
@@ -53,14 +53,14 @@ class SampleRow(NamedTuple):
     Attributes:
         params: The request's sampling parameters.
         seed: The request's seed, drawn for it when it gave none.
-        first_index: Completion index of the first draw; a forking prompt draws for this one and those that follow.
+        first_index: Completion index of the first draw; a prompt with n completions draws for n consecutive indices.
         position: Output position of the token, counted from 0.
         num_samples: Draws from this row, at least one.
         token_ids: The sequence so far, prompt and output; read only when there is a penalty.
-        allowed: The tokens that may be drawn: bit i % 32 of word i // 32 is token i's; those beyond the last word may
-            not. None: any.
+        allowed: Tokens that may be drawn: bit i % 32 of word i // 32 is token i's, and tokens beyond the last word are
+            excluded. None: any token.
         banned: Tokens that may not be drawn, whatever `allowed` says.
-        bias: Of the parameters' `logit_bias`, by `bias_of`.
+        bias: `bias_of` the parameters.
     """
 
     params: SamplingParams
@@ -80,8 +80,12 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
     leaves the other rows alone.
     """
-    scores = _penalise_output(_penalise(_biased(logits, rows), rows), rows)
-    scores = _ban(_constrain(scores, rows), rows)
+    scores = logits
+    for edit, argument_of in EDITS:
+        arguments = {r: each for r, row in enumerate(rows) if (each := argument_of(row)) is not None}
+        if arguments:
+            scores = logits.clone() if scores is logits else scores
+            edit(scores, arguments)
     best = scores.max(dim=-1)  # NaN propagates, so one check of the maximum finds every bad row
     row_of_draw = [r for r, row in enumerate(rows) for _ in range(row.num_samples)]
     token_ids = best.indices[row_of_draw]
@@ -89,77 +93,68 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     if random:
         random_draws = [d for d, r in enumerate(row_of_draw) if not rows[r].params.is_greedy]
         token_ids[random_draws] = _draw_random(scores, best.values, rows, random)
-    drawn = _with_logprobs(logits, rows, row_of_draw, token_ids)
-    return _by_row(rows, best.values.tolist(), drawn)
+    drawn = iter(_with_logprobs(logits, rows, row_of_draw, token_ids))
+    results: list[tuple[SampledToken, ...] | SamplingError] = []
+    for row, peak in zip(rows, best.values.tolist(), strict=True):
+        tokens = tuple(islice(drawn, row.num_samples))
+        is_finite = -math.inf < peak < math.inf  # false for NaN too
+        results.append(tokens if is_finite else SamplingError(f"the model's logits are not finite (maximum: {peak})"))
+    return results
 
 
-def _biased(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
-    """With the biases that rows ask for; a copy if any does."""
-    biased = [(r, row.bias) for r, row in enumerate(rows) if row.bias is not None]
-    if not biased:
-        return logits
-    counts = torch.tensor([len(bias.token_ids) for _, bias in biased])
-    row_ids = torch.tensor([r for r, _ in biased]).repeat_interleave(counts).to(logits.device)
-    token_ids = torch.cat([bias.token_ids for _, bias in biased]).to(logits.device)
-    scores = logits.clone()
-    scores[row_ids, token_ids] += torch.cat([bias.values for _, bias in biased]).to(scores)
-    return scores
+def _add_bias(scores: Float[Tensor, "R V"], biases: Mapping[int, Bias]) -> None:
+    at = _places({r: bias.token_ids for r, bias in biases.items()}, scores.device)
+    scores[at] += torch.cat([bias.values for bias in biases.values()]).to(scores)
 
 
-def _penalise(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
-    """Repetition penalty (CTRL, arXiv:1909.05858, section 4.1) on the rows that ask for one; a copy if any does."""
-    penalised = [(r, row) for r, row in enumerate(rows) if row.params.repetition_penalty != 1]
-    if not penalised:
-        return logits
-    lengths = [len(row.token_ids) for _, row in penalised]
-    seen_ids = np.fromiter(chain.from_iterable(row.token_ids for _, row in penalised), np.int64, sum(lengths))
-    token_ids = torch.from_numpy(seen_ids).to(logits.device)
-    row_ids = torch.tensor([r for r, _ in penalised]).repeat_interleave(torch.tensor(lengths)).to(logits.device)
-    penalties = torch.tensor([row.params.repetition_penalty for _, row in penalised], dtype=torch.float32)
-    penalty = penalties.repeat_interleave(torch.tensor(lengths)).to(logits.device)
-    scores = logits.clone()
-    seen = logits[row_ids, token_ids]
+def _penalise_repetition(scores: Float[Tensor, "R V"], rows: Mapping[int, SampleRow]) -> None:
+    """Repetition penalty (CTRL, arXiv:1909.05858, section 4.1)."""
+    at = _places({r: row.token_ids for r, row in rows.items()}, scores.device)
+    penalty_of_row = scores.new_ones(scores.shape[0])
+    penalty_of_row[list(rows)] = scores.new_tensor([row.params.repetition_penalty for row in rows.values()])
+    seen, penalty = scores[at], penalty_of_row[at[0]]
     # A token seen twice is written twice with the same value, not penalised twice.
-    scores[row_ids, token_ids] = torch.where(seen > 0, seen / penalty, seen * penalty)
-    return scores
+    scores[at] = torch.where(seen > 0, seen / penalty, seen * penalty)
 
 
-def _penalise_output(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
-    """Presence and frequency penalties on the tokens of each completion so far; a copy if any row asks for one."""
-    penalised = [(r, row) for r, row in enumerate(rows) if row.params.penalises_output and row.position]
-    if not penalised:
-        return scores
-    scores = scores.clone()
-    for r, row in penalised:
+def _penalise_output(scores: Float[Tensor, "R V"], rows: Mapping[int, SampleRow]) -> None:
+    """Presence and frequency penalties on the tokens of each completion so far."""
+    for r, row in rows.items():
         ids, counts = np.unique(np.asarray(row.token_ids[-row.position :]), return_counts=True)
         penalty = row.params.presence_penalty + row.params.frequency_penalty * torch.from_numpy(counts)
         scores[r, torch.from_numpy(ids)] -= penalty.to(scores)
-    return scores
 
 
-def _constrain(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
-    """-inf for every token that its row may not draw; a copy if any row is constrained."""
-    constrained = [(r, row.allowed) for r, row in enumerate(rows) if row.allowed is not None]
-    if not constrained:
-        return scores
-    words = np.zeros((len(constrained), -(-scores.shape[1] // WORD_BITS)), np.uint32)
-    for packed, (_, allowed) in zip(words, constrained, strict=True):
-        packed[: len(allowed)] = allowed[: len(packed)]
+def _constrain(scores: Float[Tensor, "R V"], allowed: Mapping[int, UInt32[np.ndarray, "W"]]) -> None:
+    """-inf for every token that is not allowed."""
+    words = np.zeros((len(allowed), -(-scores.shape[1] // WORD_BITS)), np.uint32)
+    for packed, given in zip(words, allowed.values(), strict=True):
+        packed[: len(given)] = given[: len(packed)]
     forbidden = ~unpack(words, scores.shape[1], scores.device)
-    row_ids = [r for r, _ in constrained]
-    scores = scores.clone()
-    scores[row_ids] = scores[row_ids].masked_fill_(forbidden, -math.inf)
-    return scores
+    scores[list(allowed)] = scores[list(allowed)].masked_fill_(forbidden, -math.inf)
 
 
-def _ban(scores: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> Float[Tensor, "R V"]:
-    """-inf for the banned tokens; a copy if there are any."""
-    banned = [(r, token_id) for r, row in enumerate(rows) for token_id in row.banned]
-    if not banned:
-        return scores
-    scores = scores.clone()
-    scores[[r for r, _ in banned], [token_id for _, token_id in banned]] = -math.inf
-    return scores
+def _ban(scores: Float[Tensor, "R V"], banned: Mapping[int, Collection[int]]) -> None:
+    scores[_places(banned, scores.device)] = -math.inf
+
+
+# In the order of application: a function that changes rows of the scores in place, and its argument for a row, or None.
+EDITS: tuple[tuple[Callable[[Tensor, Any], None], Callable[[SampleRow], Any]], ...] = (
+    (_add_bias, lambda row: row.bias),
+    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),
+    (_penalise_output, lambda row: row if row.params.penalises_output and row.position else None),
+    (_constrain, lambda row: row.allowed),
+    (_ban, lambda row: row.banned or None),
+)
+
+
+def _places(
+    ids_of_row: Mapping[int, Collection[int] | Int64[np.ndarray, "B"]], device: torch.device
+) -> tuple[Int[Tensor, "N"], Int[Tensor, "N"]]:
+    """Indices (row, token id) of all token ids."""
+    ids = [x if isinstance(x, np.ndarray) else np.fromiter(x, np.int64, len(x)) for x in ids_of_row.values()]
+    row_ids = np.repeat(list(ids_of_row), [len(each) for each in ids])
+    return torch.from_numpy(row_ids).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
 
 
 def unpack(words: UInt32[np.ndarray, "R W"], num_bits: int, device: torch.device) -> Bool[Tensor, "R V"]:
@@ -238,7 +233,7 @@ def _top_k_top_p(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]
 def _first_reaching(
     descending: Float[Tensor, "R K"], wanted: Float[Tensor, "R"]
 ) -> tuple[Float[Tensor, "R"], Bool[Tensor, "R"]]:
-    """Of each sorted row, the first weight at which the running sum reaches `wanted`; the last one if none does."""
+    """The weight of each sorted row at which the running sum reaches `wanted`, else the last; and whether it does."""
     first = (descending.cumsum(dim=-1, dtype=torch.float64) < wanted[:, None]).sum(dim=-1)
     last = descending.shape[1] - 1
     return descending.gather(1, first.clamp(max=last)[:, None]).squeeze(1), first <= last
@@ -286,28 +281,13 @@ def _with_logprobs(
     num_top = {r: row.params.logprobs for r, row in enumerate(rows) if row.params.logprobs is not None}
     if not num_top:
         return drawn
-    temperature = torch.tensor([rows[r].params.logprobs_temperature for r in num_top], dtype=torch.float32)
-    logprobs = logits[list(num_top)].div_(temperature.to(logits.device)[:, None]).log_softmax(dim=-1)
+    temperature = logits.new_tensor([rows[r].params.logprobs_temperature for r in num_top])
+    logprobs = logits[list(num_top)].div_(temperature[:, None]).log_softmax(dim=-1)
     top = logprobs.topk(min(max(num_top.values()), logprobs.shape[1]), dim=-1)
     ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
     place = {r: i for i, r in enumerate(num_top)}
-    asking = [d for d, r in enumerate(row_of_draw) if r in place]
-    chosen = logprobs[[place[row_of_draw[d]] for d in asking], token_ids[asking]].tolist()
-    for d, logprob in zip(asking, chosen, strict=True):
-        r = row_of_draw[d]
-        drawn[d] = SampledToken(drawn[d].token_id, logprob, ranked[place[r]][: num_top[r]])
+    asking = [(d, r, place[r]) for d, r in enumerate(row_of_draw) if r in place]
+    chosen = logprobs[[i for _, _, i in asking], token_ids[[d for d, _, _ in asking]]].tolist()
+    for (d, r, i), logprob in zip(asking, chosen, strict=True):
+        drawn[d] = SampledToken(drawn[d].token_id, logprob, ranked[i][: num_top[r]])
     return drawn
-
-
-def _by_row(
-    rows: Sequence[SampleRow], best: Sequence[float], drawn: Sequence[SampledToken]
-) -> list[tuple[SampledToken, ...] | SamplingError]:
-    """Hand the draws back to their rows; a row whose best score is not finite gets an error instead."""
-    results: list[tuple[SampledToken, ...] | SamplingError] = []
-    start = 0
-    for row, peak in zip(rows, best, strict=True):
-        tokens = tuple(drawn[start : start + row.num_samples])
-        start += row.num_samples
-        is_finite = -math.inf < peak < math.inf  # false for NaN too
-        results.append(tokens if is_finite else SamplingError(f"the model's logits are not finite (maximum: {peak})"))
-    return results

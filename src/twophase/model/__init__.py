@@ -1,4 +1,5 @@
-"""The model: its folder, its weights, and its forward pass.
+"""A model: its folder on disk, its weights and its forward pass.
 
-Public: `device_and_dtype`, `config`, `weights`, `tokenizer`; `llama`, `linear`, `rope`.
+Public: `config`, `json_file` and `rope_config` (what config.json says), `tokenizer`, `tensor_files` and `weights`,
+`linear`, `ops`, `rope` and `llama` (what runs), `device_and_dtype` (where and in what it does).
 """

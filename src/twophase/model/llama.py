@@ -6,7 +6,6 @@ Plain functions over frozen weights. The batch is one flat row of tokens; only a
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,14 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.torch_backend import rms_norm
 from twophase.cache.kv_cache import KVCache, LayerKV
+from twophase.doors import feature
 from twophase.model.config import ModelConfig
+from twophase.model.ops import rms_norm
 from twophase.model.rope import rope_tables
 from twophase.model.weights import LayerWeights, ModelWeights
-from twophase_features.experts import DispatchExperts, SparseMLP, mix_experts
-from twophase_features.windows.layer_groups import LayerGroups, group_layers
-from twophase_features.windows.mixed_backend import MixedBackend
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
@@ -39,15 +36,20 @@ def attention_spec(config: ModelConfig) -> AttentionSpec:
     )
 
 
-def layer_groups(config: ModelConfig) -> LayerGroups | None:
-    """Which layers share blocks; None: all do."""
-    return group_layers(config.sees_all) if config.is_mixed else None
+def layer_groups(config: ModelConfig) -> Any:
+    """Which layers share blocks (twophase_features.windows.layer_groups.LayerGroups); None: all do."""
+    return feature("windows.layer_groups").group_layers(config.sees_all) if config.is_mixed else None
 
 
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
     """What `make` makes for the model's layers; of a mixed model, for both kinds of them together."""
     spec, groups = attention_spec(config), layer_groups(config)
-    return make(spec) if groups is None else MixedBackend(make(replace(spec, window=None)), make(spec), groups.sees_all)
+    if groups is None:
+        return make(spec)
+    mixed: AttentionBackend = feature("windows.mixed_backend").MixedBackend(
+        make(replace(spec, window=None)), make(spec), groups.sees_all
+    )
+    return mixed
 
 
 class LlamaModel:
@@ -79,14 +81,13 @@ class LlamaModel:
         backend: AttentionBackend,
         max_model_len: int | None = None,
         sum_over_ranks: Callable[[Tensor], Tensor] | None = None,
-        dispatch_experts: DispatchExperts | None = None,
+        dispatch_experts: Callable[..., Tensor] | None = None,
     ) -> None:
         self.config = config
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
         self._sum = sum_over_ranks or _already_whole
-        self._dispatch_experts = dispatch_experts
         num_positions = max_model_len or config.max_position_embeddings
         self.cos, self.sin = rope_tables(config.rope, config.head_dim, num_positions, self.device)
         full = local = self.cos, self.sin
@@ -96,12 +97,16 @@ class LlamaModel:
         # Rounded to the dtype of the activations, as the model was trained: in bf16, sqrt(1152) is 34.0.
         self._embed_scale = torch.tensor(config.embed_scale, dtype=weights.dtype).item()
         self._gated = backend.silu_mul if config.activation == "silu" else gelu_mul
+        self._sparse_layers: tuple[int, ...] = ()
+        if config.experts is not None:
+            self._sparse_layers = config.experts.sparse_layers
+            mixture = feature("experts.mixture").MixtureOfExperts
+            self._mix_experts = mixture(config.experts, self._gated, self._sum, dispatch_experts)
 
     @property
     def can_be_captured(self) -> bool:
         """Whether a CUDA graph can hold the forward pass: nothing in it is decided by the host."""
-        sparse = [layer.mlp for layer in self.weights.layers if isinstance(layer.mlp, SparseMLP)]
-        return all(mlp.gate_up.stacked is not None and mlp.down.stacked is not None for mlp in sparse)
+        return all(layer.mlp.can_be_captured for layer in self.weights.layers)
 
     def forward(
         self,
@@ -129,7 +134,7 @@ class LlamaModel:
                 if after_layer is not None:
                     after_layer(number)
                 x, residual = backend.rmsnorm(x, residual, layer.post_attention_norm, eps)
-                x = self._mlp(x, layer, number)
+                x = self._mlp(x, layer.mlp, number)
                 if layer.mlp_output_norm is not None:
                     x, _ = backend.rmsnorm(x, None, layer.mlp_output_norm, eps)
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
@@ -157,23 +162,10 @@ class LlamaModel:
         q = self.backend.write(q, k, v, cos, sin, kv, plan)
         return self._sum(layer.o(self.backend.attend(q, kv, plan).flatten(1)))
 
-    def _mlp(self, x: Float[Tensor, "T N"], layer: LayerWeights, number: int) -> Float[Tensor, "T N"]:
-        if not isinstance(layer.mlp, SparseMLP):
-            return self._sum(layer.mlp.down(self._gated(layer.mlp.gate_up(x))))
-        assert self.config.experts is not None
-        mix = partial(mix_experts, router=layer.mlp.router, config=self.config.experts)
-        compute = partial(self._experts, layer.mlp, number)
-        if self._dispatch_experts is not None:
-            return self._dispatch_experts(x, mix, compute)
-        return self._sum(mix(x, compute))
-
-    def _experts(
-        self, mlp: SparseMLP, number: int, rows: Float[Tensor, "P N"], counts: Int[Tensor, "E"]
-    ) -> Float[Tensor, "P N"]:
-        """Every expert's MLP over its own rows: `counts[e]` of them for expert e, one expert after the other."""
-        if self.watch_experts is not None:
-            self.watch_experts(number, counts)
-        return mlp.down(self._gated(mlp.gate_up(rows, counts)), counts)
+    def _mlp(self, x: Float[Tensor, "T N"], mlp: Any, number: int) -> Float[Tensor, "T N"]:
+        if number in self._sparse_layers:
+            return self._mix_experts(x, mlp, number, self.watch_experts)
+        return self._sum(mlp.down(self._gated(mlp.gate_up(x))))
 
 
 def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.model.config import RopeConfig
+from twophase.model.rope_config import RopeConfig
 
 
 def rope_tables(

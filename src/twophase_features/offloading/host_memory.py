@@ -7,10 +7,11 @@ from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, num_blocks_that_fit
+from twophase.cache.kv_cache import KVCache
 from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
+from twophase.memory import num_blocks_that_fit
 
 # Of the free host memory, when no number of blocks is given: others on the machine need memory too.
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
@@ -98,7 +99,7 @@ class PinnedBlocks:
     """`HostBlocks` of a cache in this process. On CUDA moves are queued; what follows on the same stream waits."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
-        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec, kv_cache.num_blocks)
+        self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)
         is_on_gpu = kv_cache.device.type == "cuda"
         self._device = kv_cache
         self.host = KVCache(kv_cache.spec, self.num_blocks, torch.device("cpu"), pin_memory=is_on_gpu)
@@ -118,10 +119,10 @@ def _move(source: KVCache, target: KVCache, moves: Sequence[BlockCopy]) -> None:
             copies[:, to_block].copy_(pages[:, from_block], non_blocking=True)
 
 
-def default_num_blocks(spec: KVCacheSpec, num_blocks: int) -> int:
+def default_num_blocks(bytes_per_block: int, num_blocks: int) -> int:
     """Blocks in host memory for a pool of `num_blocks`: as many, in at most a quarter of the free host memory.
 
     Raises:
         ConfigError: Not even one fits.
     """
-    return min(num_blocks, num_blocks_that_fit(spec, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))
+    return min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase_features.experts import ComputeExperts, MixExperts, sort_by_expert
+from twophase_features.experts.mixture import ComputeExperts, MixExperts, sort_by_expert
 from twophase_features.parallel.peers import Peers
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from twophase.core.errors import ConfigError
-from twophase.core.sizes import MLP_UNIT
+from twophase.memory import MLP_UNIT
 from twophase.model.config import ModelConfig
 
 # What families call the layers of an MLP, or of an expert.

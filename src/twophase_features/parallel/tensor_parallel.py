@@ -22,7 +22,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, final
+from typing import Any, Never, final
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.experts import DispatchExperts
+from twophase_features.experts.mixture import DispatchExperts
 from twophase_features.offloading.host_memory import PinnedBlocks
 from twophase_features.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
 from twophase_features.parallel.expert_parallel import ExpertParallel
@@ -45,7 +45,7 @@ HIDDEN_SUM = "the sum of hidden states over the ranks"
 
 @final
 class TensorParallelGroup:
-    """The processes that share a model: a rank's part of it, and how the parts come together. A group of one is free.
+    """The `Executor` of a model that several processes share. A group of one rank has the whole model.
 
     Attributes:
         shard: This rank's part.
@@ -91,6 +91,14 @@ class TensorParallelGroup:
         return cls(config, device, peers, has_whole_experts)
 
     @property
+    def part(self) -> ModelConfig:
+        return self.shard.config
+
+    @property
+    def experts(self) -> slice:
+        return self.shard.experts
+
+    @property
     def is_driver(self) -> bool:
         return self.shard.rank == 0
 
@@ -103,6 +111,9 @@ class TensorParallelGroup:
     def dispatch_experts(self) -> DispatchExperts | None:
         """How the model's experts are reached; None: each rank has all of them, or a part of each."""
         return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        return self.shard.cut(name, tensor)
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
@@ -157,6 +168,14 @@ class DriverRunner:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._together(Work(Kind.COPY, (), copies), lambda: self._runner.copy_blocks(copies))
+
+    @property
+    def kv_cache(self) -> Never:
+        """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
+        raise ConfigError(
+            "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
+            "process; HostMemoryTier is one that works."
+        )
 
     def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.

@@ -13,36 +13,28 @@ follow each other, and in what a zero point is. With codes u and zero points z, 
 (Sizes for 4 bits; of 8 bits there are four in an int32.)
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Mapping
 
 import torch
 from jaxtyping import Int, Int32, Integer, UInt8
 from torch import Tensor
 
 from twophase.core.errors import ModelFolderError
+from twophase.model.tensor_files import StoredTensor
 from twophase_features.quantization.checkpoint_config import CheckpointFormat
 from twophase_features.quantization.weight import QuantizedWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-FLOATS = ("F32", "F16", "BF16")
 ReadTensor = Callable[[str], Tensor]
 
 
-class StoredTensor(NamedTuple):
-    """A tensor of a folder: its shape, and the dtypes it may have, as safetensors names them."""
-
-    shape: tuple[int, ...]
-    dtypes: tuple[str, ...] = FLOATS
-
-
-def is_quantized(stem: str, names: Collection[str]) -> bool:
+def is_quantized(stem: str, names: Container[str]) -> bool:
     """Whether the linear layer `stem` is stored in few bits in a folder of these tensors."""
     return f"{stem}.qweight" in names or f"{stem}.weight_scale" in names
 
 
 def stored_tensors(
-    stem: str, shape: tuple[int, ...], checkpoint: CheckpointFormat, names: Collection[str]
+    stem: str, shape: tuple[int, ...], checkpoint: CheckpointFormat, names: Container[str]
 ) -> Mapping[str, StoredTensor]:
     """What a quantised linear layer of weights [O, I] is stored as.
 
@@ -75,7 +67,7 @@ def stored_tensors(
 
 
 def _compressed_tensors(
-    stem: str, shape: tuple[int, ...], num_groups: int, checkpoint: CheckpointFormat, names: Collection[str]
+    stem: str, shape: tuple[int, ...], num_groups: int, checkpoint: CheckpointFormat, names: Container[str]
 ) -> Mapping[str, StoredTensor]:
     outputs, inputs = shape
     scheme = checkpoint.scheme
@@ -95,7 +87,7 @@ def _compressed_tensors(
     return found | ({order: StoredTensor((inputs,), ("I32", "I64"))} if order in names else {})
 
 
-def read_weight(stem: str, checkpoint: CheckpointFormat, names: Collection[str], tensor: ReadTensor) -> QuantizedWeight:
+def read_weight(stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor) -> QuantizedWeight:
     """The weight of a linear layer, from tensors of the shapes of `stored_tensors`.
 
     Raises:
@@ -119,7 +111,7 @@ def _read_awq(stem: str, tensor: ReadTensor) -> QuantizedWeight:
     return _from_unsigned(outputs_of(tensor(f"{stem}.qweight")), scales, zeros, bits=4)
 
 
-def _read_gptq(stem: str, checkpoint: CheckpointFormat, names: Collection[str], tensor: ReadTensor) -> QuantizedWeight:
+def _read_gptq(stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor) -> QuantizedWeight:
     bits = checkpoint.scheme.bits
     codes = unpack(tensor(f"{stem}.qweight").t(), bits)
     scales = tensor(f"{stem}.scales").float().t()
@@ -131,7 +123,7 @@ def _read_gptq(stem: str, checkpoint: CheckpointFormat, names: Collection[str], 
 
 
 def _read_compressed(
-    stem: str, checkpoint: CheckpointFormat, names: Collection[str], tensor: ReadTensor
+    stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor
 ) -> QuantizedWeight:
     scheme = checkpoint.scheme
     scales = tensor(f"{stem}.weight_scale").float()
@@ -174,7 +166,7 @@ def _from_unsigned(
     return QuantizedWeight(signed.contiguous(), scales.contiguous(), minima, bits, activations, order)
 
 
-def _input_order(name: str, names: Collection[str], tensor: ReadTensor, num_groups: int) -> Int[Tensor, "I"] | None:
+def _input_order(name: str, names: Container[str], tensor: ReadTensor, num_groups: int) -> Int[Tensor, "I"] | None:
     """Inputs in the order of their groups; None: they are in it."""
     if name not in names:
         return None

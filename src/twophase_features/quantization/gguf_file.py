@@ -71,6 +71,9 @@ class GGUFWeights:
         self._tensors = {self._name(tensor.name): tensor for tensor in reader.tensors if tensor.name not in HARMLESS}
         self._check()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
     def read(self, name: str) -> Tensor | QuantizedWeight:
         """The tensor as stored."""
         tensor = self._tensors[name]

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 
 from twophase.attention.select import runs_triton
-from twophase.model.linear import Linear, LinearLayer, can_pack, make_linear
+from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.schemes import Scheme
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
@@ -35,7 +35,7 @@ INT8_MAX = 127
 
 def make_quantized_linear(
     weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype, keeps_plain: bool = True
-) -> LinearLayer:
+) -> Linear:
     """The fastest layer for this weight on its device, for activations of `dtype`.
 
     Args:
@@ -51,7 +51,7 @@ def make_quantized_linear(
     return make_plain_linear(weight, bias, dtype)
 
 
-def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype) -> LinearLayer:
+def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype) -> Linear:
     """The weight in floating point, on a CPU: in `dtype`, or in float32 where this CPU does not multiply that."""
     if can_pack(dtype):
         return make_linear(weight.dequantize(dtype), bias)
@@ -92,7 +92,7 @@ class Int4Linear:
     group_size: int
     bias: Float[Tensor, "O"] | None
     input_order: Int[Tensor, "I"] | None
-    plain: LinearLayer | None
+    plain: Linear | None
 
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, keeps_plain: bool) -> "Int4Linear":
@@ -167,7 +167,7 @@ def to_int8_rows(x: Float[Tensor, "T I"]) -> tuple[Int8[Tensor, "T I"], Float[Te
 class WidenedLinear:
     """A float32 layer for narrower activations, which this CPU multiplies too slowly."""
 
-    layer: Linear
+    layer: TorchLinear
 
     @property
     def num_outputs(self) -> int:
@@ -217,7 +217,7 @@ class StoredLinear:
 class SideBySide:
     """Linear layers of the same input whose weights are not of one kind, their outputs one after the other."""
 
-    layers: tuple[LinearLayer, ...]
+    layers: tuple[Linear, ...]
 
     @property
     def num_outputs(self) -> int:

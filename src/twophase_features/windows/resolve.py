@@ -5,22 +5,27 @@ from functools import partial
 
 from twophase.attention.interface import AttentionBackend
 from twophase.cache.manager import CacheManager
+from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
 from twophase_features.windows.layer_groups import LayerGroups
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
-def resolve_window(
-    config: ModelConfig, sliding_window: int | None, num_sinks: int, attention_backend: object
-) -> SlidingWindow | None:
-    """What queries see, for `LLM(sliding_window=..., num_attention_sinks=...)`; None: everything, or unknown.
+def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow | None:
+    """What queries see, of a mixed model those of its sliding layers; None: everything, or unknown.
 
     Raises:
         ConfigError: Sinks without a window, a window wider than the model's own, or a window or a number of
-            sinks that cannot be.
+            sinks that cannot be; or a `cache_factory` for a mixed model.
     """
-    width = config.sliding_window if sliding_window is None else sliding_window
+    if config.is_mixed and options.cache_factory not in (None, CacheManager):
+        raise ConfigError(
+            "cache_factory makes a cache for layers of one kind, and this model has some that see all keys and some "
+            "that see a window: leave it out."
+        )
+    num_sinks = options.num_attention_sinks
+    width = config.sliding_window if options.sliding_window is None else options.sliding_window
     if width is None:
         if num_sinks != 0:
             raise ConfigError(
@@ -34,8 +39,8 @@ def resolve_window(
             f"weights have never seen a key farther away; got {width}. Leave it out, or ask for at most "
             f"{config.sliding_window}."
         )
-    if isinstance(attention_backend, AttentionBackend):
-        return None  # it sees what it was made for; `features` has refused a window that was asked for
+    if isinstance(options.attention_backend, AttentionBackend):
+        return None  # it sees what it was made for; `pairs` has refused a window that was asked for
     return SlidingWindow(width, num_sinks)
 
 

@@ -43,12 +43,6 @@ class MappedHeads(AttentionBackend):
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
         return self._inner.attend(q[:, self._order], kv, plan)[:, self._back]
 
-    def rmsnorm(self, x: Any, residual: Any, weight: Any, eps: float) -> Any:
-        return self._inner.rmsnorm(x, residual, weight, eps)
-
-    def silu_mul(self, gate_up: Any) -> Any:
-        return self._inner.silu_mul(gate_up)
-
 
 @contextmanager
 def merged_kv_heads(model: Any, num_layers: int) -> Iterator[None]:

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase.model.linear import LinearLayer, make_linear
+from twophase.model.linear import Linear, make_linear
 from twophase_features.quantization.linear import FEW_ROWS, Int4Linear, make_quantized_linear
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
@@ -24,12 +24,12 @@ NAMES = {"float32": "float32", "bf16": "bf16, packed", "4 bits": "4 bits, groups
 LOOKS = {"float32": (COLOURS[5], "s--"), "bf16": (COLOURS[1], "^-"), "4 bits": (COLOURS[0], "o-")}
 
 
-def formats(kind: str = "mlp.up_proj") -> dict[str, list[LinearLayer]]:
+def formats(kind: str = "mlp.up_proj") -> dict[str, list[Linear]]:
     """These matrices of all layers, as the engine keeps them in each format; without 4 bits where this CPU has no
     operator for them."""
     weights: list[Tensor] = [weight_of(name) for name in linears() if name.endswith(kind)]
     scheme = SCHEMES["int4_g64"]
-    made: dict[str, list[LinearLayer]] = {
+    made: dict[str, list[Linear]] = {
         "float32": [make_linear(w) for w in weights],
         "bf16": [make_linear(w.to(torch.bfloat16)) for w in weights],
     }
@@ -54,7 +54,7 @@ def product_times(rows: Sequence[int], repeats: int = 6) -> dict[str, dict[int, 
     return found
 
 
-def _through(layers: Sequence[LinearLayer], x: Tensor) -> None:
+def _through(layers: Sequence[Linear], x: Tensor) -> None:
     for layer in layers:
         layer(x)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase import LLM, SamplingParams
-from twophase.model.linear import LinearLayer, make_linear
+from twophase.model.linear import Linear, make_linear
 from twophase.model.weights import ModelWeights
 from twophase_features.quantization.linear import make_quantized_linear
 from twophase_features.quantization.weight import QuantizedWeight
@@ -58,7 +58,7 @@ class Rounded:
         weight = self.weight.dequantize()
         return weight if self.factors is None else weight / self.factors
 
-    def layer(self, dtype: torch.dtype) -> LinearLayer:
+    def layer(self, dtype: torch.dtype) -> Linear:
         if dtype == torch.float32:
             return make_linear(self.plain())
         layer = make_quantized_linear(self.weight, None, dtype)
@@ -69,7 +69,7 @@ class Rounded:
 class DividedInput:
     """A layer whose columns were multiplied by factors: what goes in is divided by them first."""
 
-    layer: LinearLayer
+    layer: Linear
     factors: Float[Tensor, "I"]
 
     @property
@@ -135,7 +135,7 @@ class OwnModel:
         return _with(engine(str(dtype).removeprefix("torch.")).model.weights, layers)
 
 
-def _with(weights: ModelWeights, own: Mapping[Place, LinearLayer]) -> ModelWeights:
+def _with(weights: ModelWeights, own: Mapping[Place, Linear]) -> ModelWeights:
     layers = []
     for number, layer in enumerate(weights.layers):
         new = {kind: own[number, kind] for kind in KINDS if (number, kind) in own}

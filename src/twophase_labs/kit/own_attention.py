@@ -97,11 +97,3 @@ class OwnAttention(AttentionBackend):
             args = (tables, lens, plan.prefill_cu_query_lens, self.spec.scale)
             out[n:] = self._prefill(q[n:].contiguous(), kv.k, kv.v, *args)
         return out
-
-    def rmsnorm(
-        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
-    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
-        return self._torch.rmsnorm(x, residual, weight, eps)
-
-    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
-        return self._torch.silu_mul(gate_up)

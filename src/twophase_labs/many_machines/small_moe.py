@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from twophase import LLM, SamplingParams
-from twophase_features.experts import ExpertLoad
+from twophase_features.experts.load import ExpertLoad
 from twophase_labs.many_machines.two_processes import said_by_rank_0, why_not
 
 NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN, HIDDEN = 4, 16, 2, 64

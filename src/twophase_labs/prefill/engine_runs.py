@@ -77,9 +77,6 @@ class OwnPieces(AttentionBackend):
         self._num_calls["norm"] += 1
         return self._norm(x, torch.zeros_like(x) if residual is None else residual, weight, eps)
 
-    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
-        return self._own.silu_mul(gate_up)
-
 
 def open_own_engine(**pieces: Any) -> Any:
     """SmolLM2 with the pieces of `OwnPieces`."""

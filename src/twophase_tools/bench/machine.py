@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from twophase.cache.memory import GIB, free_host_memory_bytes
+from twophase.memory import GIB, free_host_memory_bytes
 
 RIVALS = ("flashinfer-python", "flash-attn", "sgl-kernel")  # of `bench kernels`, where they happen to be installed
 PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy", *RIVALS)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from twophase.model.linear import Linear
+from twophase.model.linear import TorchLinear
 from twophase.model.weights import ModelWeights
 
 GROUP, MOST_VALUES = 32, 16  # of 32 weights that nobody rounded, hardly any two are the same
@@ -32,7 +32,7 @@ def _of_attention(weights: ModelWeights) -> Iterator[object]:
 
 def _has_few_values(linear: object) -> bool:
     """Of the first group of each output: what the layer makes of the first inputs, one at a time."""
-    if not isinstance(linear, Linear):
+    if not isinstance(linear, TorchLinear):
         return True
     inputs = torch.eye(linear.weight.shape[1], dtype=linear.weight.dtype, device=linear.weight.device)[:GROUP]
     ranked = replace(linear, bias=None)(inputs).sort(dim=0).values

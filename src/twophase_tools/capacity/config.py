@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from twophase.core.errors import ConfigError, ModelFolderError
-from twophase.core.sizes import ROW_ALIGNMENT_BYTES, SCALE_BYTES
+from twophase.memory import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity import kinds
 from twophase_tools.capacity.plan_file import split

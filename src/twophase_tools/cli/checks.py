@@ -85,7 +85,7 @@ def _compare(pin: Requirement) -> Finding:
 
 
 def check_memory() -> Findings:
-    from twophase.cache.memory import free_host_memory_bytes
+    from twophase.memory import free_host_memory_bytes
     from twophase_tools.bench.machine import cpu_name, num_usable_cores
     from twophase_tools.capacity.memory import weight_bytes
     from twophase_tools.simulate.model_shapes import MODELS

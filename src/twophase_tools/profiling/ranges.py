@@ -4,7 +4,6 @@ The ranges lie in each other like this:
 
     step N
         schedule                   the plan of the step
-            copy blocks            copy-on-write
         draft                      tokens guessed ahead
         run
             model
@@ -47,7 +46,6 @@ def ranged(llm: LLM) -> Iterator[None]:
         (engine, "_schedule", "schedule"),
         (engine, "_draft", "draft"),
         (engine, "_run", "run"),
-        (llm.runner, "copy_blocks", "copy blocks"),
         (llm.runner, "run", "model"),
         (runner_module, "pack", "prepare"),
         (llm.model.backend, "plan", "prepare"),

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from twophase.core.errors import ConfigError, ModelFolderError
-from twophase.core.sizes import kv_bytes_per_token
-from twophase.model.config import ExpertsConfig
+from twophase.memory import kv_bytes_per_token
+from twophase_features.experts.config import ExpertsConfig
 from twophase_features.quantization.schemes import GPU_SCALE_BYTES, SCHEMES, Scheme, head_scheme
 
 BFLOAT16_BYTES = 2

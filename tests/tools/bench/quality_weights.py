@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from twophase import LLM
-from twophase.model.linear import Linear, make_linear
+from twophase.model.linear import TorchLinear, make_linear
 
 
 def rounded(weight, bits, group=16):
@@ -29,7 +29,7 @@ def rounded_folder(folder, target, bits, is_rounded=lambda name: True, group=16)
     return target
 
 
-def plain_weight(linear: Linear) -> torch.Tensor:
+def plain_weight(linear: TorchLinear) -> torch.Tensor:
     """[O, I], whatever layout it lies in: what it makes of the identity."""
     return replace(linear, bias=None)(torch.eye(linear.weight.shape[1], dtype=linear.weight.dtype)).T
 
@@ -37,7 +37,7 @@ def plain_weight(linear: Linear) -> torch.Tensor:
 def with_rounded_weights(llm: LLM, bits, group=32) -> LLM:
     """The same object, its linear layers rounded. The embedding stays as it is, also where the head is the same."""
 
-    def of(linear: Linear) -> Linear:
+    def of(linear: TorchLinear) -> TorchLinear:
         return make_linear(rounded(plain_weight(linear).contiguous(), bits, group), linear.bias)
 
     def of_layer(layer):

@@ -13,7 +13,7 @@ from tests.tools.capacity.test_memory import as_on_a_gpu, tensors_in
 from twophase import SamplingParams
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.sizing import step_bytes
+from twophase.memory import step_bytes
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity import plan_file
 from twophase_tools.capacity.config import EXAMPLE, parse_config, read_config
@@ -81,7 +81,7 @@ def test_the_engine_holds_what_the_plan_says(case, tmp_path, monkeypatch):
 
 def test_the_engine_holds_quantised_weights_as_the_plan_says(tmp_path, monkeypatch):
     """With the layers of a GPU: a CPU has copies besides, or makes them plain (see `twophase doctor`)."""
-    monkeypatch.setattr("twophase.model.weights.make_quantized_linear", as_on_a_gpu)
+    monkeypatch.setattr("twophase_features.quantization.loader.make_quantized_linear", as_on_a_gpu)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 16}
     make_folder("llama", tmp_path / "model", **sizes)
     path = tmp_path / "config.yaml"

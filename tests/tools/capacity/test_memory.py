@@ -14,9 +14,9 @@ from tests.tools.capacity.plans import plan, text
 from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import ConfigError
+from twophase.memory import step_bytes
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
-from twophase.sizing import step_bytes
 from twophase_features.parallel.sharding import Shard
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import StoredLinear
@@ -208,7 +208,7 @@ def test_an_engine_on_a_gpu_holds_as_many_bytes_of_quantised_weights(family, sch
     folder, _ = make_folder(
         family, tmp_path, intermediate_size=256, vocab_size=131, max_position_embeddings=64, **sizes
     )
-    monkeypatch.setattr("twophase.model.weights.make_quantized_linear", as_on_a_gpu)
+    monkeypatch.setattr("twophase_features.quantization.loader.make_quantized_linear", as_on_a_gpu)
     config = load_config(folder)
     weights = load_weights(folder, config, torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme])
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}

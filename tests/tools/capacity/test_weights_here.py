@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
 
 def has(monkeypatch, num_bytes):
     """A machine with so much memory free, for the loader as for us."""
-    for name in ("twophase.model.weights", module.__name__):
+    for name in ("twophase_features.quantization.loader", module.__name__):
         monkeypatch.setattr(f"{name}.free_host_memory_bytes", lambda: num_bytes)
 
 

@@ -195,7 +195,7 @@ def test_a_pin_for_another_system_does_not_count(monkeypatch):
 
 
 def test_low_memory(monkeypatch):
-    monkeypatch.setattr("twophase.cache.memory.free_host_memory_bytes", lambda: 300 * 1024**2)
+    monkeypatch.setattr("twophase.memory.free_host_memory_bytes", lambda: 300 * 1024**2)
     assert named(checks.check_memory(), "memory").status == "advice"
 
 

@@ -46,7 +46,7 @@ def test_any_option_of_the_engine_can_be_a_flag(name):
 
 def test_a_broken_rule_is_named():
     args = build_parser().parse_args(["bench", "serve", "--num-kv-blocks", "0"])
-    with pytest.raises(ConfigError, match="num_kv_blocks must be a whole number >= 1, got 0"):
+    with pytest.raises(ConfigError, match="num_kv_blocks must be a whole number >= 1, or None, got 0"):
         engine_config(args)
 
 

@@ -21,7 +21,7 @@ from twophase_tools.profiling import tree as tree_module
 from twophase_tools.profiling.ranges import PHASES, ranged
 from twophase_tools.profiling.steps import StepShape
 
-INSIDE_RUN = {"move blocks", "model", "prepare", "forward", "attention", "attend", "mlp", "logits", "sample"}
+INSIDE_RUN = {"model", "prepare", "forward", "attention", "attend", "mlp", "logits", "sample"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.outputs import StepTrace
 from twophase.core.plan import ScheduledChunk, StepPlan
-from twophase.model.config import ExpertsConfig
+from twophase_features.experts.config import ExpertsConfig
 from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from twophase.core.sizes import kv_bytes_per_token
+from twophase.memory import kv_bytes_per_token
 from twophase.model.config import load_config
 from twophase_tools.bench.contenders import Contender, PeerRecord, Run, Setup
 from twophase_tools.bench.peers import gguf_weights, packed_weights

@@ -1,7 +1,7 @@
 """Chat templates, rendered as transformers renders them ('Writing a chat template' in its documentation).
 
-A template is a program that comes with a model, from anywhere: it runs in a sandbox, in a process of its own with
-limits on time and memory. That process imports this module, so nothing heavy is imported here.
+A template is a program that comes with a model from anywhere: it runs in a sandbox, in a worker process with limits on
+time and memory. The worker imports this module, so the module imports nothing heavy.
 """
 
 import json
@@ -19,37 +19,37 @@ from twophase_features.worker_process import WorkerProcess
 
 CPU_S, MAX_BYTES = 1.0, 128 * 2**20
 MAX_MESSAGE_CHARS = 300
-# Under which names a message may hold a model's reasoning; templates read the first, older ones the second.
+# Names under which a message may hold a model's reasoning; templates read the first name, older templates the second.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _renderer = WorkerProcess(cpu_s=CPU_S, max_bytes=MAX_BYTES)
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """The text of a template. 'messages' among the variables is a list of dicts, all of JSON's types (see `plain`).
+    """The rendered text. `variables` holds values of JSON's types alone (see `plain`).
 
     Raises:
-        ValueError: The template failed, or refused what it was given; says how.
-        WorkLimitError: It took too much time or memory.
+        ValueError: The template failed, or refused the messages; the message says how.
+        WorkLimitError: Rendering took too much time or memory.
     """
     return _renderer.call(render_here, template, dict(variables))
 
 
 def render_here(template: str, variables: Mapping[str, Any]) -> str:
-    """The same in this process, without limits."""
+    """As `render`, in this process and without limits."""
     try:
         return _compiled(template).render(variables)
     except MemoryError:
         raise
-    except Exception as error:  # of any type, also one that cannot be sent to another process
+    except Exception as error:  # of any type, also a type that cannot be pickled
         raise ValueError(f"{str(error) or type(error).__name__}"[:MAX_MESSAGE_CHARS]) from None
 
 
 def message(value: Any) -> dict[str, Any]:
-    """A message as templates get it: without what is None, and with its reasoning under the usual names.
+    """A message as templates get it: without entries that are None, and with its reasoning under the usual names.
 
     Raises:
-        TypeError: It is no mapping, or something in it is no JSON.
+        TypeError: The message is not a mapping, or holds a value that JSON does not have.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"a message must be a dict, found {type(value).__name__}")
@@ -59,14 +59,14 @@ def message(value: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """The same of dict, list, str, int, float, bool and None: objects have methods that a template could call.
+    """A copy made of dict, list, str, int, float, bool and None: other objects have methods that a template could call.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: The value has another type.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, str):  # of a class of its own
+    if isinstance(value, str):  # of a subclass
         return str(value)
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}
@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %} marks what the assistant says, for training; it renders its body."""
+    """{% generation %} ... {% endgeneration %} marks the assistant's text for training; it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja declares it so)
 

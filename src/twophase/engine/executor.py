@@ -1,0 +1,100 @@
+"""Where the parts of a model are, and what runs a step's plan on them: this process, or several."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from twophase.config import EngineConfig
+from twophase.doors import feature
+from twophase.engine.runner import ModelRunner, Runner
+from twophase.model.config import ModelConfig
+from twophase.model.weights import ALL_EXPERTS
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """A process's part of a model, and how the parts come together. Each process that has a part makes an executor.
+
+    To distribute a model in another way, implement these members; `twophase_features.parallel.tensor_parallel` cuts
+    every layer and has rank 0 schedule for all.
+
+    Attributes:
+        part: The model that this process computes: of fewer heads, for example, than the whole model.
+        device: Where this process computes.
+        experts: The experts of which this process has weights.
+        is_driver: Whether this process schedules and samples. The other processes do what the driver's runner says.
+        sum_over_ranks: Adds up, in place, the processes' partial outputs of a layer; None: this process has all.
+        dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
+    """
+
+    @property
+    def part(self) -> ModelConfig: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def experts(self) -> slice: ...
+    @property
+    def is_driver(self) -> bool: ...
+    @property
+    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None: ...
+    @property
+    def dispatch_experts(self) -> Any: ...
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        """This process's part of the linear layer's tensor that the model folder calls `name`."""
+        ...
+
+    def smallest(self, count: int) -> int:
+        """The least of the processes' counts."""
+        ...
+
+    def run(self, runner: ModelRunner) -> Runner:
+        """What the engine runs its steps with, given the runner of this process's part.
+
+        Raises:
+            SystemExit: This process is not the driver, has served, and the driver has closed.
+        """
+        ...
+
+
+@final
+class ThisProcess:
+    """The executor of a model that one process has whole."""
+
+    experts = ALL_EXPERTS
+    is_driver = True
+    sum_over_ranks = None
+    dispatch_experts = None
+
+    def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
+        self.part = model_config
+        self.device = device
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        return tensor
+
+    def smallest(self, count: int) -> int:
+        return count
+
+    def run(self, runner: ModelRunner) -> Runner:
+        return runner
+
+
+def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> Executor:
+    """The executor that `config` asks for, once all processes of the model are there.
+
+    Raises:
+        ConfigError, PeerLostError: As `TensorParallelGroup.join`.
+    """
+    if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
+        return ThisProcess(model_config, device)
+    size, timeout_s, has_whole_experts = (
+        config.tensor_parallel_size,
+        config.peer_timeout_s,
+        config.enable_expert_parallel,
+    )
+    group = feature("parallel.tensor_parallel").TensorParallelGroup
+    joined: Executor = group.join(model_config, size, device, timeout_s, has_whole_experts)
+    return joined

@@ -1,0 +1,237 @@
+"""How much memory things take, how much is free, and how many blocks fit: the same arithmetic for the engine, which
+allocates, and for the planner, which does not. Nothing heavy is imported.
+
+A shape here has the sizes of a config.json under their names (`ModelConfig`, the planner's `ModelShape`); where several
+ranks share a model, those of one rank's part.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twophase.config import EngineConfig
+from twophase.core.errors import ConfigError
+from twophase.model.config import ModelConfig
+from twophase.scheduling.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+GIB = 1024**3
+SCALE_BYTES = 4  # of a scale, one for each token and head, for K and for V: float32
+ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
+MLP_UNIT = 16  # rows of the MLP that stay together when ranks share them; theirs then start at multiples of 16 bytes
+SAMPLING_COPIES = 4  # of a row's logits in float32: logits, scaled, sorted, probabilities
+SCORED_ROWS = 64  # prompt positions whose logits are there at the same time, before any row is sampled
+
+# A prefill chunk delays the decodes beside it: about a second at these sizes on a CPU, a few milliseconds on a GPU.
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+# A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
+DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
+DEFAULT_CPU_KV_BYTES = 2 * GIB
+# Where neither Linux's /proc nor POSIX sysconf tells: enough for the small default model, safe on any laptop.
+FALLBACK_FREE_BYTES = 2 * GIB
+
+
+# -- what things take
+
+
+def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_bytes: int, scale_bytes: int) -> int:
+    """K, V and their scales of a token, in all layers. `scale_bytes` is 0 unless they are quantised."""
+    return 2 * num_layers * num_kv_heads * (head_dim * value_bytes + scale_bytes)
+
+
+def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: int) -> int:
+    """What a step may need besides weights and K/V, added up as if nothing were freed in between.
+
+    Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
+    product. With experts, for each of a token's the same three, the hidden values that go in and come out, sorted and
+    not, twice where they travel between ranks, and weighted in float32; of the router logits and probabilities in
+    float32. Per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
+    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does
+    not get.
+
+    Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
+    5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
+
+    Args:
+        shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
+            None or has num_experts, num_experts_per_tok and intermediate_size.
+        num_tokens: In the step.
+        num_rows: That are sampled.
+        value_bytes: Of an activation.
+    """
+    attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
+    per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
+    in_float32 = 0
+    if shape.experts is not None:
+        k = shape.experts.num_experts_per_tok
+        per_token += k * (3 * shape.experts.intermediate_size + 5 * shape.hidden_size)
+        in_float32 = k * shape.hidden_size + 2 * shape.experts.num_experts
+    logits = max(num_rows, SCORED_ROWS) * SAMPLING_COPIES * 4 * shape.vocab_size
+    return num_tokens * (per_token * value_bytes + 4 * in_float32) + logits
+
+
+def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype") -> int:
+    """What the largest step may need besides weights and K/V; `model` is this rank's part."""
+    return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)
+
+
+def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
+    """Of angles, sines and cosines together: fp32, a number for each pair of a head (see model/rope.py)."""
+    num_tables = 1 if model.local_rope is None else 2
+    return num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
+
+
+def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
+    """Asked before a model is loaded; the simulator, which loads none, has no need to.
+
+    Raises:
+        ConfigError: This machine has too little memory for tables of so many positions.
+    """
+    in_tables, free = rope_table_bytes(model, num_positions), free_host_memory_bytes()
+    if in_tables > free:
+        raise ConfigError(
+            f"the rotary tables of {num_positions:,} positions take {in_tables / GIB:,.1f} GiB to make, and "
+            f"{free / GIB:,.1f} GiB of the host's memory are free; pass a smaller max_model_len."
+        )
+
+
+# -- what is free
+
+
+def free_memory_bytes(device: "torch.device") -> int:
+    """Bytes that can still be allocated on `device`; for anything but CUDA, of the host's memory."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    return free_host_memory_bytes()
+
+
+def free_host_memory_bytes(root: Path = Path("/")) -> int:
+    """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
+    # Linux's own estimate of what new allocations can get, page cache included (proc(5)), in KiB.
+    in_meminfo = _read_fields(root / "proc/meminfo").get("MemAvailable:")
+    candidates = [None if in_meminfo is None else 1024 * in_meminfo, _available_in_cgroup(root / "sys/fs/cgroup")]
+    known = [num_bytes for num_bytes in candidates if num_bytes is not None]
+    return min(known) if known else _available_from_sysconf()
+
+
+def _available_in_cgroup(root: Path) -> int | None:
+    """Of a container, in which the host's figures mean nothing: cgroup v2, then v1."""
+    for folder, limit_name, usage_name in (
+        (root, "memory.max", "memory.current"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
+        except (OSError, ValueError):  # there is no such file, or it says 'max': no limit
+            continue
+        # File pages not in active use are given back under pressure, so they count as free.
+        return max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
+    return None
+
+
+def _available_from_sysconf() -> int:
+    """Free pages where the system tells (not macOS), else half of all pages, else a fixed modest figure (Windows)."""
+    for pages_name, share in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
+        try:
+            return int(os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE") * share)
+        except (AttributeError, ValueError, OSError):
+            continue
+    return FALLBACK_FREE_BYTES
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    """`name number ...` lines as a dict; empty if the file can't be read."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}
+
+
+# -- how much fits
+
+
+def limits_of(config: EngineConfig, model: ModelConfig, device: "torch.device") -> SchedulerConfig:
+    """The scheduler's limits, with defaults for what is None.
+
+    Raises:
+        ConfigError: A limit that cannot work, or more tokens than the model has positions.
+    """
+    longest = model.max_position_embeddings
+    max_model_len = longest if config.max_model_len is None else config.max_model_len
+    if not 2 <= max_model_len <= longest:
+        raise ConfigError(
+            f"max_model_len must leave room for a prompt and an output token and not exceed the model's "
+            f"max_position_embeddings, so be in [2, {longest}], got {max_model_len}."
+        )
+    budget = config.max_num_batched_tokens
+    if budget is None:
+        whole = 0 if config.enable_chunked_prefill else max_model_len
+        budget = max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs, whole)
+    return SchedulerConfig(
+        config.max_num_seqs,
+        budget,
+        max_model_len,
+        config.enable_chunked_prefill,
+        watermark=config.admission_watermark,
+        admission=config.admission,
+    )
+
+
+def num_useful_blocks(
+    limits: SchedulerConfig, block_size: int, window_blocks: int | None = None, sees_all: Sequence[bool] = (False,)
+) -> int:
+    """Blocks of a pool that could ever be used at once. Groups of layers have blocks of their own.
+
+    Args:
+        window_blocks: What a sequence keeps of its window; a step's tokens are written before blocks are freed. None:
+            queries see all keys.
+        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
+    """
+    whole = local = limits.max_num_seqs * -(-limits.max_model_len // block_size)
+    if window_blocks is not None:
+        kept = limits.max_num_seqs * window_blocks
+        local = min(whole, kept + -(-limits.max_num_batched_tokens // block_size))
+    return sum(whole if is_full else local for is_full in sees_all)
+
+
+def default_num_blocks(
+    bytes_per_block: int, device: "torch.device", fraction: float | None, reserved_bytes: int = 0
+) -> int:
+    """Blocks in a pool whose size was not given: `fraction` of the free memory, None: of `device`'s kind.
+
+    Args:
+        bytes_per_block: With what a draft model's cache takes beside each block.
+        reserved_bytes: What a step needs besides (`step_bytes`).
+
+    Raises:
+        ConfigError: As `num_blocks_that_fit`.
+    """
+    share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
+    fitting = num_blocks_that_fit(bytes_per_block, device, share, reserved_bytes)
+    if fraction is None and device.type == "cpu":
+        return min(fitting, max(1, DEFAULT_CPU_KV_BYTES // bytes_per_block))
+    return fitting
+
+
+def num_blocks_that_fit(bytes_per_block: int, device: "torch.device", fraction: float, reserved_bytes: int = 0) -> int:
+    """Blocks that fill `fraction` of the memory free on `device` now, of which `reserved_bytes` are kept for a step.
+
+    Raises:
+        ConfigError: Not even one block fits.
+    """
+    free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
+    num_blocks = int(free_bytes * fraction) // bytes_per_block
+    if num_blocks < 1:
+        raise ConfigError(
+            f"One block takes {bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB "
+            f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step) is "
+            f"{int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size, a smaller "
+            f"max_num_batched_tokens or a quantised kv_cache_dtype."
+        )
+    return num_blocks

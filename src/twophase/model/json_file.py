@@ -1,0 +1,129 @@
+"""A JSON object of a model folder, read key by key: every error names the file, the key, what was found and the fix."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twophase.core.errors import ModelFolderError
+from twophase.core.rules import shown
+
+MAX_INT = 2**53  # no size of a model comes near
+# Nonsense takes up to 25 times its size in memory, lists and objects most. The largest real files of this kind,
+# tokenizer_config.json of Gemma 3 and the index of a large mixture, have 1.2 MB with 6,200 objects, and 4 MB with 2.
+MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
+
+Fields = dict[str, Any]  # what is read of a file, by the names of the fields of the configuration
+
+
+class Rule(NamedTuple):
+    """The only values of a key that are supported, and what an error says of any other value."""
+
+    key: str
+    values: tuple[Any, ...]
+    reason: str
+
+
+class JsonFile:
+    """A file that holds a JSON object.
+
+    Attributes:
+        values: The object, over the defaults that `set_defaults` has put under it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values = read_json_object(path)
+        self._defaults: Mapping[str, Any] = {}
+
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """What keys mean where the file lacks them. A key whose default is None may be null."""
+        self._defaults = defaults
+        self.values = {**defaults, **self.values}
+
+    def error(self, problem: str) -> ModelFolderError:
+        return ModelFolderError(f"{self.path}: {problem}")
+
+    def check(self, rules: Iterable[Rule]) -> None:
+        """Refuse the first value that a rule does not list. False is not 0, and True is not 1."""
+        for key, values, reason in rules:
+            found = self.values.get(key)
+            if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in values):
+                raise self.error(f"{key} {shown(found)} {reason}")
+
+    def refuse_if(self, is_wrong: object, problem: str) -> None:
+        if is_wrong:
+            raise self.error(problem)
+
+    def positive_int(self, key: str, if_null: int | None = None) -> int:
+        return self.whole_number(key, if_null, at_least=1)
+
+    def whole_number(self, key: str, if_null: int | None = None, at_least: int = 0) -> int:
+        value = self._value(key, if_null)
+        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INT:
+            raise self.error(f"{key!r} must be a whole number >= {at_least}, found {shown(value)}.")
+        return value
+
+    def positive_number(self, key: str) -> float:
+        return self.check_positive(key, self._value(key))
+
+    def check_positive(self, key: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_INT:
+            raise self.error(f"{key!r} must be a positive number, found {shown(value)}.")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._value(key)
+        if not isinstance(value, bool):
+            raise self.error(f"{key!r} must be true or false, found {shown(value)}.")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        value = self.values.get(key)
+        ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
+            raise self.error(f"{key!r} must be a token id or a list of them, found {shown(value)}.")
+        return ids
+
+    def _value(self, key: str, if_null: Any = None) -> Any:
+        """What the file or its default says; `if_null` where that is null, and may be."""
+        value = self.values.get(key)
+        if value is None and self._defaults.get(key, 0) is None:
+            value = if_null
+        if value is None:
+            how = "null" if key in self.values else "missing"
+            raise self.error(f"{key!r} is {how}. Download the model again, or take {self.path.name} from its source.")
+        return value
+
+
+def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """A JSON file that must hold an object.
+
+    Raises:
+        ModelFolderError: It cannot be read, is too large, is not JSON, or holds something else.
+    """
+    try:
+        values = json.loads(read_bounded(path, max_bytes).decode())
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{path} is not valid JSON ({error}). Download it again.") from error
+    if not isinstance(values, dict):
+        raise ModelFolderError(f"{path} must hold a JSON object, found {type(values).__name__}. Download it again.")
+    return values
+
+
+def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES, max_containers: int = MAX_JSON_CONTAINERS) -> bytes:
+    """A whole file of at most `max_bytes` bytes, and at most `max_containers` lists and objects if it is JSON.
+
+    Raises:
+        ModelFolderError: It cannot be read, or has more.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ModelFolderError(f"{path} cannot be read: {error.strerror}.") from error
+    if len(content) > max_bytes:
+        raise ModelFolderError(f"{path} is larger than {max_bytes:,} bytes, which no model needs. Download it again.")
+    if content.count(b"[") + content.count(b"{") > max_containers:
+        raise ModelFolderError(f"{path} holds more than {max_containers:,} lists and objects. Download it again.")
+    return content

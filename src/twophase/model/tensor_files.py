@@ -1,0 +1,160 @@
+"""A model folder's safetensors files, opened and checked: an error names the file, the tensor and the fix."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from twophase.core.errors import ModelFolderError
+from twophase.core.rules import shown
+from twophase.model.json_file import read_json_object
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# A tensor takes about 100 bytes in either, and large mixtures of experts have 37,000. safetensors itself reads 100 MB.
+MAX_HEADER_BYTES, MAX_INDEX_BYTES = 8 * 2**20, 16 * 2**20
+END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
+FIX = "Download the model again."
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a folder: its shape, and the dtypes it may have, as safetensors names them."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = tuple(PLAIN_DTYPES)
+
+
+@runtime_checkable
+class Tensors(Protocol):
+    """Tensors by name."""
+
+    def __contains__(self, name: object) -> bool: ...
+    def read(self, name: str) -> Any: ...
+    def dtype_of(self, name: str) -> torch.dtype: ...
+
+
+class TensorFiles:
+    """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied.
+
+    Raises:
+        ModelFolderError: A file is missing, truncated or no safetensors file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path_of: dict[str, Path] = {}
+        self._open: dict[Path, safe_open] = {}
+        for path in _weight_paths(folder):
+            self._open[path] = _open_safetensors(path)
+            self._path_of |= dict.fromkeys(self._open[path].keys(), path)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._path_of
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored."""
+        return self._open[self._path_of[name]].get_tensor(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Of a tensor of plain floats."""
+        return PLAIN_DTYPES[self._open[self._path_of[name]].get_slice(name).get_dtype()]
+
+    def check(self, expected: Mapping[str, StoredTensor]) -> None:
+        """The files must hold these tensors, no more and no fewer.
+
+        Raises:
+            ModelFolderError: A tensor is missing, unexpected, of another shape or of another dtype.
+        """
+        missing = [name for name in expected if name not in self]
+        if missing:
+            where = ", ".join(path.name for path in self._open)
+            raise ModelFolderError(
+                f"{self._folder}: {where} lacks {_first_of(missing)}, which config.json calls for. {FIX}"
+            )
+        extra = [name for name in self._path_of if name not in expected and not _is_harmless(name)]
+        if extra:
+            raise ModelFolderError(
+                f"{self._path_of[extra[0]]} holds {_first_of(extra)}, which config.json does not call for. "
+                f"The two files belong to different models, or the model has a part that is not supported. {FIX}"
+            )
+        for name, (shape, dtypes) in expected.items():
+            path, stored = self._path_of[name], self._open[self._path_of[name]].get_slice(name)
+            if tuple(stored.get_shape()) != shape:
+                raise ModelFolderError(
+                    f"{path}: {name} has shape {stored.get_shape()}, but config.json calls for {list(shape)}. {FIX}"
+                )
+            if stored.get_dtype() not in dtypes:
+                raise ModelFolderError(
+                    f"{path}: {name} is stored as {stored.get_dtype()}; supported here: {', '.join(dtypes)}. "
+                    "Use the unquantised model."
+                )
+        if HEAD in self and HEAD not in expected and not torch.equal(self.read(HEAD), self.read(EMBED)):
+            raise ModelFolderError(
+                f"{self._path_of[HEAD]}: {HEAD} differs from {EMBED}, but config.json says tie_word_embeddings. "
+                "Set it to false there if the model really has its own output weights."
+            )
+
+
+def has_safetensors(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE))
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    """The single file, or every shard the index names."""
+    index = folder / INDEX_FILE
+    if (folder / WEIGHTS_FILE).is_file():  # as in transformers: an index beside it is of other weights
+        return [folder / WEIGHTS_FILE]
+    if not index.is_file():
+        raise ModelFolderError(
+            f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}. Only safetensors weights are loaded: "
+            "choose a model that has them, or save it again with transformers' save_pretrained."
+        )
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {FIX}")
+    for tensor, name in weight_map.items():
+        # A plain name: a model comes from anywhere, and must not have files of this machine opened. What the name leads
+        # to may be a link (Hugging Face's cache is made of them): only the maker of the folder could have put it there.
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
+            raise ModelFolderError(
+                f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "
+                f"{shown(name)} for {shown(tensor)}. {FIX}"
+            )
+    paths = [folder / name for name in sorted(set(weight_map.values()))]
+    for path in paths:
+        if not path.is_file():
+            tensors = [name for name, file in weight_map.items() if file == path.name]
+            raise ModelFolderError(f"{path} is missing; {index.name} says it holds {_first_of(tensors)}. {FIX}")
+    return paths
+
+
+def _open_safetensors(path: Path) -> safe_open:
+    try:
+        with path.open("rb") as file:  # format: u64 size of the header, JSON header, data
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > MAX_HEADER_BYTES:
+                raise ModelFolderError(
+                    f"{path} cannot be read: its header has {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}, "
+                    f"which no model needs. {FIX}"
+                )
+            header = file.read(header_bytes)
+        expected = 8 + header_bytes + max(map(int, END_OF_TENSOR.findall(header)), default=0)
+        if 0 < header_bytes == len(header) and path.stat().st_size < expected:
+            raise ModelFolderError(f"{path} is truncated: {path.stat().st_size:,} bytes, expected {expected:,}. {FIX}")
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelFolderError(f"{path} cannot be read ({error}). {FIX}") from error
+
+
+def _is_harmless(name: str) -> bool:
+    # Old Llama files carry the RoPE frequencies; files of tied models may carry the output weights (checked above).
+    return name.endswith(".rotary_emb.inv_freq") or name == HEAD
+
+
+def _first_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,105 @@
+"""What config.json says of a mixture of experts: Mixtral (arXiv:2401.04088) and Qwen3-MoE (arXiv:2505.09388)."""
+
+from dataclasses import dataclass
+
+from twophase.core.rules import shown
+from twophase.model.config import (
+    SILU,
+    WINDOW_DEFAULTS,
+    Family,
+    num_layers_of,
+    read_attention_bias,
+    read_given_window,
+    read_switched_window,
+)
+from twophase.model.json_file import Fields, JsonFile, Rule
+from twophase.model.rope_config import read_rope
+
+MAX_EXPERTS = 2**16  # of all layers together, listed one by one; Qwen3-235B-A22B has 12,032
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts: in some layers the MLP is one of several, which a router chooses for each token.
+
+    Attributes:
+        num_experts: E, in each of these layers.
+        num_experts_per_tok: K, those that a token goes through.
+        intermediate_size: Of one expert.
+        norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
+        sparse_layers: The numbers of the layers that have experts; the others have one MLP.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_layers: tuple[int, ...]
+
+
+def read_mixtral(file: JsonFile) -> Fields:
+    """Every layer has experts."""
+    return _read(file, file.positive_int("intermediate_size"), True, tuple(range(num_layers_of(file))))
+
+
+def read_qwen3_moe(file: JsonFile) -> Fields:
+    """Every `decoder_sparse_step`-th layer has experts, but for those in `mlp_only_layers`."""
+    step, dense = file.positive_int("decoder_sparse_step"), file.values.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise file.error(f"'mlp_only_layers' must be a list of layers' numbers, found {shown(dense)}.")
+    never = set(dense)
+    sparse = tuple(layer for layer in range(num_layers_of(file)) if (layer + 1) % step == 0 and layer not in never)
+    return _read(file, file.positive_int("moe_intermediate_size"), file.flag("norm_topk_prob"), sparse)
+
+
+def _read(file: JsonFile, size: int, norm_topk_prob: bool, sparse_layers: tuple[int, ...]) -> Fields:
+    count, per_token = _num_experts(file), file.positive_int("num_experts_per_tok")
+    file.refuse_if(per_token > count, f"num_experts_per_tok {per_token} is more than the {count} experts there are.")
+    experts = ExpertsConfig(count, per_token, size, norm_topk_prob, sparse_layers)
+    return {"experts": experts if sparse_layers else None}
+
+
+def _num_experts(file: JsonFile) -> int:
+    """Under the name of the hub's files or under that of transformers 5, which may stand side by side."""
+    names = [key for key in ("num_experts", "num_local_experts") if file.values.get(key) is not None]
+    counts = {file.positive_int(key) for key in names or ["num_experts"]}
+    file.refuse_if(len(counts) > 1, "num_experts and num_local_experts are two names of one number; found two numbers.")
+    count, num_layers = counts.pop(), num_layers_of(file)
+    file.refuse_if(
+        count * num_layers > MAX_EXPERTS,
+        f"the number of experts must be at most {MAX_EXPERTS:,} in all layers together, found {count:,} in each of "
+        f"{num_layers:,} layers.",
+    )
+    return count
+
+
+ONE_KIND_OF_MIXTURE = (
+    "is not supported: a router's softmax over all experts chooses a token's, there is one group of them, and none is "
+    "shared by all tokens."
+)
+# What other mixtures of experts may ask for, and the values that mean nothing here.
+RULES = (
+    SILU,
+    Rule("scoring_func", (None, "softmax"), ONE_KIND_OF_MIXTURE),
+    Rule("routed_scaling_factor", (None, 1), ONE_KIND_OF_MIXTURE),
+    Rule("n_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
+    Rule("topk_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
+    Rule("n_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
+    Rule("num_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
+    Rule("shared_expert_intermediate_size", (None, False, 0), ONE_KIND_OF_MIXTURE),
+)
+MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}
+FAMILIES = {
+    "MixtralForCausalLM": Family(
+        "mixtral", (read_rope, read_given_window, read_mixtral), defaults=MIXTRAL_DEFAULTS, rules=RULES
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        (read_rope, read_attention_bias, read_switched_window, read_qwen3_moe),
+        {"qk_norm": True},
+        QWEN3_MOE_DEFAULTS,
+        RULES,
+    ),
+}

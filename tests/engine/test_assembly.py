@@ -1,0 +1,136 @@
+"""An engine is put together from the features that its options name, and from no other."""
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.mutation import KillTable, Mutant
+from twophase import EngineConfig, SamplingParams, SpeculativeConfig, assembly, config
+from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.doors import feature
+from twophase.engine import executor, runner
+from twophase.engine.executor import Executor, ThisProcess
+from twophase.model.config import load_config
+from twophase.model.tokenizer import Tokenizer
+from twophase_features.parallel.tensor_parallel import TensorParallelGroup
+
+ASKED = [
+    ({}, set()),
+    ({"enable_prefix_caching": False, "admission": "reserve", "kv_cache_dtype": "bfloat16"}, set()),
+    ({"quantization": "int8"}, {"quantization.schemes"}),
+    ({"sliding_window": 8}, {"pairs", "windows.resolve"}),
+    ({"speculative_config": SpeculativeConfig()}, {"pairs", "speculation.opening"}),
+]
+
+
+def features_asked_for(folder, options, module=assembly) -> set[str]:
+    asked = set()
+
+    def spy(name):
+        asked.add(name)
+        return feature(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for each in (module, config, executor, runner):
+            patch.setattr(each, "feature", spy)
+        module.assemble(str(folder), EngineConfig(device="cpu", num_kv_blocks=16, **options))
+    return asked
+
+
+@pytest.mark.parametrize(("options", "expected"), ASKED, ids=lambda value: "+".join(value))
+def test_a_feature_comes_in_when_an_option_names_it(options, expected, tiny_folder):
+    assert features_asked_for(tiny_folder, options) == expected
+
+
+def test_only_a_name_that_is_no_folder_is_looked_up_in_the_model_store(tiny_folder, monkeypatch):
+    asked = []
+    store = SimpleNamespace(resolve_model=lambda name: asked.append(name) or Path(tiny_folder))
+    monkeypatch.setattr(assembly, "feature", lambda name: {"model_store.prepare": store}[name])
+    options = EngineConfig(device="cpu", num_kv_blocks=16)
+    monkeypatch.chdir(tiny_folder.parent)
+    (tiny_folder.parent / config.DEFAULT_MODEL).mkdir(
+        exist_ok=True
+    )  # the default model's name means the default model all the same
+    for name in (str(tiny_folder), tiny_folder.name, config.DEFAULT_MODEL, "org/name"):
+        assembly.assemble(name, options)
+    assert asked == [config.DEFAULT_MODEL, "org/name"]
+    monkeypatch.undo()
+    with pytest.raises(ModelFolderError, match="is not a folder"):
+        assembly.assemble("nowhere", options)
+
+
+def test_one_process_and_several_are_executors(tiny_folder):
+    model_config, device = load_config(tiny_folder), torch.device("cpu")
+    one = executor.join(EngineConfig(), model_config, device)
+    assert isinstance(one, ThisProcess)
+    assert isinstance(one, Executor)
+    assert isinstance(TensorParallelGroup(model_config, device, None), Executor)
+    assert one.cut("model.layers.0.self_attn.q_proj.weight", device) is device
+    assert (one.smallest(7), one.run, one.is_driver) == (7, one.run, True)
+    with pytest.raises(ConfigError, match="has none"):
+        executor.join(EngineConfig(enable_expert_parallel=True), model_config, device)
+
+
+def check_grammars(folder, module=assembly) -> None:
+    """Requests of several threads come at once, and the vocabulary is loaded by the first of them."""
+    made = []
+
+    class SlowGuidance:
+        def __init__(self, to_json, eos_token_ids) -> None:
+            time.sleep(0.05)
+            made.append(self)
+
+        def compile(self, params):
+            return params
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "feature", lambda name: SimpleNamespace(Guidance=SlowGuidance))
+        grammars, params = module._Grammars(Tokenizer.from_folder(folder), frozenset({0})), SamplingParams()
+        assert not made
+        threads = [threading.Thread(target=grammars.compile, args=(params,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert grammars.compile(params) is params
+    assert len(made) == 1
+
+
+def test_the_first_request_with_structured_outputs_makes_the_compiler(tiny_folder):
+    check_grammars(tiny_folder)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("name", "old", "new", "options"),
+    [
+        ("pairs of nothing", "if model_config.is_mixed or config.uses_features:", "if True:", {}),
+        ("pairs not asked", "if model_config.is_mixed or config.uses_features:", "if False:", ASKED[3][0]),
+        ("a window of nothing", "if target.window is None and target.groups is None:", "if False:", {}),
+        ("speculation not asked for", "if config.speculation is not None and", "if config.speculation is None and", {}),
+        ("a folder from the store", "if folder.is_dir() and", "if not folder.is_dir() and", {}),
+    ],
+)
+def test_mutants_of_the_doors_are_killed(name, old, new, options, tiny_folder):
+    expected = next(names for each, names in ASKED if each == options)
+
+    def check(module) -> None:
+        assert features_asked_for(tiny_folder, options, module) == expected
+
+    KillTable.record(Mutant(name, "twophase.assembly", old, new), check)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("a vocabulary for each request", "if self._guidance is None:", "if True:"),
+        ("threads at once", "with self._making:", "if True:"),
+    ],
+)
+def test_mutants_of_the_compiler_are_killed(name, old, new, tiny_folder):
+    KillTable.record(Mutant(name, "twophase.assembly", old, new), lambda module: check_grammars(tiny_folder, module))
