@@ -22,7 +22,7 @@ CEILINGS = {
     "files of src/twophase": 74,  # goal 45
     "lines of the longest file": 366,  # goal 350
     "modules that `from twophase import LLM` loads": 72,  # goal 30
-    "modules of features that a greedy request loads": 3,  # goal 0
+    "modules of features that a greedy request loads": 0,  # goal 0
     "files that a greedy request runs": 38,  # goal 25
 }
 
