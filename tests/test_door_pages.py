@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "doors").glob("*.md"))
-MOST_LINES = 32
+MOST_LINES = 36
 
 
 def example_of(page: Path) -> tuple[str, str]:
@@ -20,7 +20,7 @@ def example_of(page: Path) -> tuple[str, str]:
 
 
 def test_the_pages_are_found():
-    assert {page.stem for page in PAGES} >= {"drafter", "policy", "tier"}
+    assert {page.stem for page in PAGES} == {"allocator", "drafter", "policy", "tier"}
 
 
 @pytest.mark.unchecked_types  # as readers run them
