@@ -20,7 +20,7 @@ SLACK = 0.05
 CEILINGS = {
     "lines of src/twophase": 9_447,  # goal 6,000
     "files of src/twophase": 74,  # goal 45
-    "lines of the longest file": 366,  # goal 350
+    "lines of the longest file": 344,  # goal 350
     "modules that `from twophase import LLM` loads": 72,  # goal 30
     "modules of features that a greedy request loads": 0,  # goal 0
     "files that a greedy request runs": 38,  # goal 25

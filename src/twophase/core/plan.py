@@ -1,8 +1,10 @@
-"""What one engine step computes: the scheduler writes a plan, the runner reads it."""
+"""What one engine step computes, and what it changes: the scheduler writes a plan, the runner reads it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from twophase.core.outputs import FinishReason
 
 
 class BlockCopy(NamedTuple):
@@ -96,3 +98,23 @@ class SampledToken(NamedTuple):
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class SequenceUpdate(NamedTuple):
+    """What a step changes for one completion: new tokens, its end, or both.
+
+    Attributes:
+        seq_id: Its sequence. Completions that had not forked yet share that of completion 0.
+        tokens: New tokens; a stop token is among them.
+        finish_reason: None while it goes on.
+        stop_reason: The stop token id or string that ended it; None for the model's end-of-text.
+        error: What went wrong, when `finish_reason` is 'error'.
+    """
+
+    seq_id: int
+    request_id: str
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
+    tokens: tuple[SampledToken, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
 from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._context import plain_context
@@ -22,7 +22,7 @@ from twophase.engine.prompt_logprobs import with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
-from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
+from twophase.scheduling.scheduler import Scheduler
 
 
 @final

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
-from twophase.core.plan import SampledToken
+from twophase.core.plan import SampledToken, SequenceUpdate
 from twophase.core.request import Request
 from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.engine.sampler import Bias, bias_of
-from twophase.scheduling.scheduler import SequenceUpdate
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ the next `schedule` undoes: room for drafts.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError, PolicyError
 from twophase.core.outputs import FinishReason
-from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, StepPlan
+from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
 from twophase.scheduling.config import SchedulerConfig
@@ -25,34 +25,12 @@ from twophase.scheduling.request_validation import check_request, max_new_tokens
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 
-__all__ = ["Scheduler", "SequenceUpdate"]
-
 
 @runtime_checkable
 class BlockCopier(Protocol):
     """What can copy whole blocks of a K/V cache."""
 
     def copy_blocks(self, copies: Seq[BlockCopy]) -> None: ...
-
-
-class SequenceUpdate(NamedTuple):
-    """What became of one completion: new tokens, its end, or both.
-
-    Attributes:
-        seq_id: Its sequence. Completions that had not forked yet share that of completion 0.
-        tokens: New tokens; a stop token is among them.
-        finish_reason: None while it goes on.
-        stop_reason: The stop token id or string that ended it; None for the model's end-of-text.
-        error: What went wrong, when `finish_reason` is 'error'.
-    """
-
-    seq_id: int
-    request_id: str
-    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
-    tokens: tuple[SampledToken, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    error: str | None = None
 
 
 @final

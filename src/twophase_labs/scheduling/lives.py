@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from twophase.core.plan import SampledToken, StepPlan
-from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
+from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan
+from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence as Scheduled
 from twophase.scheduling.sequence import SequenceStatus
 

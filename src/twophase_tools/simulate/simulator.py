@@ -17,10 +17,10 @@ from jaxtyping import Float
 
 from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.outputs import StepTrace
-from twophase.core.plan import SampledToken, StepPlan
+from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.engine.metrics import WaitingRequests
-from twophase.scheduling.scheduler import Scheduler, SequenceUpdate
+from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase.scheduling.sequence import SequenceStatus
 from twophase_tools.load.records import RequestRecord
