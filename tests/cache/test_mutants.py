@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_tier, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
@@ -127,7 +127,8 @@ BOOKKEEPING_MUTANTS = [
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
     ("loaded without room", CACHE, "table.num_offered_tokens, num_free=0)", "table.num_offered_tokens, num_free=self.num_free_blocks)"),
     # The KV tier
-    ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n        if self.tier is not None:\n", "        block_ids = self._pool.allocate(num_blocks)\n        if self.tier is not None:\n            for block_id in block_ids:\n                self._prefixes.forget(block_id)\n"),
+    ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),
+    ("offloaded under another key", MANAGER, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
     ("loaded into the blocks of the hit", MANAGER, "block_ids = table.block_ids[first : first + len(keys)]", "block_ids = table.block_ids[: len(keys)]"),
     ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places *", "table.num_cached_tokens += len(keys) // per_place *"),
     ("groups share a key", TIER, "if group else self", "if False else self"),
@@ -192,7 +193,7 @@ GROUP_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    modules = (test_invariants, test_manager, test_window, test_groups)
+    modules = (test_invariants, test_manager, test_window, test_groups, test_tier)
     tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]

@@ -217,6 +217,7 @@ def test_a_block_that_leaves_the_window_goes_back_into_the_reservation(new_cache
     for end in (12, *range(16, 44, 4)):
         assert cache.room(table, 40, 0) == end
         cache.grow(table, end)
+        assert cache.num_free_blocks == 5
         cache.publish(table, token_ids, end)
         assert (cache.stats().num_in_use, cache.num_free_blocks) == (2, 6 if end == 40 else 5), end
         cache.check_integrity()
