@@ -177,7 +177,7 @@ TENSOR_MUTANTS = [
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[place] for tensor in storage)", "(tensor[0] for tensor in storage)"),
     ("groups have the pages of one", "group=group) for", "group=0) for"),
-    ("groups are stored one after the other", "else groups.places", "else [(g, g * groups.size + p) for g, p in groups.places]"),
+    ("groups are stored one after the other", "if places is None else places", "if places is None else [(g, g * spec.num_layers + p) for g, p in places]"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip
 
