@@ -122,7 +122,7 @@ BOOKKEEPING_MUTANTS = [
     ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
     ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(0)"),
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(num_places * self.num_groups)"),
-    ("a reservation beyond what is free", CACHE, "        self._require_free(num_needed)\n", ""),
+    ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a block that came back is not reserved again", CACHE, "        self._note_freed(table, end)\n        self._num_reserved = None\n", "        self._note_freed(table, end)\n"),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
     ("loaded without room", CACHE, "table.num_offered_tokens, num_free=0)", "table.num_offered_tokens, num_free=self.num_free_blocks)"),

@@ -184,7 +184,7 @@ class Scheduler:
         """The K and V of an expected or arriving sequence will not come: its prompt is computed here, when its turn
         comes. Blocks that were reserved for it are free again, so nothing may write into them any more."""
         sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self.ledger.free(sequence)
+        self.ledger.take_back(sequence)
         self._queues.give_up(sequence)
         self.policy.note_waiting(sequence)
 
@@ -388,7 +388,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         """Out of the scheduler: blocks freed, nothing remembered."""
-        self.ledger.free(sequence)
+        self.ledger.take_back(sequence)
         self._queues.remove(sequence)
         sequence.become(SequenceStatus.FINISHED)
         del self.sequences[sequence.seq_id]
