@@ -205,7 +205,8 @@ def _build(
 ) -> Parts:
     """The cache, the runner, the scheduler and the engine. In a process that is not the driver: serve, and exit."""
     config, eos_token_ids, limits = target.config, target.model_config.eos_token_ids, target.limits
-    kv_cache = KVCache(target.kv_spec(executor.part), num_blocks, executor.device, groups=target.groups)
+    places = None if target.groups is None else target.groups.places
+    kv_cache = KVCache(target.kv_spec(executor.part), num_blocks, executor.device, places=places)
     # A wait for other processes that has a time limit is a decision of the host, which a graph cannot hold.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(model, kv_cache, limits.max_model_len, use_cuda_graphs))

@@ -93,7 +93,7 @@ class History:
             return
         num_needed, num_free = self.cache.num_blocks_needed(table, num_tokens), self.cache.num_free_blocks
         try:
-            self.shadow.copy_blocks(self.cache.reserve(table, num_tokens))
+            self.cache.reserve(table, num_tokens)
         except OutOfBlocksError:
             assert num_needed > num_free, "there were enough blocks"
             return

@@ -58,7 +58,7 @@ def check_pages(variant) -> None:
     """Layers of one group have pages of their own; those of one place in two groups have the same ones."""
     groups = groups_module.group_layers([False, True, False, True, False, False])
     spec = KVCacheSpec(groups.size, 2, 8, 4, torch.float32)
-    cache = variant.KVCache(spec, 5, torch.device("cpu"), groups=groups)
+    cache = variant.KVCache(spec, 5, torch.device("cpu"), places=groups.places)
     assert (groups.size, cache.num_groups, len(cache.layers)) == (2, 3, 6)
     assert [layer.group for layer in cache.layers] == [1, 0, 1, 0, 2, 2]
     starts = [layer.k.data_ptr() for layer in cache.layers]

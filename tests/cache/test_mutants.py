@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_window
+from tests.cache import test_groups, test_invariants, test_kv_cache, test_manager, test_tier, test_window
 from tests.cache.histories import random_history
 from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
@@ -122,12 +122,13 @@ BOOKKEEPING_MUTANTS = [
     ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
     ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(0)"),
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(num_places * self.num_groups)"),
-    ("a reservation beyond what is free", CACHE, "        self._require_free(num_needed)\n", ""),
+    ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a block that came back is not reserved again", CACHE, "        self._note_freed(table, end)\n        self._num_reserved = None\n", "        self._note_freed(table, end)\n"),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
     ("loaded without room", CACHE, "table.num_offered_tokens, num_free=0)", "table.num_offered_tokens, num_free=self.num_free_blocks)"),
     # The KV tier
-    ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n        if self.tier is not None:\n", "        block_ids = self._pool.allocate(num_blocks)\n        if self.tier is not None:\n            for block_id in block_ids:\n                self._prefixes.forget(block_id)\n"),
+    ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),
+    ("offloaded under another key", MANAGER, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
     ("loaded into the blocks of the hit", MANAGER, "block_ids = table.block_ids[first : first + len(keys)]", "block_ids = table.block_ids[: len(keys)]"),
     ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places *", "table.num_cached_tokens += len(keys) // per_place *"),
     ("groups share a key", TIER, "if group else self", "if False else self"),
@@ -176,7 +177,7 @@ TENSOR_MUTANTS = [
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[place] for tensor in storage)", "(tensor[0] for tensor in storage)"),
     ("groups have the pages of one", "group=group) for", "group=0) for"),
-    ("groups are stored one after the other", "else groups.places", "else [(g, g * groups.size + p) for g, p in groups.places]"),
+    ("groups are stored one after the other", "if places is None else places", "if places is None else [(g, g * spec.num_layers + p) for g, p in places]"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),
 ]  # fmt: skip
 
@@ -192,7 +193,7 @@ GROUP_MUTANTS = [
 
 def named_checks() -> list[Callable]:
     """The tests of one argument, `new_cache`: each rule by its name."""
-    modules = (test_invariants, test_manager, test_window, test_groups)
+    modules = (test_invariants, test_manager, test_window, test_groups, test_tier)
     tests = [test for module in modules for test in vars(module).values()]
     return [
         test for test in tests if inspect.isfunction(test) and list(inspect.signature(test).parameters) == ["new_cache"]

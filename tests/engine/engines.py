@@ -2,8 +2,8 @@
 
 import torch
 
+from tests.cache.plain import typed_cache
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.cache.manager import CacheManager
 from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
@@ -42,10 +42,10 @@ def make_engine(
         num_layers = groups.size
         options_of_cache = {"window": SlidingWindow(config.sliding_window), "sees_all": groups.sees_all}
     spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
-    kv_cache = KVCache(spec, num_blocks, model.device, groups=groups)
+    kv_cache = KVCache(spec, num_blocks, model.device, places=None if groups is None else groups.places)
     limits = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked)
     tier = HostMemoryTier(num_host_blocks) if num_host_blocks else None
-    cache = CacheManager(num_blocks, block_size, prefix_caching, tier=tier, **options_of_cache)
+    cache = typed_cache(num_blocks, block_size, prefix_caching, tier=tier, **options_of_cache)
     scheduler = Scheduler(limits, cache, policy)
     runner = ModelRunner(model, kv_cache, max_model_len)
     return engine_class(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)

@@ -16,7 +16,7 @@ from twophase.scheduling.policy import Policy
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
 
-MOVES = {"open", "grow", "truncate", "restore", "publish", "fork", "close"}  # of CacheManager
+MOVES = {"open", "reserve", "load", "grow", "truncate", "publish", "fork", "close"}  # of KVAllocator
 
 
 def test_no_other_file_moves_blocks():

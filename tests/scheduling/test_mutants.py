@@ -358,7 +358,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "blocks leaked on abort",
-        "        if sequence.table is not None:\n            self.take_back(sequence)\n",
+        "        self.cache.close(sequence.table)\n",
         "        pass\n",
         aborts,
         module="ledger",

@@ -136,14 +136,16 @@ class KVAllocator(Protocol):
                 and comes again is hashed once.
         """
 
-    def reserve(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
-        """The table is admitted: it may grow to `num_tokens` from now on, whatever others take. Here: by growing now.
+    def reserve(self, table: Any, num_tokens: int) -> None:
+        """A table that was just opened is admitted: it may grow to `num_tokens` from now on, whatever others take.
+        Here it grows at once.
 
         Raises:
             OutOfBlocksError: Fewer blocks are free than `num_blocks_needed` says; nothing changed.
             CacheStateError: As `num_blocks_needed`.
         """
-        return self.grow(table, num_tokens)
+        copies = self.grow(table, num_tokens)
+        assert not copies, "a hit is full blocks, and nothing is written into those"
 
     def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
         """Fill blocks of an admitted table from the KV tier; `num_cached_tokens` grows. Returns the filled blocks."""

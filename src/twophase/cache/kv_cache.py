@@ -44,7 +44,7 @@ class KVCacheSpec:
     """What a cache stores, whatever its number of blocks.
 
     Attributes:
-        num_layers: Layers with a K and a V in each block: all of the model's, or those of a group (`LayerGroups`).
+        num_layers: Layers with a K and a V in each block: all of the model's, or those of a group.
         num_kv_heads, head_dim: H_kv and D.
         block_size: Slots per block; a power of two.
         dtype: What K and V are when read: stored as they are, unless `kv_format` quantises them.
@@ -124,7 +124,7 @@ class KVCache:
         num_blocks: At least 1.
         device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
-        groups: Which layers share blocks, if they are of different kinds.
+        places: For each layer its group, and its place among the layers of a block; None: all are in one group.
 
     Attributes:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
@@ -142,7 +142,11 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
         pin_memory: bool = False,
+<<<<<<< HEAD
         groups: LayerPlaces | None = None,
+=======
+        places: Sequence[tuple[int, int]] | None = None,
+>>>>>>> b
     ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
@@ -152,8 +156,8 @@ class KVCache:
         if spec.kv_format != "none":
             storage += [_allocate(shape[:-1], SCALE_DTYPE, device, pin_memory) for _ in range(2)]
         self.storage = storage
-        places = [(0, layer) for layer in range(spec.num_layers)] if groups is None else groups.places
-        self.num_groups = 1 if groups is None else groups.num_groups
+        places = [(0, layer) for layer in range(spec.num_layers)] if places is None else places
+        self.num_groups = 1 + max(group for group, _ in places)
         self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
 
     @property

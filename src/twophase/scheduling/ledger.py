@@ -96,12 +96,10 @@ class BlockLedger:
             self._num_to_grow = None  # blocks that were hit may not come back to those that had them alone
         refusal = self._refusal(sequence, table, max_uncomputed)
         if refusal is None:
-            self._copy(self.cache.reserve(table, len(sequence.token_ids)))
             self._enter(sequence, table)
-            return None
-        if table.num_cached_tokens:
-            self._num_to_grow = None
-        self.cache.close(table)
+        else:
+            self._num_to_grow = None if table.num_cached_tokens else self._num_to_grow
+            self.cache.close(table)
         return refusal
 
     def _refusal(self, sequence: Sequence, table: KVTable, max_uncomputed: int | None) -> Refusal | None:
@@ -113,7 +111,7 @@ class BlockLedger:
         return None if self.cache.room(table, num_tokens, num_spare) == num_tokens else Refusal.BLOCKS
 
     def _enter(self, sequence: Sequence, table: KVTable) -> None:
-        """These are its blocks now, and what the KV tier has of them is there."""
+        self.cache.reserve(table, len(sequence.token_ids))
         self.loaded += self.cache.load(table, sequence.token_ids)
         sequence.table, sequence.block_keys = table, []
         sequence.num_computed_tokens = num_cached = table.num_cached_tokens
@@ -125,12 +123,8 @@ class BlockLedger:
             self._num_to_grow += self._growth(sequence, table)
 
     def grow(self, sequence: Sequence, num_tokens: int) -> None:
-        """Slots for so many tokens in all.
-
-        Raises:
-            OutOfBlocksError: There are not enough free blocks.
-            BlockCopyError: A slot's block could not be filled: the sequence cannot go on.
-        """
+        """Slots for so many tokens in all. Raises OutOfBlocksError, and BlockCopyError if a slot's block could not be
+        filled: then the sequence cannot go on."""
         self._copy(self.cache.grow(sequence.open_table, num_tokens))
 
     def grow_for_decode(self, sequence: Sequence) -> bool:
@@ -173,14 +167,23 @@ class BlockLedger:
 
     # -- giving back
 
+<<<<<<< HEAD
     def free(self, sequence: Sequence) -> None:
         """A sequence has ended: whatever it holds comes back."""
         if sequence.table is not None:
             self.take_back(sequence)
+=======
+    def release(self, table: KVTable) -> None:
+        """Give up what `hold` returned."""
+        self.held.remove(table)
+        self.cache.close(table)
+>>>>>>> b
 
     def take_back(self, sequence: Sequence) -> None:
-        """A sequence with a table gives its blocks and places back: it has ended, or is preempted."""
-        self.cache.close(sequence.open_table)
+        """A sequence that has ended, or is preempted, gives back the blocks and places that it has."""
+        if sequence.table is None:
+            return
+        self.cache.close(sequence.table)
         sequence.table = None
         sequence.num_computed_tokens = 0
         self._owners.remove(sequence)
@@ -194,16 +197,19 @@ class BlockLedger:
         Args:
             is_whole: These are all that it has; room for drafts that did not come, or were wrong, comes back.
         """
-        table = sequence.table
-        assert table is not None
-        sequence.num_computed_tokens = num_computed
+        table, sequence.num_computed_tokens = sequence.open_table, num_computed
         if is_whole and table.num_tokens > num_computed:
             self.cache.truncate(table, num_computed)
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def commit(self) -> None:
+<<<<<<< HEAD
         """The step was done."""
         self.copies, self.loaded, self.drafting = [], [], []
+=======
+        """The step was done: its plan told of the copies, and of what was filled from elsewhere."""
+        self.copies, self.loaded, self.received, self.drafting = [], [], [], []
+>>>>>>> b
         self._num_offloaded_before = self.cache.num_offloaded
 
     def roll_back(self) -> None:

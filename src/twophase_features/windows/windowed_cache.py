@@ -176,14 +176,12 @@ class WindowedCache(CacheManager):
         self._num_reserved = None
         return super().open(token_ids, salt, count_in_stats, keys)
 
-    def reserve(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
+    def reserve(self, table: Any, num_tokens: int) -> None:
         """The table may grow to `num_tokens` chunk by chunk, as the class says. It takes no block yet."""
-        num_needed = self.num_blocks_needed(table, num_tokens)
-        self._require_free(num_needed)
+        self._require_free(self.num_blocks_needed(table, num_tokens))
         table.num_reserved_tokens = num_tokens
         self._filling.add(table)
         self._num_reserved = None
-        return ()
 
     def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
         """As `CacheManager`, in chunks: as many blocks at a time as the reservation has room for."""
