@@ -209,10 +209,10 @@ for name, bytes_per_s in links.items():
 #
 # The engine does it in `twophase_features.parallel.disaggregation`. Rank 1 computes prompts, rank 0 decodes; each has
 # the whole model, a pool and a scheduler of its own. For the engine on rank 0 the other one is a *tier* of its K/V
-# cache, a second place for blocks. Pages wait in host memory, each under the hash of its tokens and of all tokens
-# before them (lab 5), and the request joins the queue when they have come. Its admission loads them, as it would a
-# prefix hit. Full blocks travel, and the last token never does: the rest of the prompt, a block at most, is computed on
-# rank 0 and gives the first token.
+# cache, a second place for blocks. The blocks that arrive wait in host memory, each under the hash of its tokens and of
+# all tokens before them (lab 5), and the request joins the queue when they have come. Its admission copies them into
+# the pool, after whatever the prefix cache has. Full blocks travel, and the last token never does: the rest of the
+# prompt, a block at most, is computed on rank 0 and gives the first token.
 
 # %% [markdown]
 # ```mermaid
@@ -222,7 +222,7 @@ for name, bytes_per_s in links.items():
 #     D->>P: Submit: a prompt, and which of its blocks to send
 #     P->>D: Pages: K and V of layer 0, layer 1, ... while the next ones are computed
 #     P->>D: Done: all has been sent
-#     Note over D: nothing is missing: the request is admitted, its pages are loaded
+#     Note over D: nothing is missing: the request is admitted, its blocks are loaded
 #     D->>P: or Submit again: these blocks are missing
 # ```
 #
@@ -392,7 +392,7 @@ check("7.3")
 # %% [markdown]
 # While its own request still has the blocks, a late message changes nothing: the bytes are the same. It ruins the text
 # of the *next* owner, in the middle. That is why `receive` says False once the transfer is over. (The engine's tier
-# goes by the block's hash instead: pages whose hash no request expects are dropped, however late they come.)
+# goes by the block's hash instead: blocks whose hash no request expects are dropped, however late they come.)
 #
 # **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends them with your
 # `take_layer`, each layer in two messages; rank 0 asks your `Transfer`, writes with your `put_layer`, and decodes. Your
@@ -432,7 +432,7 @@ show_source(DecodeEngine._recover)
 # <details><summary>Answer</summary>
 #
 # The worker finds the prompt's blocks in its prefix cache (lab 5): it computes the last one and sends what was asked
-# for. If they were evicted meanwhile, it is a second prefill, which is dear but right. And if pages are missing again,
+# for. If they were evicted meanwhile, it is a second prefill, which is dear but right. And if blocks are missing again,
 # rank 0 loads those before the first hole and computes the rest: a tier may always miss.
 # </details>
 
