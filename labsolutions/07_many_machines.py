@@ -208,21 +208,25 @@ for name, bytes_per_s in links.items():
 # ### Two processes, for real
 #
 # The engine does it in `twophase_features.parallel.disaggregation`. Rank 1 computes prompts, rank 0 decodes; each has
-# the whole model, a pool and a scheduler of its own.
+# the whole model, a pool and a scheduler of its own. For the engine on rank 0 the other one is a *tier* of its K/V
+# cache, a second place for blocks. The blocks that arrive wait in host memory, each under the hash of its tokens and of
+# all tokens before them (lab 5), and the request joins the queue when they have come. Its admission copies them into
+# the pool, after whatever the prefix cache has. Full blocks travel, and the last token never does: the rest of the
+# prompt, a block at most, is computed on rank 0 and gives the first token.
 
 # %% [markdown]
 # ```mermaid
 # sequenceDiagram
 #     participant D as rank 0: decode
 #     participant P as rank 1: prefill
-#     D->>P: Submit: a prompt, and the first block to send if there is room here
-#     D->>P: Grant: there is room now, send from this block on (also: send again)
+#     D->>P: Submit: a prompt, and which of its blocks to send
 #     P->>D: Pages: K and V of layer 0, layer 1, ... while the next ones are computed
-#     P->>D: Done: the first token
-#     D->>P: Received: all is here, your blocks can be freed
+#     P->>D: Done: all has been sent
+#     Note over D: nothing is missing: the request is admitted, its blocks are loaded
+#     D->>P: or Submit again: these blocks are missing
 # ```
 #
-# Its blocks have the same size on both sides, so it copies whole ones, and a thread that does nothing else sends them.
+# The blocks have the same size on both sides, so whole ones are copied, and a thread that does nothing else sends them.
 # The next cell starts both ranks with torchrun and waits until both have ended.
 
 # %%
@@ -247,14 +251,14 @@ from twophase_labs.kit.open_engine import show_source
 show_source(unpack_layer)
 
 # %% [markdown]
-# **Question.** Yours writes rows of tokens, this one whole blocks, the unused slots of the last block included. It may
-# be given `None` for a block. When?
+# **Question.** Yours writes rows of tokens into the decode pool, this one whole blocks into host memory. It may be
+# given `None` for a block. When?
 #
 # <details><summary>Answer</summary>
 #
-# When that prompt is no longer waited for: the request was cancelled, or its prompt is being computed here after all.
-# Its blocks may belong to another request by now, so the bytes are read from the link and dropped. Section 2 is about
-# such cases.
+# When no request waits for that block any more: it was cancelled, or its prompt is being computed here after all. The
+# block's place may belong to another one by now, so the bytes are read from the link and dropped. (A block that is here
+# already is not written again either: it may be on its way into the decode pool.) Section 2 is about such cases.
 # </details>
 
 # %% [markdown]
@@ -300,7 +304,7 @@ for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
 # text about something else. So the receiver must know *which blocks of which layers* it has, and have a rule for what
 # to do when some are missing:
 #
-# 1. Ask for them again, from the first missing block on. The sender keeps its blocks until it hears that all arrived.
+# 1. Ask for them again, from the first missing block on. The sender still has its blocks, or computes them once more.
 # 2. After some attempts, compute the prompt here. It costs time, and it is always right.
 # 3. When the sender is lost: compute it here at once.
 
@@ -387,7 +391,8 @@ check("7.3")
 
 # %% [markdown]
 # While its own request still has the blocks, a late message changes nothing: the bytes are the same. It ruins the text
-# of the *next* owner, in the middle. That is why `receive` says False once the transfer is over.
+# of the *next* owner, in the middle. That is why `receive` says False once the transfer is over. (The engine's tier
+# goes by the block's hash instead: blocks whose hash no request expects are dropped, however late they come.)
 #
 # **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends them with your
 # `take_layer`, each layer in two messages; rank 0 asks your `Transfer`, writes with your `put_layer`, and decodes. Your
@@ -421,13 +426,14 @@ from twophase_features.parallel.disaggregation import DecodeEngine
 show_source(DecodeEngine._recover)
 
 # %% [markdown]
-# **Question.** When rank 0 computes the prompt itself, it no longer needs the worker's answer, and the worker has
-# nothing left to compute for it. What is `Cancel` for?
+# **Question.** Your sender kept the prompt's blocks until it heard how the transfer had ended. The engine's worker
+# keeps nothing for a transfer, and a resend is the same prompt submitted once more. Why is that not a second prefill?
 #
 # <details><summary>Answer</summary>
 #
-# The worker keeps the prompt's blocks until it hears `Received`, so that they can be sent again. Without `Cancel` it
-# would keep them for as long as it runs, and have fewer blocks for other prompts each time.
+# The worker finds the prompt's blocks in its prefix cache (lab 5): it computes the last one and sends what was asked
+# for. If they were evicted meanwhile, it is a second prefill, which is dear but right. And if blocks are missing again,
+# rank 0 loads those before the first hole and computes the rest: a tier may always miss.
 # </details>
 
 # %% [markdown]

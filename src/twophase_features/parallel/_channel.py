@@ -3,16 +3,16 @@
 The thread that computes never waits for the network: it puts what it has to say into a queue. That is what overlaps a
 transfer with the next layers.
 
-A message is its number of bytes, int64 [1], and the bytes. A side that has nothing to say sends an empty message from
-time to time; one that is silent for longer than the peers' limit is lost. So a process that was stopped is noticed, and
-one that only computes for long is not taken for it.
+A message is a header, int64 [MAX_PARTS], and parts of as many bytes: the pickled message, and its arrays as they are.
+A side that has nothing to say sends an empty message from time to time; one that is silent for longer than the peers'
+limit is lost. So a process that was stopped is noticed, and one that only computes for long is not taken for it.
 """
 
 import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -23,6 +23,7 @@ from twophase_features.parallel.peers import Peers
 from twophase_features.parallel.remote_tier import RemoteTier
 
 HEARTBEATS_PER_LIMIT = 4
+MAX_PARTS = 5  # a message, and K, V and their scales
 JOIN_S = 2.0
 
 Noted = Callable[[float, float], None]
@@ -103,13 +104,15 @@ class Channel:
             try:
                 message, noted, is_packed = self._outbox.get(timeout=self._peers.step_timeout_s / HEARTBEATS_PER_LIMIT)
             except queue.Empty:
-                self._send_bytes(b"")
+                self._send_parts([])
                 continue
             start_s = time.monotonic()
             message = message() if callable(message) else message
             if isinstance(message, Pages):
                 message = self._on_the_host(message, is_packed)
-            self._send_bytes(pickle.dumps(message))
+            arrays: list[pickle.PickleBuffer] = []
+            body = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+            self._send_parts([bytearray(body), *(array.raw() for array in arrays)])
             noted(start_s, time.monotonic())
             if isinstance(message, Bye):
                 return
@@ -122,21 +125,25 @@ class Channel:
         with torch.cuda.stream(self._stream):
             return replace(pages, parts=[part.cpu().numpy() for part in pages.parts])
 
-    def _send_bytes(self, body: bytes) -> None:
-        self._peers.send(torch.tensor([len(body)]), self._rank, "a sign of life to be taken")
-        if body:
-            self._peers.send(torch.frombuffer(bytearray(body), dtype=torch.uint8), self._rank, "a message to be taken")
+    def _send_parts(self, parts: Sequence[bytearray | memoryview]) -> None:
+        header = torch.zeros(MAX_PARTS, dtype=torch.int64)
+        header[: len(parts)] = torch.tensor([len(part) for part in parts])
+        self._peers.send(header, self._rank, "a sign of life to be taken")
+        for part in parts:
+            self._peers.send(torch.frombuffer(part, dtype=torch.uint8), self._rank, "a message to be taken")
 
     def _receive_all(self) -> None:
-        num_bytes = torch.empty(1, dtype=torch.int64)
+        header = torch.empty(MAX_PARTS, dtype=torch.int64)
         message: Message | None = None
         while not isinstance(message, Bye):
-            self._peers.recv(num_bytes, self._rank, "a sign of life")
-            if not num_bytes:
+            self._peers.recv(header, self._rank, "a sign of life")
+            parts = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in header.tolist() if num_bytes]
+            if not parts:
                 continue
-            body = torch.empty(int(num_bytes), dtype=torch.uint8)
-            self._peers.recv(body, self._rank, "a message")
-            message = pickle.loads(body.numpy().data)
+            for part in parts:
+                self._peers.recv(part, self._rank, "a message")
+            body, *arrays = (part.numpy() for part in parts)
+            message = pickle.loads(body.data, buffers=arrays)
             if isinstance(message, Pages):
                 assert self._tier is not None
                 self._tier.receive(message.keys, message.layer, list(map(torch.from_numpy, message.parts)))

@@ -28,4 +28,5 @@ def unpack_layer(
     rows = [row for row, block_id in enumerate(block_ids) if block_id is not None]
     targets = torch.tensor([block_ids[row] for row in rows], dtype=torch.int64, device=kv_cache.device)
     for pool, part in zip(kv_cache.storage, parts, strict=True):
-        pool[layer].index_copy_(0, targets, part[rows].view(pool.dtype))
+        part = part if len(rows) == len(block_ids) else part[rows]
+        pool[layer].index_copy_(0, targets, part.view(pool.dtype))

@@ -90,7 +90,7 @@ class TransferResult:
     """The pages of the first case, all rounds together.
 
     Attributes:
-        bytes_per_token: Sent for a prompt token; whole blocks travel, so a little more than `kv_bytes_per_token`.
+        bytes_per_token: Sent for a prompt token; full blocks travel, so a little less than `kv_bytes_per_token`.
         transfer_s_per_token: Packing and sending.
         transfer_share: Of the time of the forward passes that computed them.
         hidden_share: Of the transfer's time, what passed while later layers were computed.
