@@ -8,15 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("twophase_kernels", "twophase", "twophase_features", "twophase_server", "twophase_tools", "twophase_labs")
-<<<<<<< HEAD
-=======
-# What the engine still imports of its features; each goes when its door is there.
-UNTIL_ITS_DOOR = {
-    "twophase.engine.engine": "speculation.drafters speculation.speculator structured_outputs.guidance",
-    "twophase.engine.prompts": "structured_outputs.guidance",
-    "twophase.engine.request_state": "structured_outputs.guidance",
-}
->>>>>>> b
 
 
 def modules() -> dict[str, Path]:

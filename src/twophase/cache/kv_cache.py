@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Shaped
@@ -101,19 +101,6 @@ def spec_from_option(
     return KVCacheSpec(num_layers, num_kv_heads, head_dim, block_size, dtype, kv_format)
 
 
-@runtime_checkable
-class LayerPlaces(Protocol):
-    """Where layers of different kinds keep their K and V: `twophase_features.windows.layer_groups` makes one."""
-
-    @property
-    def num_groups(self) -> int: ...
-
-    @property
-    def places(self) -> Sequence[tuple[int, int]]:
-        """For each layer, its group and its place in a block of that group."""
-        ...
-
-
 class KVCache:
     """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed.
 
@@ -142,11 +129,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
         pin_memory: bool = False,
-<<<<<<< HEAD
-        groups: LayerPlaces | None = None,
-=======
         places: Sequence[tuple[int, int]] | None = None,
->>>>>>> b
     ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks

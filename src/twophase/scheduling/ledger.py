@@ -167,18 +167,6 @@ class BlockLedger:
 
     # -- giving back
 
-<<<<<<< HEAD
-    def free(self, sequence: Sequence) -> None:
-        """A sequence has ended: whatever it holds comes back."""
-        if sequence.table is not None:
-            self.take_back(sequence)
-=======
-    def release(self, table: KVTable) -> None:
-        """Give up what `hold` returned."""
-        self.held.remove(table)
-        self.cache.close(table)
->>>>>>> b
-
     def take_back(self, sequence: Sequence) -> None:
         """A sequence that has ended, or is preempted, gives back the blocks and places that it has."""
         if sequence.table is None:
@@ -203,13 +191,8 @@ class BlockLedger:
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def commit(self) -> None:
-<<<<<<< HEAD
         """The step was done."""
         self.copies, self.loaded, self.drafting = [], [], []
-=======
-        """The step was done: its plan told of the copies, and of what was filled from elsewhere."""
-        self.copies, self.loaded, self.received, self.drafting = [], [], [], []
->>>>>>> b
         self._num_offloaded_before = self.cache.num_offloaded
 
     def roll_back(self) -> None:

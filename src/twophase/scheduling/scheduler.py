@@ -129,44 +129,6 @@ class Scheduler:
         """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
         return max_new_tokens(num_prompt_tokens, n, self.config, self.cache)
 
-<<<<<<< HEAD
-=======
-    # -- prompts computed by another engine: add -> reserve -> adopt here, ledger.hold -> ledger.release there;
-    #    when that fails: add -> reserve, if it came to that -> compute_here
-
-    def reserve(self) -> Sequence | None:
-        """Give the first expected sequence blocks for its prompt and a place; None if there is none or it does not fit.
-
-        Sequences that wait here go first: a preempted one would otherwise wait for as long as newcomers come.
-        """
-        queues = self._queues
-        if not queues.expected or queues.waiting or self.ledger.admit(queues.expected[0]) is not None:
-            return None
-        sequence = queues.expected[0]
-        queues.arrive(sequence)
-        return sequence
-
-    def adopt(self, request_id: str, tokens: Seq[SampledToken]) -> list[SequenceUpdate]:
-        """The K and V of an arriving sequence's whole prompt are in its blocks: it goes on as if computed here.
-
-        Args:
-            tokens: The first token of each of its completions.
-        """
-        sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self.ledger.note_received(sequence)
-        self._queues.start(sequence)
-        prompt, block_ids = sequence.token_ids, sequence.open_table.block_ids
-        return self._settle(ScheduledChunk(sequence.seq_id, prompt, 0, block_ids, len(tokens)), tuple(tokens))
-
-    def compute_here(self, request_id: str) -> None:
-        """The K and V of an expected or arriving sequence will not come: its prompt is computed here, when its turn
-        comes. Blocks that were reserved for it are free again, so nothing may write into them any more."""
-        sequence = self.sequences[self._seq_ids_of[request_id][0]]
-        self.ledger.take_back(sequence)
-        self._queues.give_up(sequence)
-        self.policy.note_waiting(sequence)
-
->>>>>>> b
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         """Plan the next step. A plan not confirmed by `update` is dropped.
 
