@@ -1,11 +1,11 @@
-"""Compile every production kernel for GPUs this machine does not have, and say what the compiler made of it.
+"""Compile every production kernel for GPUs this machine does not have, and report on the compiled code.
 
     python -m twophase_kernels.aot [--target sm_90] [--kernel REGEX] [--json]
 
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
-through Triton's real specialisation: what is compiled here is what a GPU would run. It shows what correct results
-hide: register spills, scalar loads, a matrix unit left idle, a loop without the K/V buffers that hide memory latency.
-Exit status 1: some kernel has a problem, named below its row.
+through Triton's real specialisation: the compiled code is the code that a GPU would run. The report shows faults that
+correct results hide: register spills, scalar loads, an idle matrix unit, a loop without the K/V buffers that hide
+memory latency. Exit status 1: some kernel has a problem, named below its row.
 """
 
 import argparse
@@ -34,8 +34,8 @@ class CompiledReport:
         registers: Per thread.
         spill_bytes: Per-thread memory for what did not fit into registers (CUDA: STACK, AMD: scratch).
         shared_bytes: Shared memory (LDS) per program.
-        matrix_instructions: Which occur: wgmma, mma.sync, tcgen05, v_mfma.
-        async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
+        matrix_instructions: The kinds that occur: wgmma, mma.sync, tcgen05, v_mfma.
+        async_copies: The kinds that occur: cp.async (16 bytes each; Ampere on), tma (bulk tensor copies; Hopper on).
         vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
         is_streaming: It loops over tiles of keys, or of a weight's columns.
         kv_buffers: Tiles of K, and of V (or of a weight, and of x) under way while one is worked on (see
@@ -70,11 +70,11 @@ class CompiledReport:
 
     @property
     def instructions_per_key(self) -> float | None:
-        """Of a warp, in the loop over tiles; None without such a loop."""
+        """A warp's instructions per key in the loop over tiles; None without such a loop."""
         return self.loop_instructions / self.block_n if self.block_n and self.loop_instructions else None
 
     def problems(self) -> list[str]:
-        """What a production kernel must not have; empty if all is well."""
+        """Faults that a production kernel must not have."""
         found = []
         if self.spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes per thread")

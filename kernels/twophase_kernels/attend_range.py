@@ -12,7 +12,7 @@
                                                     num_stages - 1 buffers     loaded a tile earlier
 
 Online softmax (arXiv:1805.02867; FlashAttention-2, arXiv:2307.08691, algorithm 1) in base 2. For a row of scores s_j
-seen so far, in units of log2, the state is
+seen so far, to base 2, the state is
 
     row_max = max_j s_j      row_sum = sum_j 2^(s_j - row_max)      acc = sum_j 2^(s_j - row_max) v_j
 
@@ -23,8 +23,8 @@ is one instruction, and log2(e) disappears into the score's scale.
 K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, v_scale a
 column of weights, and the matrix products run on the bare data. Where these take fp16, weight * v_scale is rounded to
 it, and v_scale may be anything: fp16 would run out of range. So there row_max is the largest score_j + log2(v_scale_j),
-near enough: the largest of those products is about 1, whatever the scales, and out and LSE are what they were, as they
-are for any row_max. How decode reads a quantised cache two codes at a time (PAIRS): `code_pairs`.
+approximately: the largest of those products is about 1, whatever the scales; out and LSE do not depend on row_max. How
+    decode reads a quantised cache two codes at a time (PAIRS): `code_pairs`.
 """
 
 from dataclasses import dataclass

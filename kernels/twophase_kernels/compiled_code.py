@@ -105,7 +105,7 @@ def sass_cuda(cubin: Path) -> str:
 def matrix_loops(sass: str) -> list[list[str]]:
     """The innermost loops that hold matrix instructions, each as its instructions in order of their addresses.
 
-    A loop is what lies between a branch backward and its target. Predicated instructions count as those that run.
+    A loop is what lies between a branch backward and its target. Predicated instructions count as executed.
     """
     found = [(int(address, 16), text) for address, text in re.findall(SASS_INSTRUCTION, sass)]
     index = {address: i for i, (address, _) in enumerate(found)}

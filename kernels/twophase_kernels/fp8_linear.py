@@ -62,7 +62,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, I], rows contiguous, I at most 65,536 -> (codes float8_e4m3fn [T, I], scales fp32 [T]), x ~ scale * code.
 
     A token's scale takes its largest magnitude to 448, the largest of e4m3. A token with a NaN or an infinity gets a
-    scale that is none either, and NaN from `fp8_linear`. Does not wait for the device.
+    non-finite scale, and NaN from `fp8_linear`. Does not wait for the device.
 
     Raises:
         ValueError: x breaks one of these rules.
@@ -155,7 +155,7 @@ def fp8_linear_kernel(
             for i in tl.static_range(2 if FP8 == "packed" else 1):
                 acc = tl.dot(weights[i], tl.trans(xs[i]), acc)
 
-    # 'packed' decodes either side to 2^-8 of what it is.
+    # 'packed' decodes either side to 2^-8 of its value.
     UNIT: tl.constexpr = 65536.0 if FP8 == "packed" else 1.0
     acc *= tl.load(scales_ptr + outputs).to(tl.float32)[:, None] * UNIT
     acc *= tl.load(x_scales_ptr + tokens)[None, :]
@@ -184,9 +184,10 @@ def fp8_linear(
     Args:
         x: Codes of the activations, float8_e4m3fn [T, I], contiguous, I a multiple of 16; T may be 0.
         x_scales: fp32 [T], contiguous.
-        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O. No NaN: pairs of fp16 have none.
+        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O. No NaN: pairs of fp16 cannot represent
+            NaN.
         scales: [O], contiguous, any float dtype.
-        dtype: Of the result: float32, float16 or bfloat16.
+        dtype: The result's: float32, float16 or bfloat16.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of `dtype` to write to, contiguous.
@@ -243,7 +244,7 @@ def fp8_way(generation: Generation) -> str:
 def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) -> LinearTiles:
     """The tile table.
 
-    Its figures were chosen by what compiles without spills and with few instructions, not yet by measured time.
+    Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
     if generation == "interpreter":  # a tile costs nearly the same whatever its size

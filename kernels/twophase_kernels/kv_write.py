@@ -133,7 +133,7 @@ def check_new_kv(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> KVFormat:
-    """The cache's format, or an error that names the argument, the rule and what was given (see `kv_write`)."""
+    """The cache's format, or an error that names the argument, the rule and the value (see `kv_write`)."""
     mode(torch.bfloat16 if torch.bfloat16 in (k.dtype, k_cache.dtype) else None)
     check_devices(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping, k_scale=k_scale, v_scale=v_scale

@@ -55,15 +55,15 @@ class Occupancy:
 
 
 def occupancy(card: Multiprocessor, num_warps: int, registers: int, shared_bytes: int) -> Occupancy:
-    """What fits.
+    """The number of blocks that fit on a multiprocessor.
 
     Args:
         num_warps: Per block.
         registers: Per thread.
-        shared_bytes: Per block, without what the driver keeps.
+        shared_bytes: Per block, without the driver's own.
 
     Raises:
-        ValueError: No block can have so many warps or registers. (Too much shared memory gives 0 blocks.)
+        ValueError: More warps or registers than a block can have. (Too much shared memory gives 0 blocks.)
     """
     for what, value, lowest, highest in (
         ("num_warps", num_warps, 1, MAX_WARPS),

@@ -87,7 +87,7 @@ def unpack_int4(packed: Tensor, num_inputs: int, is_signed: bool) -> Tensor:
     """The inverse of `pack_int4`: int8 [O, num_inputs], from -8 to 7 if `is_signed`, else from 0 to 15.
 
     Raises:
-        ValueError: packed is not what `pack_int4` makes of so many columns.
+        ValueError: packed does not have `pack_int4`'s shape or dtype for num_inputs columns.
     """
     codes = _unpack(packed, num_inputs, bits=4)
     return (codes ^ 8) - 8 if is_signed else codes
@@ -97,7 +97,7 @@ def unpack_int8(packed: Tensor, num_inputs: int) -> Tensor:
     """The inverse of `pack_int8`: int8 [O, num_inputs].
 
     Raises:
-        ValueError: packed is not what `pack_int8` makes of so many columns.
+        ValueError: packed does not have `pack_int8`'s shape or dtype for num_inputs columns.
     """
     return _unpack(packed, num_inputs, bits=8)
 

@@ -86,8 +86,8 @@ def find_chunk(seq_lens_ptr, num_seqs, item, WINDOW: tl.constexpr, MIN_CHUNK: tl
     return sequence, first_item, chunk_len
 
 
-# What varies from step to step must not be baked into binaries: eight (batch, table width) pairs once made six. out_ptr
-# is among it for another reason: wide stores of so few rows need another layout, 30 registers, and on sm_80 spills.
+# Values that vary from step to step must not be specialised: eight (batch, table width) pairs once made six binaries.
+# out_ptr has another reason: wide stores of these few rows need another layout, 30 registers, and on sm_80 spills.
 @triton.jit(
     do_not_specialize=["table_row_stride", "num_seqs"],
     do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "out_ptr", "lse_ptr"],
@@ -157,7 +157,7 @@ def paged_decode_kernel(
         split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
     split_lo = lo + split * split_len
     split_hi = tl.minimum(split_lo + split_len, seq_len)
-    # The last split takes what is left, so that a wrong bound on the lengths costs time but no tokens.
+    # The last split takes all remaining keys, so that a wrong bound on the lengths costs time but no tokens.
     split_hi = tl.where(split == num_splits - 1, seq_len, split_hi)
 
     offs_m = tl.arange(0, BLOCK_M)
@@ -181,10 +181,10 @@ def paged_decode_kernel(
         queries = Queries(split_columns(q, BLOCK_M, BLOCK_D), row_positions, qk_scale * q_unit)
     state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
-        # The first split takes the sinks too; those inside the window are not counted twice.
+        # The first split takes the sinks too; sinks inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
         state = attend_range(queries, keys, layout, state, 0, sinks_hi)
-    # One token's window is all of [lo, seq_len); those of several must be told apart.
+    # One token's window is all of [lo, seq_len); several tokens have different windows.
     ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0
     state = attend_range(queries, keys, layout, state, split_lo, split_hi, ROW_WINDOW, NUM_SINKS)
 
@@ -241,8 +241,7 @@ def paged_decode(
         block_tables: int32 [B, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [B], the new tokens included; 0 (graph padding) gives zeros and LSE -inf.
         cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; there
-            may be none. Rows of q from cu_query_lens[B] on belong to nobody and are not written. None: one token each,
-            T = B.
+            may be none. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
             hold them (see `fits_decode`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
@@ -256,8 +255,8 @@ def paged_decode(
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
             whatever else is in the batch, as long as the tiles are (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: those of
-            `list_workspace_numel`). With `out` and this, nothing is allocated.
+        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: `list_workspace_numel`).
+            With `out` and this, nothing is allocated.
         return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
@@ -342,7 +341,7 @@ def _tokens_of_tile(
 
 
 def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
-    """Whether so many tokens of a sequence, of `group` query heads per KV head, fit a tile of `paged_decode`."""
+    """Whether `max_query_len` tokens, with `group` query heads per KV head, fit a tile of `paged_decode`."""
     return max_query_len * group <= max_rows(head_dim)
 
 
@@ -374,7 +373,7 @@ def decode_tiles(
 ) -> Tiles:
     """The tile table of decode; `num_rows`: tokens of a sequence times query heads of a group.
 
-    Its figures were chosen by what compiles without spills, not yet by measured time.
+    Its figures were chosen for code without spills, not yet by measured time.
     """
     block_m = max(16, next_power_of_2(num_rows))
     if generation == "interpreter":
@@ -448,9 +447,9 @@ def paged_decode_reference(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What `paged_decode` computes, sequence by sequence in plain torch; how it splits makes no difference here.
+    """The reference for `paged_decode`: sequence by sequence in plain torch, without splits.
 
-    Rows that belong to nobody are 0, or what they were in `out`.
+    Unused rows are 0, or unchanged in `out`.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)

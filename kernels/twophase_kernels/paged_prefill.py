@@ -7,7 +7,7 @@ everything that is not a matrix product is kept out of the inner loop.
   head r % G. Each K and V tile is loaded once for all of them.
 - Chunks differ in length and are not padded. Sequence s owns cu_query_lens[s] // BLOCK_Q + s and the following
   programs, at least as many as it needs; a program finds its sequence by binary search over that ascending list.
-- Most tiles lie wholly below the diagonal and need no mask; the loop over them has none.
+- Most tiles lie wholly below the diagonal; the loop over them applies no mask.
 """
 
 import torch
@@ -34,7 +34,7 @@ from twophase_kernels.quant import KVFormat
 
 @triton.jit
 def find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
-    """The last sequence whose first query block, cu_query_lens[s] // BLOCK_Q + s, is not after `block`."""
+    """The last sequence whose first tile of queries, cu_query_lens[s] // BLOCK_Q + s, is not after `block`."""
     first = 0
     end = num_seqs
     while end - first > 1:
@@ -104,8 +104,8 @@ def paged_prefill_kernel(
     q = tl.load(q_ptr + (tokens * q_row_stride + heads * D)[:, None] + offs_d[None, :], mask=mask_q, other=0.0)
     row_positions = num_cached + first_token + tokens
 
-    # Keys in [lo, hi) are seen by some row. Of the tiles counted from lo, those in [full_lo, full_hi) are seen whole
-    # by every row: none is after the first row's position, none before the last row's window.
+    # Keys in [lo, hi) are seen by some row. Tiles (counted from lo) in [full_lo, full_hi) are seen whole by every row:
+    # they end before the first row's position and begin after the start of the last row's window.
     first_position = num_cached + first_token
     hi = tl.minimum(first_position + BLOCK_Q, seq_len)
     lo = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
@@ -162,7 +162,7 @@ def paged_prefill(
         block_tables: int32 [S, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [S], the chunk's tokens included.
         cu_query_lens: int32 [S + 1]: chunk s is q[cu_query_lens[s]:cu_query_lens[s + 1]], the last tokens of its
-            sequence; it may be empty. Rows of q from cu_query_lens[S] on belong to nobody and are not written.
+            sequence; it may be empty. Rows of q from cu_query_lens[S] on are unused and not written.
         max_query_len: The longest chunk, or more; it chooses the tile.
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
@@ -223,7 +223,7 @@ def prefill_tiles(
 ) -> Tiles:
     """The tile table of prefill. Few rows (a short chunk) take a small tile: less of it is idle.
 
-    Its figures were chosen by what compiles without spills, not yet by measured time.
+    Its figures were chosen for code without spills, not yet by measured time.
     """
     num_rows = max_query_len * group
     at_least = next_power_of_2(group)

@@ -60,7 +60,7 @@ class MetaLayer:
 
     @property
     def max_tokens(self) -> int:
-        """Of a sequence, that `paged_decode` takes."""
+        """Tokens per sequence that `paged_decode` accepts."""
         return max_rows(self.head_dim) // (self.num_heads // self.num_kv_heads)
 
     def __str__(self) -> str:

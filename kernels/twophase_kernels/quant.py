@@ -167,7 +167,7 @@ def quantise_reference(x: Tensor, kv_format: KVFormat) -> tuple[Tensor, Tensor |
     scaled = rows * (q_max / absmax)[..., None]
     if kv_format == "int8":
         return torch.round(scaled).clamp(-127, 127).to(torch.int8), absmax / 127.0
-    # clamp: the last product can round to just above 448, and older torch turns what it cannot hold into NaN.
+    # clamp: the last product can round to just above 448, and older torch turns larger values into NaN.
     data = scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
     return data, absmax / 448.0
 

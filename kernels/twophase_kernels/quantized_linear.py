@@ -18,8 +18,8 @@ codes into numbers.
      w: BLOCK_O rows   | part 0 | part 1 | part 2 | part 3 |    32 columns each, taken out of one tile of words
      x: BLOCK_T tokens | part 0 | part 1 | part 2 | part 3 |    loaded as they lie
 
-Each tile of tokens unpacks the weights anew. For a long prompt, where arithmetic is what counts, writing them out once
-for a dense product may be faster; from which length on, nobody has measured.
+Each tile of tokens unpacks the weights anew. For a long prompt, which is bound by arithmetic, writing them out once for
+a dense product may be faster; the length where it pays has not been measured.
 
 How codes are packed: `packed_codes`. How columns are split over programs, and summed up again: `linear_splits`.
 """
@@ -150,8 +150,8 @@ def int4_linear(
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
         packed: int16 [runs, O, 32], what `pack_int4` makes of codes [O, I]; any O.
         scales: [I / G, O], contiguous, any float dtype: groups of G = 32, 64 or 128 neighbouring columns. (Groups come
-            first, so that those of neighbouring outputs lie side by side.)
-        minima: Like scales; codes are then 0 to 15. None: there are none, and codes are -8 to 7.
+            first, so that neighbouring outputs' groups are contiguous.)
+        minima: Like scales; codes are then 0 to 15. None: symmetric codes, -8 to 7.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of x's dtype to write to, contiguous.
@@ -257,7 +257,7 @@ def quantized_linear_tiles(
 ) -> LinearTiles:
     """The tile table; group 0: 8 bits, a scale per output.
 
-    Its figures were chosen by what compiles without spills and with few instructions, not yet by measured time.
+    Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
     if generation == "interpreter":  # a tile costs nearly the same whatever its size

@@ -1,5 +1,5 @@
-"""Rotate q and k by their positions and write k, v into their pages: what stands between the qkv projection and
-attention, in one launch instead of four.
+"""Rotate q and k by their positions and write k, v into their pages: the operations between the qkv projection and
+attention in one launch instead of four.
 
 Rotary embedding (RoPE, arXiv:2104.09864, eq. 34) in the half-split pairing of Llama checkpoints: with c, s = cos, sin
 of position * theta_i, the pair (x[i], x[i + D/2]) becomes

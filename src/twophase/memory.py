@@ -1,8 +1,8 @@
-"""How much memory things take, how much is free, and how many blocks fit: the same arithmetic for the engine, which
-allocates, and for the planner, which does not. Nothing heavy is imported.
+"""Memory of weights, activations and K/V blocks, free memory, and the number of blocks that fit. The engine and the
+planner share this arithmetic. Nothing heavy is imported.
 
-A shape here has the sizes of a config.json under their names (`ModelConfig`, the planner's `ModelShape`); where several
-ranks share a model, those of one rank's part.
+A shape has the size fields of a config.json (`ModelConfig`, the planner's `ModelShape`); where several ranks share a
+model, the sizes of one rank's part.
 """
 
 import os
@@ -59,8 +59,8 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
         shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
             None or has num_experts, num_experts_per_tok and intermediate_size.
         num_tokens: In the step.
-        num_rows: That are sampled.
-        value_bytes: Of an activation.
+        num_rows: Sampled rows.
+        value_bytes: Bytes of an activation.
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
@@ -85,20 +85,20 @@ def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
 
 
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
-    """Asked before a model is loaded; the simulator, which loads none, has no need to.
+    """Checked before a model is loaded; the simulator loads no model and skips the check.
 
     Raises:
-        ConfigError: This machine has too little memory for tables of so many positions.
+        ConfigError: This machine has too little memory for RoPE tables of `num_positions` positions.
     """
     in_tables, free = rope_table_bytes(model, num_positions), free_host_memory_bytes()
     if in_tables > free:
         raise ConfigError(
-            f"the rotary tables of {num_positions:,} positions take {in_tables / GIB:,.1f} GiB to make, and "
-            f"{free / GIB:,.1f} GiB of the host's memory are free; pass a smaller max_model_len."
+            f"RoPE tables for {num_positions:,} positions need {in_tables / GIB:,.1f} GiB, but only "
+            f"{free / GIB:,.1f} GiB of host memory is free; pass a smaller max_model_len."
         )
 
 
-# -- what is free
+# -- free memory
 
 
 def free_memory_bytes(device: "torch.device") -> int:
@@ -112,7 +112,7 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
     """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
-    # Linux's own estimate of what new allocations can get, page cache included (proc(5)), in KiB.
+    # Linux's own estimate of the memory for new allocations, page cache included (proc(5)), in KiB.
     in_meminfo = _read_fields(root / "proc/meminfo").get("MemAvailable:")
     candidates = [None if in_meminfo is None else 1024 * in_meminfo, _available_in_cgroup(root / "sys/fs/cgroup")]
     known = [num_bytes for num_bytes in candidates if num_bytes is not None]
@@ -120,7 +120,7 @@ def free_host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _available_in_cgroup(root: Path) -> int | None:
-    """Of a container, in which the host's figures mean nothing: cgroup v2, then v1."""
+    """The container's limit, where the host's figures do not apply: cgroup v2, then v1."""
     for folder, limit_name, usage_name in (
         (root, "memory.max", "memory.current"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -157,10 +157,10 @@ def _read_fields(path: Path) -> dict[str, int]:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: "torch.device") -> SchedulerConfig:
-    """The scheduler's limits, with defaults for what is None.
+    """The scheduler's limits, with defaults in place of None.
 
     Raises:
-        ConfigError: A limit that cannot work, or more tokens than the model has positions.
+        ConfigError: An invalid limit, or more tokens than the model has positions.
     """
     longest = model.max_position_embeddings
     max_model_len = longest if config.max_model_len is None else config.max_model_len

@@ -4,9 +4,9 @@ A graph has fixed shapes and addresses. So decodes are padded to a few batch siz
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
 its own, filled before a replay.
 
-Decodes that verify drafts have graphs too, one for each number of drafts. Some of a batch may have fewer, or none: the
-graph has as many tokens for each as the one with the most. The batch is as ragged as ever, its cumulative lengths an
-input like others, and the tokens left over stand at its end.
+Decodes that verify drafts have graphs too, one for each number of drafts. Sequences may have fewer drafts or none: the
+graph has room for the most drafts of any sequence. The batch stays ragged, with its cumulative lengths as an input, and
+the unused tokens are at its end.
 """
 
 import logging

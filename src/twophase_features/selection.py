@@ -62,7 +62,7 @@ class Vote:
     Attributes:
         winner: The answer with the most weight; None if no completion has one.
         weights: By answer, the winner's first; without a verifier a completion weighs 1.
-        share: Of all weight that votes, the winner's; 0 without one.
+        share: The winner's share of all votes' weight; 0 without a winner.
         completion: The first that gave the winner.
     """
 
@@ -79,13 +79,12 @@ def vote(
 ) -> Vote:
     """Let the completions of one request vote by their answers.
 
-    Of answers with equal weight the one wins whose likeliest completion is likelier (by `sum_logprob`), if
-    log-probabilities are known; else the one that came first.
+    A tie goes to the answer with the likeliest completion (by `sum_logprob`), if log-probabilities are known; else to
+    the first answer.
 
     Args:
-        key: The answer in a text, or None if it has none; such a completion does not vote, and neither does a failed
-            one.
-        weight: What a vote counts, at least 0: a verifier's score, say. None: 1 each.
+        key: The answer in a text, or None; a completion without an answer, or a failed one, does not vote.
+        weight: The weight of a vote, at least 0: a verifier's score, say. None: 1 each.
 
     Raises:
         ValueError: A weight is negative or not finite.
@@ -155,7 +154,7 @@ class Budget:
 
     Attributes:
         max_samples: Completions at most.
-        max_tokens: No further round begins when so many tokens were drawn; None: no bound.
+        max_tokens: Drawn tokens from which on no further round begins; None: no limit.
         round_size: Completions that are drawn together, sharing the prompt's blocks.
 
     Raises:
@@ -222,16 +221,16 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def wilson_interval(num_correct: int, num_trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Where a success rate lies, given so many successes in independent trials: Wilson's score interval (JASA 22, 1927,
-    p. 209). Unlike p +- z sqrt(p (1 - p) / n) it stays in [0, 1] and has a width at 0 and 1 too.
+    """A confidence interval for a success rate from independent trials: Wilson's score interval (JASA 22, 1927, p.
+    209). Unlike p +- z sqrt(p (1 - p) / n) it stays in [0, 1] and has a width at 0 and 1 too.
 
     Worked example: 8 of 10 is 0.8, and lies in (0.49, 0.94).
 
     Args:
-        z: Of the normal distribution; 1.96 for 95%.
+        z: Quantile of the normal distribution; 1.96 for 95%.
 
     Raises:
-        InvalidRequestError: Not 0 <= num_correct <= num_trials, or no trial.
+        InvalidRequestError: Not 0 <= num_correct <= num_trials, or zero trials.
     """
     num_trials = checked("num_trials", num_trials, whole_number(at_least=1))
     num_correct = checked("num_correct", num_correct, whole_number(at_least=0, at_most=num_trials))

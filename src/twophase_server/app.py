@@ -1,4 +1,4 @@
-"""The routes, and what becomes of errors."""
+"""The routes, and the answers to errors."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ COUNTED = ("/v1/", "/tokenize", "/detokenize")  # paths whose requests a server 
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
-    """The server as an ASGI application; `app.state.service` is what its endpoints share.
+    """The server as an ASGI application; `app.state.service` is shared by the endpoints.
 
     Raises:
         ConfigError: The file of API keys cannot be used.
@@ -83,5 +83,5 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """A bug. The log has the traceback, and the client learns nothing of the inside."""
+    """A bug: the traceback goes to the log and not to the client."""
     return await _refuse(request, ApiError(500, "the server failed on this request; its log tells why.", "internal"))

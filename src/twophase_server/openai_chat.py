@@ -85,13 +85,13 @@ def _question(fields: Mapping[str, Any], prompt: Sequence[int], service: Service
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
     if not fields.get("logprobs"):
         if fields.get("top_logprobs"):
-            raise invalid("top_logprobs goes with logprobs=true only.", "top_logprobs")
+            raise invalid("top_logprobs requires logprobs=true.", "top_logprobs")
         return None
     return int(fields.get("top_logprobs", 0))
 
 
 def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Service) -> int:
-    """As asked by its older or its newer name; else what there is room for, in the context and in the pool."""
+    """The field's value under its older or newer name; by default the room left in the context and in the pool."""
     given = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(given) > 1:
         raise invalid(

@@ -29,7 +29,7 @@ PromptGiven = str | list[int]
 
 
 def _read_prompts(value: Any) -> list[PromptGiven]:
-    """One prompt or several, each a text or a list of token ids; what these are, `_encode` looks at."""
+    """One prompt or several, each a text or a list of token ids, whose values `_encode` checks."""
     if isinstance(value, str):
         return [value]
     items = list(items_of(value))
@@ -80,7 +80,7 @@ async def completions(request: Request) -> Response:
 
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:
-    """Token ids of each prompt. Raises ApiError (400) for too many, and for one that is too long."""
+    """Token ids of each prompt. Raises ApiError (400) for too many prompts, and for a prompt that is too long."""
     given = fields.get("prompt")
     if given is None:
         raise invalid("prompt is missing.", "prompt")
@@ -95,7 +95,7 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
 
 
 class _Shown(NamedTuple):
-    """How much of a completion was sent."""
+    """The length of a completion's sent part."""
 
     num_characters: int
     num_tokens: int
@@ -104,7 +104,7 @@ class _Shown(NamedTuple):
 
 @final
 class CompletionDialect(Dialect):
-    """`text_completion`. The choices of the prompt at position i are those from i * n on.
+    """`text_completion`. The choices of the prompt at position i begin at index i * n.
 
     Args:
         echo: The prompts as they were given, if the text is to begin with them.
@@ -160,7 +160,7 @@ class CompletionDialect(Dialect):
         shown: _Shown,
         ended: CompletionOutput | None,
     ) -> dict[str, Any]:
-        """What is new of a completion; `shown` was sent before."""
+        """The new part of a completion; `shown` has been sent."""
         index = position * self._n + completion.index
         begins = self._echo is not None and index not in self._shown
         text = completion.text[shown.num_characters :]

@@ -32,15 +32,15 @@ class Launched(NamedTuple):
     machine: Machine
 
     def file(self, kind: str) -> Path:
-        """Of the compiler's products: 'ptx', 'cubin'."""
+        """A product of the compiler: 'ptx' or 'cubin'."""
         return _compiled_file(self.metadata, kind)
 
 
 class EmulatingDriver(CompileOnlyDriver):
-    """Compiles for `target_name` and executes what was compiled.
+    """Compiles for `target_name` and executes the compiled code.
 
     Attributes:
-        launched: Each kernel so far, by name; of several specialisations the latest.
+        launched: The latest specialisation of each kernel so far, by name.
     """
 
     is_emulated = True

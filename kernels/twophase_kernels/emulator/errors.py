@@ -19,7 +19,7 @@ class EmulationError(RuntimeError):
 
 
 class MemoryFault(EmulationError):
-    """An address outside of every tensor, or one that is not a multiple of the access's size."""
+    """An address outside of every tensor, or not a multiple of the access's size."""
 
 
 class RaceError(EmulationError):

@@ -47,14 +47,14 @@ class KernelReport:
 
     Attributes:
         grid: Programs along x, y, z.
-        num_warps, num_stages: As Triton took them.
-        registers, stack_bytes: Per thread; the stack holds what did not fit into registers.
+        num_warps, num_stages: As Triton compiled them.
+        registers, stack_bytes: Per thread; the stack holds spilled registers.
         shared_bytes: Per program.
-        bytes_in_flight: The most that a program had asked for by cp.async and not yet waited for.
-        matrix_flops: Of all programs, by mma and wgmma.
-        executed: PTX instructions by name, counted once per warp, of all programs.
-        loop: The main loop in machine code (SASS): instructions by name, as one warp issues them in one turn. Of
-            several loops with matrix products the shortest, which is the one that needs no mask. Empty: none.
+        bytes_in_flight: The largest number of bytes in flight by cp.async in one program.
+        matrix_flops: All programs' FLOPs by mma and wgmma.
+        executed: PTX instructions by name, counted once per warp, over all programs.
+        loop: The main loop in machine code (SASS): instructions by name, issued by one warp per pass through the loop.
+            If several loops have matrix products, the shortest, which needs no mask. Empty: no such loop.
     """
 
     kernel: str

@@ -29,7 +29,7 @@ class Machine:
     """A program made executable, for any number of launches.
 
     Args:
-        builders: Of each opcode, what makes an instruction executable.
+        builders: By opcode: makes an instruction executable.
 
     Attributes:
         executed: Instructions by opcode, counted once per warp.
@@ -49,10 +49,10 @@ class Machine:
         """Run every block of the grid.
 
         Args:
-            parameters: Their bits, in order; the program's last ones may be missing (scratch space nobody uses).
+            parameters: Their bits, in order; the program's last ones may be missing (unused scratch space).
 
         Raises:
-            EmulationError: with the line of Python, the instruction, and a block that did it.
+            EmulationError: With the line of Python, the instruction, and a block that executed it.
         """
         names = [name for name, _ in self.program.parameters]
         by_name = dict(zip(names, parameters, strict=False)) | dict.fromkeys(names[len(parameters) :], 0)

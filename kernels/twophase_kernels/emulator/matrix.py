@@ -210,7 +210,7 @@ def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
         product.b_places = product.locate(tile_b, _per_group(right(state), groups, state), state)
         if not (state.is_fenced and used.isdisjoint(names)):
             raise RaceError("a matrix product takes registers that threads used, with no wgmma.fence in between")
-        state.unfenced = used  # what products share is no use by threads
+        state.unfenced = used  # registers that products share are not used by threads
         state.products.add(product, product.blocks)
 
     return execute

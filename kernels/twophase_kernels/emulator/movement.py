@@ -176,7 +176,7 @@ def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execu
 
 
 def _wait_for_all_copies(state: State) -> None:
-    state.copies.commit(state.blocks)  # those of no group yet, too
+    state.copies.commit(state.blocks)  # copies without a group, too
     state.copies.wait(state, 0)
 
 

@@ -29,7 +29,7 @@ def bits_of(kind: str) -> int:
 
 
 def decode(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Bits -> numbers; bf16 as float32, because numpy has none."""
+    """Bits -> numbers; bf16 as float32, because numpy lacks bf16."""
     if kind == "pred" or (kind[0] == "b" and kind != "bf16"):
         return bits
     width = bits_of(kind)
@@ -50,7 +50,7 @@ def encode(numbers: np.ndarray, kind: str) -> np.ndarray:
     if kind[0] == "f":
         numbers = numbers.astype(FLOATS[width], copy=False)
     elif numbers.dtype.kind == "f":
-        raise TypeError(f"a float is no .{kind}")
+        raise TypeError(f"a float cannot be a .{kind}")
     elif numbers.dtype.itemsize * 8 != width:
         numbers = numbers.astype(UNSIGNED[width])
     return _contiguous(numbers).view(UNSIGNED[width])
@@ -91,7 +91,7 @@ def float8_values(kind: str) -> np.ndarray:
 
 
 def _float8_bits(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """Rounded to nearest even; what is too large becomes the largest finite number (.satfinite)."""
+    """Rounded to nearest even; larger numbers become the largest finite number (.satfinite)."""
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     largest = torch.finfo(dtype).max
     x = torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).clamp(-largest, largest)

@@ -1,4 +1,4 @@
-"""A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
+"""A compiling process beside an interpreting one: Triton's mode is fixed per process."""
 
 import os
 import pickle
@@ -50,7 +50,7 @@ class CompilingProcess:
             status = self._child.wait() if self._child else None
             self.close()
             raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
-        except BaseException:  # an interrupt, say: the child would answer a call that nobody waits for
+        except BaseException:  # an interrupt, say: the child would answer an abandoned call
             if self._child is not None:
                 self._child.kill()
             self.close()

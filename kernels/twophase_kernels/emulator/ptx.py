@@ -124,7 +124,7 @@ def parse(ptx: str) -> Program:
 
 
 def _statements(body: str) -> Iterator[tuple[str, str]]:
-    """('label' | 'scope' | 'text', what it says); `.loc` lines become '.loc file.py:line'."""
+    """('label' | 'scope' | 'text', its text); `.loc` lines become '.loc file.py:line'."""
     lines = []
     for line in body.split("\n"):
         if line.lstrip().startswith(".loc"):

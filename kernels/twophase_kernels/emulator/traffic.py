@@ -30,18 +30,18 @@ Key = tuple[str, str, int]  # source, instruction, bytes per thread
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """All requests of one kind of instruction that one line of Python became.
+    """All memory requests by one kind of instruction from one line of Python.
 
     Attributes:
         source: 'attend_range.py:146'.
         instruction: Such as 'ld.global.v4.b32'.
-        thread_bytes: Asked for by each thread at once.
-        requests: Of a warp, with at least one thread taking part.
-        sectors: Moved by all requests.
-        least_sectors: Had each request's bytes lain side by side, from where a sector begins.
+        thread_bytes: Bytes per thread and instruction.
+        requests: Requests by warps, with at least one thread taking part.
+        sectors: Sectors moved by all requests.
+        least_sectors: Sectors if each request's bytes were contiguous and aligned to a sector.
         bytes_asked: Different bytes in each request, summed up.
-        example: Of the first of these instructions and its first block: (warp, address) of each thread that took part,
-            the address in bytes from the first sector on.
+        example: The first such instruction in its first block: (warp, address) of each thread that took part, the
+            address in bytes from the first sector on.
     """
 
     source: str

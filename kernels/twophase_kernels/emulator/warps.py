@@ -83,7 +83,7 @@ def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """bar.sync of the whole block. (Blocks run in lock-step: what is left to do is to note that it happened.)"""
+    """bar.sync of the whole block. (Blocks run in lock-step, so it only records the barrier.)"""
     if "warp" in instruction.modifiers:
         return lambda state: None
     first, *rest = instruction.operands

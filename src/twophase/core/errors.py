@@ -39,7 +39,7 @@ class DeadlineError(TwophaseError):
 
 
 class DrainingError(TwophaseError):
-    """The engine finishes what it has accepted, and accepts nothing new."""
+    """The engine finishes accepted requests and refuses new ones."""
 
 
 class EngineDeadError(TwophaseError):
@@ -48,11 +48,11 @@ class EngineDeadError(TwophaseError):
 
 
 class ModelFolderError(TwophaseError):
-    """A model folder that is missing, broken or unsupported; names the file, what was expected and what to do."""
+    """A model folder is missing, broken or unsupported; names the file, the expected content and the fix."""
 
 
 class OutOfBlocksError(TwophaseError):
-    """The block pool cannot give what was asked. The pool is unchanged."""
+    """The block pool has too few free blocks. The pool is unchanged."""
 
 
 class CacheStateError(TwophaseError):
@@ -68,7 +68,7 @@ class PolicyError(TwophaseError):
 
 
 class BackendUnavailableError(TwophaseError):
-    """An attention backend that cannot run on this machine; says what is missing and how to get it."""
+    """An attention backend cannot run on this machine; names the missing part and how to install it."""
 
 
 class LaunchError(TwophaseError):
@@ -76,11 +76,11 @@ class LaunchError(TwophaseError):
 
 
 class PeerLostError(TwophaseError):
-    """Another process of the group has died, or was silent for too long. Nothing can be computed together any more.
+    """Another process of the group died or was silent for too long. The group cannot compute any further step.
 
     Attributes:
-        ranks: Which are missing; several where they cannot be told apart.
-        limit_s: How long a silent peer was waited for.
+        ranks: The missing ranks; several if the one at fault is unknown.
+        limit_s: The time limit on a peer's silence.
     """
 
     def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:

@@ -59,7 +59,7 @@ class StructuredOutputs:
 
 
 def _schema_text(schema: Any) -> str:
-    """The schema as JSON text, whichever way it was given; a boolean schema is no use here and refused."""
+    """The schema as JSON text, for text and for mappings; boolean schemas are refused."""
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(found)
@@ -102,7 +102,7 @@ def _checked_choice(choice: Any) -> tuple[str, ...]:
         )
     if len(choice) > MAX_CHOICES:
         raise InvalidRequestError(
-            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; say what they "
+            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; state what they "
             f"have in common with regex, or choose in two steps."
         )
     texts = tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)

@@ -38,7 +38,7 @@ class Completion:
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
         """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed.
 
-        Tokens after the one that completed it are dropped.
+        Tokens after the completed stop string are dropped.
         """
         num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
         for i, token in enumerate(tokens):

@@ -33,14 +33,14 @@ class ModelRunner:
     """A model with its K/V cache. It writes the cache and keeps nothing else between steps.
 
     Args:
-        max_model_len: The longest sequence that will be run.
+        max_model_len: Tokens of the longest sequence.
         use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
             launches depend on nothing that a replay could change.
 
     Attributes:
-        watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
-            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs, and
-            neither do those of a model whose experts are watched.
+        watch: Called with the chunks of a run; returns a context manager whose value is called with each layer's number
+            once the layer's K and V are in pages. None: no call. Watched runs use no CUDA graphs, nor do runs of a
+            model whose experts are watched.
     """
 
     def __init__(

@@ -208,7 +208,7 @@ def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) ->
 
 
 def _top_k_top_p(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> Float[Tensor, "R"]:
-    """The lowest weight kept by top-k, then top-p of what top-k leaves, renormalised.
+    """The lowest weight kept by top-k, then by top-p over the tokens that top-k leaves, renormalised.
 
     Only the best few tokens are sorted; a row whose top-p mass they do not hold is sorted whole.
     """

@@ -28,20 +28,20 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE (Qwen3).
         sliding_window: Keys a query sees, itself included; None: all.
-        layer_types: Of each layer, if they differ: 'full_attention' sees all keys, 'sliding_attention' the window.
-            Empty: all layers are of the same kind.
-        local_rope: RoPE of the sliding layers where it is another than `rope`, which is then the full ones'.
+        layer_types: The kind of each layer, if kinds differ: 'full_attention' sees all keys, 'sliding_attention' the
+            window. Empty: all layers are of the same kind.
+        local_rope: RoPE of the sliding layers, if it differs from `rope`, the full layers' RoPE.
         attention_scale: Factor on Q.K; None: 1 / sqrt(D).
-        activation: Of the MLP's gate.
-        norm_offset: Added to the gains of the norms: Gemma stores by how much they differ from 1.
-        has_output_norms: What attention and MLP give is normalised too, before it is added to the residual (Gemma).
+        activation: The activation function of the MLP's gate.
+        norm_offset: Added to the gains of the norms: Gemma stores gain - 1.
+        has_output_norms: The outputs of attention and MLP are normalised before they are added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
-        experts: Of a mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one
-            MLP, of `intermediate_size`.
+        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP,
+            of `intermediate_size`.
         quantization: How the folder stores the linear layers it has in few bits
-            (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: it has none, or a GGUF file.
-        dtype: What the weights were saved in, as torch names it; None if the file does not say.
-        bos_token_id: Begin of text; None if there is none.
+            (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
+        dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
+        bos_token_id: Begin of text; None: the model has no such token.
         eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
     """
 
@@ -193,8 +193,8 @@ def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json (and the end-of-text ids of generation_config.json).
 
     Raises:
-        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or a feature that the
-            forward pass does not have; names the file, what was found and what is supported.
+        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or an unsupported
+            feature; names the file, the value and the supported ones.
         ConfigError: The file asks for a feature whose package is not installed.
     """
     file = JsonFile(_config_path(folder))
@@ -268,8 +268,8 @@ def _architecture(file: JsonFile) -> str:
     expected = family_of(found[0]).model_type
     file.refuse_if(
         model_type != expected,  # transformers goes by the model_type alone
-        f"model_type {shown(model_type)} does not go with architectures {found}, whose model_type is {expected!r}. "
-        "Correct the one that is wrong, or download the model again.",
+        f"model_type {shown(model_type)} contradicts architectures {found}, whose model_type is {expected!r}. "
+        "Correct the wrong field, or download the model again.",
     )
     return str(found[0])
 

@@ -24,7 +24,7 @@ def resolve_device(option: str | torch.device) -> torch.device:
     """The device for a user's option; 'auto' is CUDA where there is one.
 
     Raises:
-        ConfigError: No such device, or not one that this engine runs on.
+        ConfigError: No such device, or a kind of device that this engine does not run on.
     """
     if option == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

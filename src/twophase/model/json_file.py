@@ -1,4 +1,4 @@
-"""A JSON object of a model folder, read key by key: every error names the file, the key, what was found and the fix."""
+"""A JSON object of a model folder, read key by key: every error names the file, the key, the value and the fix."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ MAX_INT = 2**53  # no size of a model comes near
 # tokenizer_config.json of Gemma 3 and the index of a large mixture, have 1.2 MB with 6,200 objects, and 4 MB with 2.
 MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 
-Fields = dict[str, Any]  # what is read of a file, by the names of the fields of the configuration
+Fields = dict[str, Any]  # values read from a file, keyed by the configuration's field names
 
 
 class Rule(NamedTuple):

@@ -23,7 +23,7 @@ from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """What a backend must compute for this model's layers, of a mixed model for those that see a window.
+    """The attention that this model's layers need; in a mixed model, the layers with a window.
 
     Scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1), unless the model says otherwise.
     """
@@ -140,7 +140,7 @@ class LlamaModel:
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
+        """fp32 logits of the given rows of `forward`'s result: pass only the rows to sample."""
         return self.weights.lm_head(hidden).float()
 
     def _attention(

@@ -61,7 +61,7 @@ class TensorFiles:
         return self._open[self._path_of[name]].get_tensor(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of a tensor of plain floats."""
+        """The dtype of a tensor of plain floats."""
         return PLAIN_DTYPES[self._open[self._path_of[name]].get_slice(name).get_dtype()]
 
     def check(self, expected: Mapping[str, StoredTensor]) -> None:

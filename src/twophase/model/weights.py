@@ -117,8 +117,8 @@ class ModelWeights:
 
 @runtime_checkable
 class WeightLoader(Protocol):
-    """The door of a folder's weights: `PlainLoader` copies floats from safetensors files, and what is stored in few
-    bits, or is to be rounded, comes from twophase_features.quantization.loader."""
+    """The door of a folder's weights: `PlainLoader` copies floats from safetensors files;
+    twophase_features.quantization.loader reads or makes quantised weights."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +132,7 @@ class WeightLoader(Protocol):
         """A whole tensor; in `self.dtype` if `dtype` is None."""
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of a tensor as it is stored; of one in few bits, float32, which holds its values exactly."""
+        """The dtype of a tensor as stored; float32 for a quantised one, which holds its values exactly."""
 
     def linear(self, *names: str) -> Linear:
         """This process's part of several linear layers of the same input, as one layer."""
@@ -164,7 +164,7 @@ def load_weights(
     Raises:
         ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
             dtype that is not a plain float. Names the file and the tensor.
-        ConfigError: A layer's size is no multiple of the scheme's groups; or a feature is not installed.
+        ConfigError: A layer's size is not a multiple of the scheme's groups; or a feature is not installed.
     """
     loader: WeightLoader
     if scheme is None and not has_quantized_weights(folder, config):
@@ -275,7 +275,7 @@ class PlainLoader:
         return [self._part(f"{name}.weight") for name in names]
 
     def bias(self, *names: str) -> Tensor | None:
-        """The biases of several layers, one after the other; None if they have none."""
+        """The biases of several layers, concatenated; None for layers without biases."""
         parts = [self._part(f"{name}.bias") for name in names if f"{name}.bias" in self._files]
         return self._stacked(parts) if parts else None
 

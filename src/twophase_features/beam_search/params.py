@@ -1,4 +1,4 @@
-"""What a beam search is asked, and what it found; the names are vLLM's."""
+"""Parameters and output of a beam search; the names are vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -24,8 +24,8 @@ class ExpertsConfig:
 
     Attributes:
         num_experts: E, in each of these layers.
-        num_experts_per_tok: K, those that a token goes through.
-        intermediate_size: Of one expert.
+        num_experts_per_tok: K, the experts that process a token.
+        intermediate_size: The size of one expert.
         norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
         sparse_layers: The numbers of the layers that have experts; the others have one MLP.
     """
@@ -43,7 +43,7 @@ def read_mixtral(file: JsonFile) -> Fields:
 
 
 def read_qwen3_moe(file: JsonFile) -> Fields:
-    """Every `decoder_sparse_step`-th layer has experts, but for those in `mlp_only_layers`."""
+    """Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`."""
     step, dense = file.positive_int("decoder_sparse_step"), file.values.get("mlp_only_layers")
     dense = [] if dense is None else dense
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):

@@ -1,4 +1,4 @@
-"""The forward pass of a layer with experts: each token goes through K of its E MLPs, those that a router chooses.
+"""The forward pass of a layer with experts: a router chooses K of E MLPs for each token.
 
 A token's K choices make K rows. The rows are sorted by expert, so that an expert multiplies all of its rows at once,
 whichever tokens they belong to: the weights of an expert are read once in a step, or not at all. Then the rows go back
@@ -87,7 +87,8 @@ def route(logits: Float[Tensor, "T E"], config: ExpertsConfig) -> Routing:
 def mix_experts(
     x: Float[Tensor, "T N"], compute: ComputeExperts, router: Linear, config: ExpertsConfig
 ) -> Float[Tensor, "T N"]:
-    """The weighted sum of what each token's experts make of it; `compute` runs the experts, wherever they are."""
+    """The weighted sum of the outputs of each token's experts; `compute` runs the experts, here or in other
+    processes."""
     routing = route(router(x), config)
     by_expert, counts = sort_by_expert(routing.experts.flatten(), config.num_experts)
     rows = torch.empty(by_expert.numel(), x.shape[1], dtype=x.dtype, device=x.device)

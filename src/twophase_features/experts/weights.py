@@ -44,7 +44,7 @@ class GroupedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Of all layers' weights."""
+        """Bytes of all layers' weights."""
         return sum(layer.num_bytes for layer in self.layers)
 
     def __call__(self, x: Float[Tensor, "P I"], counts: Int[Tensor, "E"]) -> Float[Tensor, "P O"]:
@@ -90,7 +90,7 @@ class SparseMLP:
 
     @staticmethod
     def load(loader: WeightLoader, config: ModelConfig, layer: int, experts: slice) -> "SparseMLP | DenseMLP":
-        """A layer's MLP; of its experts, if it has some, those that this process keeps."""
+        """A layer's MLP, or this process's part of its experts."""
         if layer not in config.experts.sparse_layers:
             return DenseMLP.load(loader, config, layer, experts)
         names = EXPERT_NAMES[config.architecture]

@@ -117,7 +117,7 @@ def _write_durably(
 
 
 def _put_in_place(work: Path, target: Path) -> None:
-    """Rename the finished folder to its name. A broken one that is there already moves aside first."""
+    """Rename the finished folder to its name. An existing broken folder is moved aside first."""
     _fsync_folder(work)
     aside = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(aside, ignore_errors=True)
@@ -150,7 +150,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """The manifest, or an empty one if there is none of this recipe."""
+    """The manifest; empty if missing or made by another recipe."""
     manifest = _load_manifest(folder)
     if manifest is None or manifest.get("recipe") != recipe:
         return {"recipe": recipe, "files": {}}

@@ -13,7 +13,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase.memory import num_blocks_that_fit
 
-# Of the free host memory, when no number of blocks is given: others on the machine need memory too.
+# Share of the free host memory when no number of blocks is given: other processes need memory too.
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
 
 

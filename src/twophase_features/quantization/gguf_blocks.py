@@ -56,7 +56,7 @@ def _q4_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
     d, dmin = _halves(blocks[:, :4]).split(1, dim=1)
     packed = blocks[:, 4:16]
     low, high, rest = packed.split(4, dim=1)
-    # The first four scales and minima have their 6 bits in one byte; those of the last four are in two places.
+    # The first four scales and minima have their 6 bits in one byte, the last four in two.
     scales = torch.cat((low & 63, rest & 15 | low >> 6 << 4), dim=1)
     minima = torch.cat((high & 63, rest >> 4 | high >> 6 << 4), dim=1)
     return Codes(_nibbles(blocks[:, 16:], 32).to(torch.int8), d * scales.float(), -(dmin * minima.float()), 4)

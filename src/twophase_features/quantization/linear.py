@@ -1,12 +1,12 @@
 """Linear layers that multiply by weights of few bits.
 
-On a CPU by what torch has. Measured on 2 cores of an AMD EPYC (AVX-512, no AMX), SmolLM2's shapes, one thread:
+On a CPU, by torch's operators. Measured on 2 cores of an AMD EPYC (AVX-512, no AMX), SmolLM2's shapes, one thread:
 
 - 4 bits in groups, bf16 activations: `_weight_int4pack_mm_for_cpu` reads a quarter of bf16's bytes, and its time grows
-  with the rows; beyond 4 rows packed bf16 is faster. So few rows go through the one, many through the other.
+  with the rows; beyond 4 rows packed bf16 is faster. So up to 4 rows use the former, more rows the latter.
 - int8 activations: `_int_mm` sums exactly, in int32. Against packed bf16 it takes 0.4 to 0.8 times as long at 1 row and
   0.5 to 0.8 times from 32 rows on; in between it may be slower.
-- All else, and float32: the weights are made plain when the model is loaded. The values are those of the codes, and no
+- All else, and float32: the weights are made plain when the model is loaded. The values equal the codes' values, and no
   memory is saved.
 
 On a GPU the Triton kernels multiply (`kernel_linear`). What they have no form for stays in few bits, and is made plain
@@ -61,7 +61,7 @@ def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, 
 def host_layer_bytes(
     scheme: Scheme | None, num_outputs: int, num_inputs: int, dtype: torch.dtype, keeps_plain: bool = True
 ) -> int:
-    """`num_bytes` of the layer that a CPU makes of such a weight, for whoever has none yet. Without a scheme: plain."""
+    """`num_bytes` of a CPU layer with such a weight, computed without the weight. Without a scheme: plain."""
     values = num_outputs * num_inputs
     if scheme is None:
         return values * dtype.itemsize

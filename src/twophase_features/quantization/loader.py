@@ -29,8 +29,8 @@ class CheckpointWeights:
     """The tensors of safetensors files, of which some layers are stored in few bits. Read-only.
 
     Args:
-        shapes: Of every tensor of the model, as if none were quantised.
-        checkpoint: How quantised layers are stored; None: there are none.
+        shapes: The shapes of all tensors of the unquantised model.
+        checkpoint: How quantised layers are stored; None: all layers are plain.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFW
 class QuantizedLoader:
     """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
 
-    The arguments are those of `load_weights`.
+    For arguments see `load_weights`.
 
     Raises:
         ModelFolderError: As `load_weights`.

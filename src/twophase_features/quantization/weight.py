@@ -20,12 +20,12 @@ class QuantizedWeight:
     - scale * zero point), GGUF's blocks, and e4m3.
 
     Attributes:
-        codes: One per element, in the order of the groups: int8, or float8_e4m3fn. Of 4 bits, 0 to 15 if there are
-            minima, else -8 to 7.
+        codes: One per element, in the order of the groups: int8, or float8_e4m3fn. 4-bit codes are 0 to 15 with minima,
+            else -8 to 7.
         scales: float32.
         minima: float32; None: all zero.
-        bits: Of a code.
-        activations: What the input is rounded to before it is multiplied ('int8', 'fp8'); None: it is not.
+        bits: Bits per code.
+        activations: The type to which the input is rounded ('int8', 'fp8'); None: not rounded.
         input_order: If groups are not of neighbours (GPTQ's act_order), which input each column of codes belongs to.
     """
 

@@ -15,7 +15,7 @@ MAX_REST_STEPS = 1024  # so that at most one step in 128 runs the slower variant
 
 @final
 class SpeculationGate:
-    """Decides step by step. Deterministic: it sees only the durations it is told.
+    """Decides step by step. Deterministic: it uses only the durations passed to it.
 
         trial (8 steps one way, 8 the other) -> rest (32 steps the cheaper way) -> trial -> rest (64) -> ... 1024
                                                  |  back to 32 as soon as a trial turns out otherwise
@@ -48,7 +48,7 @@ class SpeculationGate:
             self._stage, self._num_left, self._cost = 0, TRIAL_STEPS, {}
 
     def _judge(self) -> None:
-        """The trial is over: the cheaper way for a while, and longer if it was so the last time too."""
+        """End the trial: choose the faster mode for a while, and for longer if it won the last trial too."""
         (with_s, with_tokens), (without_s, without_tokens) = self._cost[True], self._cost[False]
         winner = with_s * without_tokens < without_s * with_tokens
         is_confirmed = winner == self._winner

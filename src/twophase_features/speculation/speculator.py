@@ -1,4 +1,4 @@
-"""Speculative decoding in the engine: any drafter made safe, paced by whether it pays, and counted."""
+"""Isolates a drafter's errors, drafts only while drafting pays, and counts accepted drafts."""
 
 import logging
 from collections import Counter

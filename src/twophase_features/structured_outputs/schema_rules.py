@@ -12,7 +12,7 @@ from urllib.parse import unquote
 Part = dict[str, Any]
 
 NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}  # the keys inside are names
-DATA = {"const", "enum"}  # what is inside is no schema
+DATA = {"const", "enum"}  # their values are data, not schemas
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 MAX_MULTIPLE = 2**32  # the library computes least common multiples modulo this
 
@@ -23,8 +23,8 @@ _DATE = f"(?:{_YEAR}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
 _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_ZONE}"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-# Where the library's own pattern has texts that readers refuse: the 29th of February in any year, the year 0, leap
-# seconds at any time, names of hosts of any length.
+# Formats whose pattern in the library accepts texts that validators refuse: the 29th of February in any year, the year
+# 0, leap seconds at any time, host names of any length.
 FORMATS: dict[str, Part] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -112,7 +112,7 @@ def _resolved(reference: str, schema: Any) -> Any:
 
 
 def _check_min_properties(part: Part) -> None:
-    """Refuses minProperties where the library could meet it by writing one property twice, which readers count once."""
+    """Refuses minProperties where the library could meet it by writing one property twice, which parsers count once."""
     at_least, required = part.get("minProperties"), part.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     if isinstance(at_least, int) and at_least > max(1, num_required):
@@ -129,7 +129,7 @@ def _check_exclusive_bounds(group: list[Part]) -> None:
         ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
         ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
     ):
-        whole = (math.floor, math.ceil)  # less than 1 away from a whole number is what is rounded to it
+        whole = (math.floor, math.ceil)  # an integer less than 1 away from a bound is the bound's floor or ceiling
         near: dict[int | float, tuple[str, int | float]] = {
             to_whole(other): (name, other) for name in others for other in bounds[name] for to_whole in whole
         }

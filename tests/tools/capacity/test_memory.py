@@ -73,7 +73,9 @@ def test_a_plan_refuses_what_the_engine_refuses(tmp_path):
         plan(model="smollm2-135m", quantization="int4_g128", max_model_len=2048)
     folder, _ = make_folder("llama", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
     say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
-    with pytest.raises(ConfigError, match=r"quantization rounds plain weights, and those of .* are quantised already"):
+    with pytest.raises(
+        ConfigError, match=r"quantization rounds plain weights, but the weights in .* are already quantised"
+    ):
         plan(model=folder, quantization="int4", max_model_len=64)
     config = parse_config(
         text(model=folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
