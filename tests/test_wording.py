@@ -10,11 +10,8 @@ import ast
 import io
 import re
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from twophase_labs.machine.wording import Text, found_in
 
@@ -24,10 +21,11 @@ FOLDERS = ("src/twophase", "src/twophase_features", "src/twophase_server", "kern
 PHRASES = {
     r"what (?:it|is|was|are|were|has|had|they|stands)": "name the thing",
     r"(?:to|of|from|with|than|by) what": "name the thing",
-    r"those (?:that|of|which|who|whose|with|without|in|for|it)": "repeat the noun",
+    r"What": "begin with the noun",
+    r"[Tt]hose (?:that|of|which|who|whose|with|without|in|for|it)": "repeat the noun",
     r"ones? (?:that|which|whose|who|with|without|more of)|the one of": "repeat the noun",
     r"Of": "begin with the subject",
-    r"(?:is|are|was|were|be|has|have) none": "say what is absent",
+    r"(?:is|are|was|were|be|has|have) none": "name the absent thing",
     r"(?<!there )(?<!There )(?:is|are|was|were) no(?! longer\b| more\b| less\b| way\b| larger\b| smaller\b| \w+er\b)":
         "say `is not`",
     r"so (?:many|much|few|long as it)": "give the number's name",
@@ -46,12 +44,18 @@ PHRASES = {
     r"for people|think again|taken as read": "say who does what",
 }  # fmt: skip
 
-# Words of the course's glossary that the engine uses in another sense.
+# The glossary's words that the engine uses in another sense.
 ALLOWED = {
     r"[Pp]ages?": "the key of a paged cache, `k_pages`, and the K/V pages that a peer sends",
 }
 
-CEILINGS: dict[str, int] = {}
+# Breaches left in packages that are being rewritten; every other package has none.
+CEILINGS = {
+    "src/twophase/cache": 53,
+    "src/twophase/scheduling": 59,
+    "src/twophase_features/parallel": 65,
+    "src/twophase_features/windows": 11,
+}
 _PATTERNS = [(re.compile(rf"(?<![\w`-])(?:{phrase})(?![\w`])"), advice) for phrase, advice in PHRASES.items()]
 
 
@@ -107,3 +111,39 @@ def found_by_package() -> dict[str, list[str]]:
             texts = list(texts_of(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))))
             found.setdefault(package_of(path), []).extend(breaches(texts))
     return found
+
+
+def test_packages_are_at_their_ceilings():
+    found = found_by_package()
+    for package, breaches_there in found.items():
+        num, ceiling = len(breaches_there), CEILINGS.get(package, 0)
+        assert num <= ceiling, f"{package}: {num} phrases, more than {ceiling}:\n" + "\n".join(breaches_there)
+        assert num == ceiling, f"{package}: {num} phrases; lower the ceiling from {ceiling}"
+    assert CEILINGS.keys() <= found.keys(), "a ceiling of a package that does not exist"
+
+
+def test_docstrings_comments_and_messages_are_read():
+    """A scanner that reads nothing would find nothing."""
+    source = '''
+def f(x):
+    """Of a step: what it was."""
+    # The one that
+    # nobody reads is kept for ever.
+    y = x  # in vain
+    raise ValueError(f"{x} is no YAML, and its cure hangs on those of {y}")
+'''
+    found = breaches(list(texts_of(source, "planted.py")))
+    assert {one.split("'")[1] for one in found} == {
+        "Of", "what it", "one that", "nobody", "for ever", "in vain", "is no", "cure", "hangs on", "those of"
+    }  # fmt: skip
+    assert {one.split(":")[1] for one in found} == {"3", "4", "6", "7"}
+
+
+def test_code_and_plain_words_are_not_breaches():
+    source = '''
+def f(what_it):
+    """The tokens of a step; one of several `those of`, of which there is no other, is no longer than before."""
+    return "what it"[:3], what_it, "nobody"
+'''
+    found = breaches(list(texts_of(source, "plain.py")))
+    assert [one.split("'")[1] for one in found] == ["what it"], "a string with a space in it is a message"

@@ -34,10 +34,10 @@ except ImportError as error:
 
 
 class KernelsUnavailableError(RuntimeError):
-    """Triton kernels cannot run in this process; the message says why and what to do about it."""
+    """Triton kernels cannot run in this process; the message gives the reason and the fix."""
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
 
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
@@ -55,7 +55,7 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted",
     its kin, at the import of this package for our kernels. Both modes and the variable's present value must agree.
 
     Args:
-        dtype: What the kernel computes with, if it matters. bfloat16 is refused in the interpreter.
+        dtype: The kernel's dtype, if it matters. bfloat16 is refused in the interpreter.
 
     Raises:
         KernelsUnavailableError: With the reason and the fix.

@@ -28,11 +28,11 @@ from twophase_kernels.production import AotConfig, production_configs
 
 @dataclass(frozen=True)
 class CompiledReport:
-    """What the compiler made of one kernel in one configuration for one target.
+    """Figures of the compiled code of one kernel in one configuration for one target.
 
     Attributes:
         registers: Per thread.
-        spill_bytes: Per-thread memory for what did not fit into registers (CUDA: STACK, AMD: scratch).
+        spill_bytes: Bytes of spilled registers per thread (CUDA: STACK, AMD: scratch).
         shared_bytes: Shared memory (LDS) per program.
         matrix_instructions: The kinds that occur: wgmma, mma.sync, tcgen05, v_mfma.
         async_copies: The kinds that occur: cp.async (16 bytes each; Ampere on), tma (bulk tensor copies; Hopper on).
@@ -43,7 +43,7 @@ class CompiledReport:
         loop_instructions: A warp's, per tile (see `loop_instructions`); 0 where there is no loop over tiles, or no tool
             to read the machine code (AMD).
         block_n: Keys, or columns of a weight, per tile; 0 without.
-        dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
+        dot_dtype: The operands of matrix products: bf16, f16, f32, or None without products.
         keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
         compile_s: Seconds.
     """
@@ -96,7 +96,7 @@ class CompiledReport:
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU to compile for: Triton's name for it, and what one program may use."""
+    """A GPU to compile for: Triton's name for it, and a program's limits."""
 
     backend: str
     arch: int | str

@@ -88,7 +88,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise_tokens_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What `quantise_tokens` computes, in plain torch."""
+    """Reference for `quantise_tokens` in plain torch."""
     codes, scales = quantise_reference(x, "fp8_e4m3")
     return codes.view(E4M3), scales
 
@@ -234,7 +234,7 @@ def fp8_linear(
 
 
 def fp8_way(generation: Generation) -> str:
-    """What the kernel gets as FP8: 'hardware', matrix instructions on e4m3; 'packed', PTX that makes pairs of fp16;
+    """The kernel's argument FP8: 'hardware', matrix instructions on e4m3; 'packed', PTX that makes pairs of fp16;
     'plain', integer operations that make fp16."""
     return {"ampere": "packed", "ada": "hardware", "hopper": "hardware", "cdna": "plain", "interpreter": "plain"}[
         generation
@@ -247,7 +247,7 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
     Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation == "interpreter":  # a tile costs nearly the same whatever its size
+    if generation == "interpreter":  # a tile's cost hardly depends on its size
         return LinearTiles(min(512, next_power_of_2(max(1, num_outputs))), block_t, 256, num_warps=4, num_stages=1)
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)
@@ -296,6 +296,6 @@ def _check(
 def fp8_linear_reference(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, *, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """What `fp8_linear` computes, in plain torch."""
+    """Reference for `fp8_linear` in plain torch."""
     y = x.float() @ weight.float().T * x_scales[:, None] * scales.float()
     return (y if bias is None else y + bias.float()).to(dtype)

@@ -176,7 +176,7 @@ def kv_write_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """What `kv_write` does, in plain torch."""
+    """Reference for `kv_write` in plain torch."""
     kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
     tokens = (slot_mapping >= 0).nonzero().flatten()
     page = k_cache.shape[2]

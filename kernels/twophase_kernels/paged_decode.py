@@ -1,7 +1,7 @@
 """Attention of each sequence's new token, or its last few, over a paged K/V cache, split over the keys.
 
-Decode reads every key and value once and does 4 operations per byte or so per query head: memory is the limit, and
-what counts is that enough programs have enough loads in flight.
+Decode reads every key and value once and does 4 operations per byte or so per query head: memory is the limit, so
+enough programs must have enough loads in flight.
 
 - A program takes all G query heads of a group, so K and V are read once for the whole group. The heads are the rows
   of a matrix tile of at least 16; most may be empty, as matrix units idle anyway.
@@ -18,9 +18,9 @@ what counts is that enough programs have enough loads in flight.
   2. A program reads all lengths twice, in blocks of a fixed size (else each batch size would need a binary): for their
      mean, and for the running sum of chunks, in which it finds its own. Items at the end of the list find none.
   3. A sequence's only chunk writes the result. Others write partial results, [item, tokens, H, D], and the first of
-     them where they begin and how many they are, for the merge; it has nothing to do for other sequences.
+    them where they begin and how many they are, for the merge; the merge skips other sequences.
 
-  `split_balance` counts what that is worth.
+  `split_balance` measures the gain.
 """
 
 import torch
@@ -128,7 +128,7 @@ def paged_decode_kernel(
     BY_LENGTH: tl.constexpr = partial_ptr is not None
     SEVERAL: tl.constexpr = cu_query_lens_ptr is not None
     TOKENS: tl.constexpr = BLOCK_M // G if SEVERAL else 1
-    # What the windows of TOKENS tokens cover: a bound that needs no sequence's own number, so that items and splits are
+    # Keys covered by the windows of TOKENS tokens: the same bound for every sequence, so that items and splits are
     # counted alike. A sequence with fewer tokens may get a split without keys.
     SPAN: tl.constexpr = WINDOW + TOKENS - 1 if WINDOW > 0 else 0
     kv_head = tl.program_id(1)
@@ -240,20 +240,20 @@ def paged_decode(
         k_cache, v_cache: [N, H_kv, page, D] contiguous; int8, or uint8 with e4m3 bits, with scales.
         block_tables: int32 [B, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [B], the new tokens included; 0 (graph padding) gives zeros and LSE -inf.
-        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; there
-            may be none. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
+        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; it may
+            have no tokens. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
             hold them (see `fits_decode`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
         window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
         num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
-        max_seq_len: At least the largest of seq_lens, which lies on the device; by default what the tables have
-            room for. It only chooses the splits; too small a bound makes the last split long.
+        max_seq_len: At least the largest of seq_lens, which lies on the device; by default the capacity of the tables.
+            It only chooses the splits; too small a bound makes the last split long.
         num_splits: Programs that share one sequence's keys; by default `choose_num_splits`, and where that says 1, by
             length.
-        deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
-            whatever else is in the batch, as long as the tiles are (they depend on `max_query_len`).
+        deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result does not depend on the
+            rest of the batch, bit by bit, as long as the tiles are the same (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
         workspace: fp32, at least `workspace_numel` long, for partial results (split by length: `list_workspace_numel`).
             With `out` and this, nothing is allocated.
@@ -377,7 +377,7 @@ def decode_tiles(
     """
     block_m = max(16, next_power_of_2(num_rows))
     if generation == "interpreter":
-        return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+        return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_d, block_n = padded_head_dim(head_dim), 64 if kv_format == "none" else 128

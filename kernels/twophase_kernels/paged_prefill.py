@@ -45,7 +45,7 @@ def find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
     return first
 
 
-# What varies from step to step must not be baked into binaries (see paged_decode).
+# Values that vary from step to step must not be specialised (see paged_decode).
 @triton.jit(
     do_not_specialize=["table_row_stride", "num_seqs"],
     do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "lse_ptr"],
@@ -120,7 +120,7 @@ def paged_prefill_kernel(
     queries = Queries((q,), row_positions, qk_scale)
     state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
-        # Sinks before lo; those after it are let through by the mask of the tiles below.
+        # Sinks before lo; the masks of the tiles below let later sinks through.
         state = attend_range(queries, keys, layout, state, 0, tl.minimum(NUM_SINKS, lo))
     if WINDOW > 0:
         state = attend_range(queries, keys, layout, state, lo, full_lo, WINDOW, NUM_SINKS)
@@ -194,7 +194,7 @@ def paged_prefill(
     check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     if num_tokens and num_seqs:
-        # Chunks of c tokens need at most c // BLOCK_Q + 1 blocks each, whatever they are: no length is looked at.
+        # A chunk of c tokens needs at most c // BLOCK_Q + 1 blocks, so the host needs no lengths.
         num_blocks = num_tokens // (tiles.block_m // group) + num_seqs
         paged_prefill_kernel[(num_blocks, num_kv_heads)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, out, lse,
@@ -231,7 +231,7 @@ def prefill_tiles(
     short_block_m = max(at_least, min(block_m, 64))
     block_d = padded_head_dim(head_dim)
     if generation == "interpreter":
-        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
         return Tiles(max(32, at_least), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
     is_quantised = kv_format != "none"
@@ -275,7 +275,7 @@ def paged_prefill_reference(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What `paged_prefill` computes, chunk by chunk in plain torch; rows that belong to no chunk are 0."""
+    """Reference for `paged_prefill`, chunk by chunk in plain torch; rows outside of all chunks are 0."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
     bounds = cu_query_lens.tolist()

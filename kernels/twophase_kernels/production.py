@@ -1,4 +1,4 @@
-"""How every kernel is called in production, on tensors without storage: what `aot` compiles for every target."""
+"""Every kernel's calls in production, on tensors without storage: `aot` compiles them for every target."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

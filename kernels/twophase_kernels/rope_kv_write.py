@@ -209,7 +209,7 @@ def rope_kv_write_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """What `rope_kv_write` does, in plain torch. The rotated k stays fp32 until it is stored, as in the kernel."""
+    """Reference for `rope_kv_write` in plain torch. The rotated k stays fp32 until it is stored, as in the kernel."""
     kv_write_reference(rope_reference(k, cos, sin, positions), v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return q.copy_(rope_reference(q, cos, sin, positions))
 

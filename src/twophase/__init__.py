@@ -1,7 +1,7 @@
 """twophase: an LLM inference engine to read, to learn from and to build yourself.
 
-`LLM` opens a model and answers requests; `SamplingParams` are the options of a request, `EngineConfig` those of the
-engine. Names follow vLLM's where vLLM has the same option.
+`LLM` opens a model and answers requests; `SamplingParams` are a request's options, `EngineConfig` the engine's. Names
+follow vLLM's where vLLM has the same option.
 
     from twophase import LLM, SamplingParams
 
@@ -18,7 +18,7 @@ likely fix.
 
 Where your own parts can go:
 
-    LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
+    LLM(policy=...)             plans the steps: twophase.scheduling.policy.Policy
     LLM(drafter=...)            proposes drafts: twophase.engine.drafter.Drafter
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
     LLM(cache_factory=...)      allocates K/V blocks: twophase.cache.manager.CacheManager

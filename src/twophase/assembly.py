@@ -95,7 +95,7 @@ class _Target:
     groups: Any
 
     def kv_spec(self, part: ModelConfig) -> KVCacheSpec:
-        """What the cache of a part of the model stores."""
+        """The cache spec for this process's part of the model."""
         return spec_from_option(
             self.config.kv_cache_dtype,
             num_layers=part.num_layers if self.groups is None else self.groups.size,

@@ -67,11 +67,11 @@ class EngineConfig:
     Attributes:
         device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
         dtype: The dtype of activations and plain weights: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a
-            CPU, the model's own elsewhere. Of quantised weights, bfloat16 on a CPU that multiplies it.
-        quantization: What linear layers are rounded to when the model is loaded: 'int8' (a scale per output),
-            'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32), 'int4_g64',
-            'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the folder has
-            them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
+            CPU, the model's own elsewhere. Quantised weights: bfloat16 on a CPU with bfloat16 products.
+        quantization: The format to which linear layers are rounded when the model is loaded: 'int8' (a scale per
+            output), 'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32),
+            'int4_g64', 'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the
+            folder has them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
         attention_backend: The implementation of attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch).
             Or an `AttentionBackend`, whose window is its own, or a function that makes one for the model's
             `AttentionSpec`.
@@ -87,8 +87,8 @@ class EngineConfig:
         max_model_len: Prompt and output tokens of one sequence. None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
         enable_chunked_prefill: Spread long prompts over several steps.
-        kv_cache_dtype: What K and V are stored as: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or
-            'fp8_e4m3'.
+        kv_cache_dtype: The format of K and V in the cache: 'auto' (the model's), 'float32', 'float16', 'bfloat16',
+            'int8' or 'fp8_e4m3'.
         sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
             later query sees are freed.
         num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained

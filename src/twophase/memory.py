@@ -34,7 +34,7 @@ DEFAULT_CPU_KV_BYTES = 2 * GIB
 FALLBACK_FREE_BYTES = 2 * GIB
 
 
-# -- what things take
+# -- memory that the parts take
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_bytes: int, scale_bytes: int) -> int:
@@ -43,14 +43,13 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_
 
 
 def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: int) -> int:
-    """What a step may need besides weights and K/V, added up as if nothing were freed in between.
+    """Bytes that a step may need besides weights and K/V, added up as if nothing were freed in between.
 
     Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
     product. With experts, for each of a token's the same three, the hidden values that go in and come out, sorted and
     not, twice where they travel between ranks, and weighted in float32; of the router logits and probabilities in
     float32. Per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
-    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does
-    not get.
+    for `SCORED_ROWS` at least. The libraries' own memory comes from the share that the pool does not get.
 
     Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
     5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
@@ -58,7 +57,7 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
     Args:
         shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
             None or has num_experts, num_experts_per_tok and intermediate_size.
-        num_tokens: In the step.
+        num_tokens: Tokens of the step.
         num_rows: Sampled rows.
         value_bytes: Bytes of an activation.
     """
@@ -74,12 +73,12 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
 
 
 def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype") -> int:
-    """What the largest step may need besides weights and K/V; `model` is this rank's part."""
+    """Bytes that the largest step may need besides weights and K/V; `model` is this rank's part."""
     return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)
 
 
 def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
-    """Of angles, sines and cosines together: fp32, a number for each pair of a head (see model/rope.py)."""
+    """Bytes of angles, sines and cosines: an fp32 value for each pair of a head (see model/rope.py)."""
     num_tables = 1 if model.local_rope is None else 2
     return num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
 
@@ -189,8 +188,8 @@ def num_useful_blocks(
     """Blocks of a pool that could ever be used at once. Groups of layers have blocks of their own.
 
     Args:
-        window_blocks: What a sequence keeps of its window; a step's tokens are written before blocks are freed. None:
-            queries see all keys.
+        window_blocks: Blocks of the window that a sequence keeps; a step's tokens are written before blocks are freed.
+            None: queries see all keys.
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
     """
     whole = local = limits.max_num_seqs * -(-limits.max_model_len // block_size)
@@ -206,8 +205,8 @@ def default_num_blocks(
     """Blocks in a pool whose size was not given: `fraction` of the free memory, None: of `device`'s kind.
 
     Args:
-        bytes_per_block: With what a draft model's cache takes beside each block.
-        reserved_bytes: What a step needs besides (`step_bytes`).
+        bytes_per_block: Bytes of a block, with a draft model's block beside it.
+        reserved_bytes: Bytes for a step (`step_bytes`).
 
     Raises:
         ConfigError: As `num_blocks_that_fit`.

@@ -32,7 +32,7 @@ NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the ca
 
 
 class _Shape(NamedTuple):
-    """What a graph is captured for: sequences, the most tokens of one (its drafts and the newest), keys of one."""
+    """A graph's shape: sequences, and the most tokens (drafts and the newest) and keys of a sequence."""
 
     num_rows: int
     max_query_len: int
@@ -120,7 +120,7 @@ class DecodeGraphs:
                 self._forward(inputs)
         stream.wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        # On a stream of this device: torch's own capture stream belongs to whichever device captured first. And other
+        # On a stream of this device: torch's own capture stream belongs to the device that captured first. And other
         # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
         with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
             hidden = self._forward(inputs)

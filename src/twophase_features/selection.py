@@ -1,14 +1,14 @@
 """More samples for a better answer: choose one of a request's completions, or let them vote.
 
-All of these work on what an engine returns for `SamplingParams(n=...)`: the completions share the prompt's blocks, so a
-further sample costs its own tokens and no second prefill.
+The input is an engine's output for `SamplingParams(n=...)`: the completions share the prompt's blocks, so a further
+sample costs its own tokens and no second prefill.
 
     output = llm.generate(prompt, SamplingParams(n=8, temperature=0.8, logprobs=0))[0]
     best_of(output, mean_logprob).text
     vote(output, key=extract_answer).winner
     first_accepted(llm, prompt, verifier, max_samples=64).accepted
 
-What a sample costs and whether one more is worth it: `pass_at_k`, `wilson_interval`.
+`pass_at_k` and `wilson_interval` estimate the gain of further samples.
 """
 
 import math
@@ -24,7 +24,7 @@ from twophase.core.sampling_params import MAX_SEED, SamplingParams
 from twophase.engine.prompts import Prompt
 
 Scorer = Callable[[CompletionOutput], float]
-# What the prompt and a completion are worth: a score, or whether it is accepted.
+# Judges a prompt and a completion: a score, or whether the completion is accepted.
 Verifier = Callable[[Prompt, CompletionOutput], float | bool]
 
 
@@ -129,11 +129,11 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What sampling until a verifier accepts came to.
+    """The result of sampling until a verifier accepts.
 
     Attributes:
-        accepted: The completion that was accepted; None if the budget was spent before.
-        num_samples, num_tokens: What was drawn, the whole last round included.
+        accepted: The accepted completion; None if the budget ran out first.
+        num_samples, num_tokens: Drawn completions and tokens, the whole last round included.
     """
 
     accepted: CompletionOutput | None
@@ -150,12 +150,12 @@ _BUDGET_RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What `first_accepted` may spend.
+    """The budget of `first_accepted`.
 
     Attributes:
-        max_samples: Completions at most.
+        max_samples: Maximum number of completions.
         max_tokens: Drawn tokens from which on no further round begins; None: no limit.
-        round_size: Completions that are drawn together, sharing the prompt's blocks.
+        round_size: Completions drawn together, sharing the prompt's blocks.
 
     Raises:
         InvalidRequestError: A field breaks its rule.

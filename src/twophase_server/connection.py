@@ -80,7 +80,7 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         self.transport.close()
 
-    # -- what uvicorn and asyncio call
+    # -- called by uvicorn and asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -21,7 +21,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class ServerMetrics(Collector):
     """Counts ended requests and steps; takes the other figures from the engine when metrics are read.
 
-    The engine's thread writes what `note_*` notes, and an event loop reads it: the library locks each value.
+    The engine's thread calls `note_*` while an event loop reads the values: the library locks each value.
     """
 
     def __init__(self, llm: AsyncLLM, model_name: str) -> None:

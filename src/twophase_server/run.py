@@ -38,7 +38,7 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
     """
     settings = ServerSettings() if settings is None else settings
     if settings.api_keys is not None:
-        read_tenants(Path(settings.api_keys))  # what cannot be used is refused before the model is loaded
+        read_tenants(Path(settings.api_keys))  # unusable options are refused before the model is loaded
     with listen(settings.host, settings.port) as listener:
         llm = AsyncLLM(model, config, max_queue=settings.max_queue)
         try:

@@ -27,7 +27,7 @@ class Service:
     """One server's engine, accounts and metrics.
 
     Attributes:
-        model_name: What clients call the model.
+        model_name: The model's name for clients.
         started_s: Seconds since 1970, when it was made.
     """
 

@@ -27,7 +27,7 @@ class KernelSource:
     """A Triton function and its global names, except Triton's own.
 
     Attributes:
-        file: What error messages and reports call it, 'cell.py'.
+        file: Its name in error messages and reports, 'cell.py'.
         first_line: The function's line in its original file, so that line numbers are the learner's.
         module: Where it can be imported from; '' if it is compiled from `text`.
         names: Its global names: constants, and other Triton functions.

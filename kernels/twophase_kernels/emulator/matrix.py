@@ -226,7 +226,7 @@ def _active_groups(state: State) -> np.ndarray:
 
 
 def _per_group(values: np.ndarray, groups: np.ndarray, state: State) -> np.ndarray:
-    """What the threads of each warpgroup agree on."""
+    """The common value of each warpgroup's threads."""
     per_group = state.per_lane(values).reshape(-1, WARPGROUP)[groups]
     if (per_group != per_group[:, :1]).any():
         raise EmulationError("the threads of a warpgroup disagree about an operand of wgmma")

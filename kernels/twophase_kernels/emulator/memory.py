@@ -38,7 +38,7 @@ class GlobalMemory:
             slot = self._slot_of[storage.data_ptr()] = len(self._buffers)
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._buffers.append(flat.numpy())
-            middle = (1 << SLOT_BITS) // 2  # what lies a little before a tensor is no other's either
+            middle = (1 << SLOT_BITS) // 2  # addresses just before a tensor are not another tensor's either
             self._bases.append(((slot + 1) << SLOT_BITS) + middle + storage.data_ptr() % 256)
             self._names.append(name or f"tensor {slot}")
         return self._bases[slot] + tensor.storage_offset() * tensor.element_size()
@@ -53,14 +53,14 @@ class GlobalMemory:
         return found
 
     def store(self, addresses: np.ndarray, columns: list[np.ndarray]) -> None:
-        """Unsigned integers, side by side from each address on. Of two threads that write to one place, one wins."""
+        """Unsigned integers, side by side from each address on. If two threads write to one address, one wins."""
         width = columns[0].dtype.itemsize
         for chosen, units, first in self._ranges(addresses, width, len(columns), "write"):
             for i, values in enumerate(columns):
                 units[first + i] = values[chosen]
 
     def exchange(self, addresses: np.ndarray, values: np.ndarray, update) -> np.ndarray:
-        """What was there, one thread after the other, each replaced by update(old, value) (atomics)."""
+        """Replace each old value by update(old, value), thread by thread (atomics); returns the old values."""
         old = np.empty_like(values)
         for chosen, units, first in self._ranges(addresses, values.dtype.itemsize, 1, "update"):
             where = np.arange(len(addresses))[chosen]

@@ -181,7 +181,7 @@ def _wait_for_all_copies(state: State) -> None:
 
 
 class Copy(NamedTuple):
-    """What one cp.async of some threads has read and not yet delivered."""
+    """The data of one cp.async of some threads, read and not yet delivered."""
 
     firsts: np.ndarray
     blocks: np.ndarray

@@ -1,4 +1,4 @@
-"""PTX's types on numpy arrays of their bits: what a register holds is an unsigned integer of its width, or a bool."""
+"""PTX's types on numpy arrays of their bits: a register holds an unsigned integer of its width, or a bool."""
 
 import functools
 import re
@@ -85,7 +85,7 @@ def pack(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 @functools.cache
 def float8_values(kind: str) -> np.ndarray:
-    """What each of the 256 codes stands for, fp32."""
+    """The values of the 256 codes, fp32."""
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     return torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
 

@@ -32,7 +32,7 @@ class CompilingProcess:
         self._cache: tempfile.TemporaryDirectory[str] | None = None
 
     def call(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """function(*args, **options), there. What it raises is raised here.
+        """function(*args, **options), computed in the child. Its exceptions are raised here.
 
         Raises:
             RuntimeError: The child ended in the middle of it.

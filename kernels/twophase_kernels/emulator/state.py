@@ -51,7 +51,7 @@ class InFlight:
         self._work = waiting
 
 
-GARBAGE = 0xDEADBEEFDEADBEEF  # what a register holds before it is written; no result may depend on it
+GARBAGE = 0xDEADBEEFDEADBEEF  # an unwritten register's value; no result may depend on it
 
 
 def garbage(dtype: np.dtype) -> np.generic:
@@ -97,7 +97,7 @@ class State:
         self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
         self.is_fenced = False
         self.unfenced: set[str] = set()
-        self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
+        self.sums: dict[str, np.ndarray] = {}  # of matrix products in flight: the registers' future values
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
 
     def write(self, register: Operand, bits: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Counts what a kernel's memory instructions ask for, as a GPU's memory system would see it: one request per warp.
+"""Counts a kernel's memory traffic as a GPU's memory system would see it: one request per warp.
 
 Global memory is moved in sectors of 32 bytes: a request moves each sector that one of its threads touches, once (CUDA
 C++ Best Practices Guide, 'Coalesced Access to Global Memory').
@@ -93,11 +93,11 @@ class SharedAccess:
 
 
 class Traffic:
-    """Counts what passes through a `Machine` that is given its `builders`.
+    """Counts the traffic of a `Machine` made with its `builders`.
 
     Attributes:
         matrix_flops: Additions and multiplications of mma and wgmma.
-        bytes_in_flight: The most that one block had asked for by cp.async and not yet waited for.
+        bytes_in_flight: The largest number of bytes in flight by cp.async in one block.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Traffic:
         return build
 
     def _observe(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
-        """What counts this instruction, or None."""
+        """The function that counts this instruction, or None."""
         name, modifiers = instruction.name, instruction.modifiers
         if name in ("ld", "st", "atom", "red") and "param" not in modifiers:
             return self._access(instruction, widths)

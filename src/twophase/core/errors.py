@@ -4,7 +4,7 @@ from typing import Any
 
 
 class TwophaseError(Exception):
-    """Base of every error this package raises on purpose. Pickle and copy take it, whatever its `__init__` takes."""
+    """Base of every error this package raises on purpose. Pickle and copy work for any signature of `__init__`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args), self.__dict__
@@ -19,11 +19,11 @@ class ConfigError(TwophaseError, ValueError):
 
 
 class InvalidRequestError(TwophaseError, ValueError):
-    """A request refused when it was added: it could never be served as asked."""
+    """A request was refused when it was added: it could never be served."""
 
 
 def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
-    """What a prompt is refused with that leaves no room in the context; `size` is its own, '300 tokens' say."""
+    """The error for a prompt that leaves no room in the context; `size` is the prompt's, '300 tokens' say."""
     return InvalidRequestError(
         f"prompt and output together must fit max_model_len={max_model_len}, and the prompt alone has {size}; shorten "
         f"it to at most {max_model_len - 1} tokens or raise max_model_len."
@@ -60,11 +60,11 @@ class CacheStateError(TwophaseError):
 
 
 class BlockCopyError(TwophaseError):
-    """A block could not be copied to give a sequence one of its own; says why."""
+    """A shared block could not be copied for a sequence; says why."""
 
 
 class PolicyError(TwophaseError):
-    """A scheduling policy asked for what makes no sense, or for nothing, which would hang; names policy and rule."""
+    """A scheduling policy planned an invalid step, or an empty step that would hang; names policy and rule."""
 
 
 class BackendUnavailableError(TwophaseError):
@@ -72,7 +72,7 @@ class BackendUnavailableError(TwophaseError):
 
 
 class LaunchError(TwophaseError):
-    """Local processes that did not all end well; names the first that failed and what each of them said last."""
+    """A local process failed; names the first that failed and each process's last output."""
 
 
 class PeerLostError(TwophaseError):

@@ -1,4 +1,4 @@
-"""What one engine step computes: the scheduler writes a plan, the runner reads it."""
+"""The plan of one engine step: the scheduler writes it, the runner reads it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class StepPlan:
     """One step: decodes (one token each) first, then chunks that verify drafts, then prefill chunks.
 
     Attributes:
-        chunks: What is computed; `chunks[:num_decodes]` have exactly one token each.
+        chunks: The tokens to compute, by sequence; `chunks[:num_decodes]` have exactly one token each.
         num_decodes: Chunks that continue a running sequence by one token.
         num_tokens: Tokens in all chunks together.
         copies: Block copies that were done for this step (copy-on-write).

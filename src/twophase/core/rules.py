@@ -47,7 +47,7 @@ def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRe
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: on one line, not too long, whatever it is and however large."""
+    """A value as a message shows it: on one line, shortened if long."""
     try:
         text = repr(_beginning(value))
     except Exception:
@@ -123,7 +123,7 @@ def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: in
 
 
 def items_of(value: Any) -> Iterable[Any]:
-    """What can be listed in an order of its own: no text, no mapping, no set. Raises TypeError for anything else."""
+    """`value` as an iterable. Raises TypeError for text, mappings, sets and non-iterables."""
     if isinstance(value, str | bytes | Mapping | AbstractSet):
         raise TypeError
     return iter(value)

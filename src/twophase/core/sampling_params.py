@@ -177,7 +177,7 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "min_tokens"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: what follows the text "
+                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: text after the output "
                     f"would be part of the output. Leave out one of them."
                 )
 

@@ -1,4 +1,4 @@
-"""What a caller has switched on in its thread, in PyTorch, does not reach the model."""
+"""PyTorch modes that a caller has enabled in its thread do not affect the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

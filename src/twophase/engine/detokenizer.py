@@ -7,7 +7,7 @@ from typing import Protocol, final, runtime_checkable
 
 from twophase.core.sampling_params import SamplingParams
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one
 
 # Tokens that are kept while they end in no whole character. Twice a character: if the window then begins in

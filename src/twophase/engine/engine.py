@@ -35,7 +35,7 @@ class Reservation(NamedTuple):
 
 @final
 class Engine:
-    """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
+    """Serves requests by continuous batching. Not thread-safe, except `prepare`.
 
     Faults: an exception while a sequence is computed, constrained, sampled or detokenised ends that sequence with
     finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step takes effect
@@ -191,8 +191,8 @@ class Engine:
         """A reserved request's pages are filled: go on from its first tokens (one for each completion).
 
         Args:
-            first_scheduled_s, num_cached_tokens: For its metrics: when its prompt was begun, on this engine's clock,
-                and what the other engine did not have to compute.
+            first_scheduled_s, num_cached_tokens: The metrics of its prefill: when it began, on this engine's clock, and
+                the prompt tokens that the other engine found cached.
             prompt_logprobs: If the request asked for them.
         """
         state = self._requests[request_id]
@@ -315,7 +315,7 @@ class Engine:
 
     @property
     def trace(self) -> tuple[StepTrace, ...]:
-        """What each step did, oldest first; the newest `max_trace_steps` of them."""
+        """Records of the newest `max_trace_steps` steps, oldest first."""
         return tuple(self._stat_logger.steps)
 
     @property

@@ -41,7 +41,7 @@ def parse_prompt(
     Args:
         prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
             if wanted; or token ids.
-        cache_salt, tenant: Of `Request`, before the prompt's own.
+        cache_salt, tenant: See `Request`; they override the prompt's own.
         max_model_len: A prompt of more tokens is refused before they are looked at; None: any number may come.
 
     Raises:

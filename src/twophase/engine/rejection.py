@@ -25,7 +25,7 @@ def accepted_run(
     Worked example: drafts [5, 8, 2] and draws 5, 8, 9, 4 yield 5, 8, 9. The 4 was drawn after a wrong 2.
 
     Args:
-        drawn: What was drawn after the newest token, after draft 1, ... after draft k. An error ends the run: it is
+        drawn: The tokens drawn after the newest token, after draft 1, ... after draft k. An error ends the run: it is
             the result only if nothing comes before it.
     """
     run: list[SampledToken] = []

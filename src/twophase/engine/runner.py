@@ -1,4 +1,4 @@
-"""Runs what the scheduler planned: the packed batch through the model, logits of the rows that sample."""
+"""Runs the scheduler's plan: the packed batch through the model, logits of the rows that sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable
 
 @runtime_checkable
 class Runner(Protocol):
-    """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
+    """The engine's interface for carrying out a plan; `ModelRunner` documents the calls."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None: ...

@@ -1,6 +1,5 @@
-"""What a model is: read strictly from its config.json, so that no feature is ignored in silence.
-
-The families of plain Llama are here. What else a file asks for is read by the feature that computes it.
+"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. The families
+of plain Llama are here; other features read their own part of the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +41,7 @@ class ModelConfig:
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
         bos_token_id: Begin of text; None: the model has no such token.
-        eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
+        eos_token_ids: Tokens that end a text; generation_config.json overrides config.json.
     """
 
     architecture: str
@@ -88,7 +87,7 @@ class ModelConfig:
 
 
 WITHOUT = "is not supported, only models without it."
-# What transformers heeds in a config.json of any family, and no family here has.
+# Keys that transformers reads in a config.json of any family, and that no family here supports.
 UNSUPPORTED = (
     "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "per_layer_config",
     "transformers_weights", "attention_chunk_size", "kv_sharing_modes",
@@ -108,10 +107,10 @@ class Family:
     """How one architecture differs from plain Llama.
 
     Attributes:
-        model_type: What config.json must say beside the architecture; transformers reads a folder by it.
-        reads: What is read of the file beside sizes.
-        fields: What the architecture fixes, of `ModelConfig`.
-        defaults: What transformers takes where config.json does not say; where that is None, null is allowed too.
+        model_type: The model_type that config.json must have; transformers chooses its classes by it.
+        reads: Readers of further parts of the file.
+        fields: Fields of `ModelConfig` that the architecture fixes.
+        defaults: transformers' defaults for absent keys; a key whose default is None may be null.
         rules: Values that the file must have.
     """
 
@@ -294,6 +293,7 @@ def _head_dim(file: JsonFile, hidden_size: int, num_heads: int) -> int:
 
 
 def _eos_token_ids(folder: Path, file: JsonFile) -> frozenset[int]:
-    """What ends a text, as in transformers: generation_config.json alone says it, config.json where that is absent."""
+    """The end-of-text ids, as in transformers: from generation_config.json alone; if the file is missing, from
+    config.json."""
     path, ids = folder / "generation_config.json", file.token_ids("eos_token_id")
     return frozenset(JsonFile(path).token_ids("eos_token_id") if path.exists() else ids)

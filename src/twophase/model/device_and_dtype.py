@@ -8,7 +8,7 @@ from twophase.model.linear import can_pack
 
 
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
-    """The torch dtype for a user's `dtype`: 'auto' is what the weights were saved in, but fp32 on a CPU.
+    """The torch dtype for a user's `dtype`: 'auto' is the dtype of the saved weights, but fp32 on a CPU.
 
     With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
     """

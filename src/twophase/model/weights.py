@@ -100,7 +100,7 @@ class ModelWeights:
     """All weights of a model.
 
     Attributes:
-        dtype: Of activations and of every weight but `embed`, and gains with an offset: these are in fp32.
+        dtype: The dtype of activations and weights, except `embed` and gains with an offset, which are fp32.
         embed: [V, N]. Keeps the file's dtype where that is the smaller one: only the rows of a step's tokens are read,
             and widening them then is as exact as widening them all before.
         layers: In order.
@@ -122,11 +122,11 @@ class WeightLoader(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
+        """The dtype of activations."""
 
     @property
     def device(self) -> torch.device:
-        """Where layers are made."""
+        """The device of the layers."""
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A whole tensor; in `self.dtype` if `dtype` is None."""
@@ -242,7 +242,7 @@ def _load_layer(loader: WeightLoader, config: ModelConfig, layer: int, experts: 
 
 
 def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
-    """What a norm multiplies by."""
+    """A norm's gain."""
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)

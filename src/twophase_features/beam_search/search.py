@@ -131,7 +131,7 @@ class BeamSearch:
 class NextTokenParams(SamplingParams):
     """One round's request of one beam: the likeliest next tokens, of the logits divided by `temperature`.
 
-    `logprobs` may exceed what users may ask for: a search needs one for each beam and each token that ends a text.
+    `logprobs` may exceed the users' limit: a search needs one entry for each beam and each end token.
     """
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class _PromptSearch:
         return self.search.is_over or self.error is not None
 
     def prompts(self) -> list[dict[str, Any]]:
-        """What the next round asks about: each beam's text."""
+        """The prompts of the next round: each beam's text."""
         request = self.request
         beside = {"cache_salt": request.cache_salt, "tenant": request.tenant}
         return [{"prompt_token_ids": (*request.prompt_token_ids, *beam.ids)} | beside for beam in self.search.beams]
@@ -254,10 +254,10 @@ def search_beams(
 
     Args:
         requests: The prompts, validated; their parameters are `params.as_sampling_params()`.
-        ask: `LLM.generate`, or what answers as it does.
+        ask: `LLM.generate`, or a function with the same interface.
         max_model_len: Tokens of prompt and text at most.
         decoder: Makes the texts; None leaves them empty.
-        note_end: Told how many of the searches have ended, after each round.
+        note_end: Called after each round with the number of ended searches.
     """
     searches = []
     for request in requests:

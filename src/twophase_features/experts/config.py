@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts: Mixtral (arXiv:2401.04088) and Qwen3-MoE (arXiv:2505.09388)."""
+"""Reads a mixture of experts from config.json: Mixtral (arXiv:2401.04088) and Qwen3-MoE (arXiv:2505.09388)."""
 
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ ONE_KIND_OF_MIXTURE = (
     "is not supported: a router's softmax over all experts chooses a token's, there is one group of them, and none is "
     "shared by all tokens."
 )
-# What other mixtures of experts may ask for, and the values that mean nothing here.
+# Keys of unsupported mixtures of experts, with the values that change nothing.
 RULES = (
     SILU,
     Rule("scoring_func", (None, "softmax"), ONE_KIND_OF_MIXTURE),

@@ -23,20 +23,20 @@ from twophase_features.experts.weights import SparseMLP
 
 # (rows [P, N] sorted by expert, how many rows each expert has [E]) -> each row through its expert [P, N].
 ComputeExperts = Callable[[Tensor, Tensor], Tensor]
-# `mix_experts` of a layer: (x [T, N], what computes the experts) -> [T, N].
+# `mix_experts` of a layer: (x [T, N], a function that computes the experts) -> [T, N].
 MixExperts = Callable[[Tensor, ComputeExperts], Tensor]
 # How processes that hold different experts compute a step together: (x, mix, the experts that are here) -> [T, N].
 DispatchExperts = Callable[[Tensor, MixExperts, ComputeExperts], Tensor]
-# Told of each layer that has experts its number, and how many rows each expert of this process computes: int64 [E].
+# Called for each layer with experts: (its number, the rows that each expert of this process computes, int64 [E]).
 WatchExperts = Callable[[int, Tensor], None]
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """The experts of each token.
 
     Attributes:
         experts: [T, K], best first.
-        weights: [T, K], float32: what each expert's output is multiplied by.
+        weights: [T, K], float32: factors on the experts' outputs.
     """
 
     experts: Int[Tensor, "T K"]
@@ -44,12 +44,12 @@ class Routing(NamedTuple):
 
 
 class MixtureOfExperts:
-    """What a `LlamaModel` computes layers that have experts with.
+    """Computes the layers of a `LlamaModel` that have experts.
 
     Args:
-        gated: The gate's activation times up, of gate and up side by side.
-        add: Sums, over the processes that share each expert, what each has computed.
-        dispatch: Has a step's rows computed by the processes that hold their experts; None: `mix_experts`, then `add`.
+        gated: Maps gate and up, side by side, to the gate's activation times up.
+        add: Sums the partial outputs of the processes that share each expert.
+        dispatch: Sends a step's rows to the processes that hold their experts; None: `mix_experts`, then `add`.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ def _name(key: BlockKey) -> str:
 
 
 def _fingerprint(runner: Any, num_groups: int) -> str:
-    """What the model says after three tokens, as a name. Its K and V go into blocks that nothing uses yet."""
+    """A digest of the model's logits after three tokens. Their K and V go into blocks that are still unused."""
     logits = runner.run([ScheduledChunk(0, [1, 2, 3], 0, [0] * num_groups, 1)])
     said = logits.float().cpu().numpy().tobytes() + repr(runner.kv_cache.spec).encode()
     return hashlib.blake2b(said, digest_size=8).hexdigest()

@@ -96,7 +96,7 @@ class HostMemoryTier:
 
 @final
 class PinnedBlocks:
-    """`HostBlocks` of a cache in this process. On CUDA moves are queued; what follows on the same stream waits."""
+    """`HostBlocks` of a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
         self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)

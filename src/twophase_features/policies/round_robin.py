@@ -43,7 +43,7 @@ class RotatingPolicy(Policy):
     Without chunked prefill a turn is a whole prompt.
 
     Attributes:
-        chunk_tokens: Tokens of a prompt's turn. The last turns of a step share what its budget leaves.
+        chunk_tokens: Tokens of a prompt's turn. The last turns of a step share the rest of its budget.
         max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
         turns: The turns of one scheduler's sequences.
     """

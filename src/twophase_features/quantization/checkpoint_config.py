@@ -1,7 +1,7 @@
-"""What a model folder says of its weights: `quantization_config` in config.json, read strictly.
+"""The format of a folder's quantised weights: `quantization_config` in config.json, read strictly.
 
-Read: compressed-tensors (pack-quantized, int-quantized, float-quantized), AWQ (gemm) and GPTQ, of 4 or 8 bits. What
-else there is is refused by name. Nothing heavy is imported.
+Read: compressed-tensors (pack-quantized, int-quantized, float-quantized), AWQ (gemm) and GPTQ, of 4 or 8 bits. Other
+    formats are refused by name. Nothing heavy is imported.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ def read_quantization_config(values: Any) -> CheckpointFormat:
     """The `quantization_config` of a config.json.
 
     Raises:
-        ValueError: What it asks for cannot be read; says what, and what can.
+        ValueError: The format is not supported; names the value and the supported ones.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"quantization_config must be an object, found {shown(values)}")

@@ -21,7 +21,7 @@ from twophase_features.quantization.weight import QuantizedWeight
 
 
 class Codes(NamedTuple):
-    """What N blocks of S weights in groups of S / G hold."""
+    """The contents of N blocks of S weights in groups of S / G."""
 
     codes: Int8[Tensor, "N S"]
     scales: Float[Tensor, "N G"]
@@ -65,7 +65,7 @@ def _q4_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
 def _q6_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
     low, high, scales, d = blocks.split((128, 64, 16, 2), dim=1)
     lower = _nibbles(low, 64)
-    # Of 128 weights the upper bits lie in 32 bytes: 2 bits each for weights 32 apart.
+    # The upper bits of 128 weights are in 32 bytes: 2 bits each for weights 32 apart.
     runs = high.unflatten(1, (-1, 32))
     upper = torch.stack([runs >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1)
     codes = (lower | upper << 4).to(torch.int8) - 32

@@ -89,7 +89,7 @@ class GGUFWeights:
         return self._tensors[name].tensor_type.name in PLAIN_TYPES
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a plain tensor is stored as; of a quantised one, float32, which holds its values exactly."""
+        """A plain tensor's stored dtype; float32 for a quantised one, which holds its values exactly."""
         return PLAIN_TYPES.get(self._tensors[name].tensor_type.name, torch.float32)
 
     def _name(self, gguf_name: str) -> str:

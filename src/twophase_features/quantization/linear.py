@@ -6,11 +6,11 @@ On a CPU, by torch's operators. Measured on 2 cores of an AMD EPYC (AVX-512, no 
   with the rows; beyond 4 rows packed bf16 is faster. So up to 4 rows use the former, more rows the latter.
 - int8 activations: `_int_mm` sums exactly, in int32. Against packed bf16 it takes 0.4 to 0.8 times as long at 1 row and
   0.5 to 0.8 times from 32 rows on; in between it may be slower.
-- All else, and float32: the weights are made plain when the model is loaded. The values equal the codes' values, and no
-  memory is saved.
+- All else, and float32: the weights are dequantised when the model is loaded. The values equal the codes' values, and
+  no memory is saved.
 
-On a GPU the Triton kernels multiply (`kernel_linear`). What they have no form for stays in few bits, and is made plain
-in each call.
+On a GPU the Triton kernels multiply (`kernel_linear`). Weights without a kernel stay in few bits, and each call
+dequantises them.
 """
 
 import functools

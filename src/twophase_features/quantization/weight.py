@@ -95,7 +95,7 @@ class QuantizedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything stored."""
+        """Bytes of all stored tensors."""
         tensors = (self.codes, self.scales, self.minima, self.input_order)
         return sum(each.nbytes for each in tensors if each is not None)
 
@@ -104,13 +104,13 @@ class QuantizedWeight:
         return replace(self, codes=codes)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
-        """Every tensor that has a row for each output, changed."""
+        """`change` applied to every tensor with a row per output."""
         minima = None if self.minima is None else change(self.minima)
         return replace(self, codes=change(self.codes), scales=change(self.scales), minima=minima)
 
 
 def can_stack(parts: Sequence[QuantizedWeight]) -> bool:
-    """Whether these weights of the same input can be one: alike but for their values."""
+    """Whether these weights with the same input can be concatenated: they may differ only in their values."""
     kinds = {(each.bits, each.group_size, each.minima is None, each.activations, each.codes.dtype) for each in parts}
     orders = [torch.arange(each.shape[1]) if each.input_order is None else each.input_order for each in parts]
     return len(kinds) == 1 and all(torch.equal(order, orders[0]) for order in orders)

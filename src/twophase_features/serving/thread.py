@@ -176,7 +176,7 @@ class EngineThread:
             (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
 
     def check_acceptance(self) -> None:
-        """Raises what `submit` would raise now, whatever the request."""
+        """Raises the error with which `submit` would refuse any request now."""
         if not self.is_alive:
             raise self._death()
         if self._is_draining:

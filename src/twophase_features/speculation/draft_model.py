@@ -99,8 +99,8 @@ class DraftModelDrafter:
         pass
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> dict[int, ScheduledChunk]:
-        """By place in `requests`: what the draft model has not computed yet, as far as a step may; at least the newest
-        token, whose logits are wanted."""
+        """By index in `requests`: the next tokens for the draft model to compute, within the step's budget; at least
+        the newest token, whose logits are needed."""
         chunks, budget = {}, self._max_catch_up
         for i, (chunk, token_ids, *_) in enumerate(requests):
             num_cut, start = self._place_in_text(chunk.block_ids, len(token_ids))
@@ -162,10 +162,10 @@ def _without(token_ids: Sequence[int], start: int, num_tokens: int) -> Sequence[
 
 
 def draft_window(spec: AttentionSpec, window: SlidingWindow | None) -> SlidingWindow | None:
-    """What a draft model's queries see where the large model's see `window`: an eighth less, for being behind.
+    """A draft model's window for the large model's `window`: an eighth narrower, to allow a lag.
 
     Args:
-        spec: The draft model's own attention; it may see less.
+        spec: The draft model's own attention, whose window may be narrower.
     """
     if window is None:
         return None if spec.window is None else SlidingWindow(spec.window, spec.num_sinks)
@@ -185,14 +185,14 @@ def open_draft_model(
     max_model_len: int,
     window: SlidingWindow | None = None,
 ) -> tuple[LlamaModel, KVCacheSpec, SlidingWindow | None]:
-    """The draft model, what its cache stores (never quantised), and what its queries see.
+    """The draft model, its cache's spec (never quantised), and its sliding window.
 
     Args:
-        window: What the target's queries see: blocks outside are freed for both.
+        window: The target's sliding window: blocks outside are freed for both models.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: It has another vocabulary than the target, or too few positions; or an option that cannot work.
+        ConfigError: It has another vocabulary than the target, or too few positions; or an invalid option.
     """
     folder = resolve_model(name)
     config = load_config(folder)

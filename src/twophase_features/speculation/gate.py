@@ -1,14 +1,14 @@
 """Measures whether speculative decoding pays.
 
-Verifying drafts makes a step longer; accepted ones make steps fewer. Which wins depends on the text, the sampling, the
-batch and the machine, and changes while requests come and go. So the engine tries both ways side by side, does what
-came out cheaper, and tries again later: soon at first, then less and less often.
+Verifying drafts makes steps longer, and accepted drafts make them fewer. The balance depends on the text, the sampling,
+the batch and the machine, and changes with the running requests. So the engine measures both variants in turn, runs the
+faster one, and repeats the trial: soon at first, then less and less often.
 """
 
 from typing import final
 
-TRIAL_STEPS = 8  # per way; the batch hardly changes meanwhile
-WARMUP_STEPS = 2  # of these not measured: a drafter may have to catch up first
+TRIAL_STEPS = 8  # per variant; the batch hardly changes meanwhile
+WARMUP_STEPS = 2  # not measured: a drafter may have to catch up first
 FIRST_REST_STEPS = 32  # until the next trial
 MAX_REST_STEPS = 1024  # so that at most one step in 128 runs the slower variant
 

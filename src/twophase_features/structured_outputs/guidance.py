@@ -40,7 +40,7 @@ from twophase_features.worker_process import WorkerProcess, WorkLimitError
 WORD_BITS = 32  # tokens per word of a mask
 MAX_MESSAGE = 300  # characters of a message of the library
 
-# What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
+# Limits of a grammar. Ordinary schemas take a few milliseconds and megabytes.
 MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
 MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
 MAX_SLOW_STEPS = 3  # slow tokens allowed per request, over all its completions
@@ -49,7 +49,7 @@ TRIAL_WALKS, TRIAL_STEPS = 4, 16
 OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
 TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
 
-# Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
+# All options are set, because a schema may bring its own ("x-guidance"), which must not loosen a rule.
 JSON_OPTIONS: Any = {
     "lenient": False,  # a keyword that is not enforced is an error
     "coerce_one_of": False,  # nor is oneOf taken for anyOf
@@ -57,7 +57,7 @@ JSON_OPTIONS: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
-    # Not u: \u0061 would be a second way to write "a", and slip past what the schema says of property "a".
+    # Not u: \u0061 would be a second way to write "a", and would bypass the schema of property "a".
     "json_allowed_escapes": '"\\bfnrt',
 }
 
@@ -67,16 +67,16 @@ ASCII_CLASSES = "dws"
 
 
 class GuidanceError(TwophaseError):
-    """The grammar library gave up on one sequence."""
+    """The grammar library failed for one sequence."""
 
 
 @final
 class Guidance:
     """The engine's `GrammarCompiler`, by llguidance. Threads may share it.
 
-    A schema or pattern is a program of the library's, and some never end or take all memory. So each is tried first in
-    a worker process of limited time and memory, which starts, as the vocabulary is loaded, with the first of them. What
-    passes is compiled here: it cannot be brought over.
+    A schema or pattern is a program for the library, and some never end or take all memory. So each is tried first in a
+    worker process with limits on time and memory, which starts with the first request (and so does the vocabulary). A
+    grammar that passes is compiled again here, because it cannot be sent.
 
     Args:
         tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
@@ -126,7 +126,7 @@ class Guidance:
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
     def _load(self) -> Callable[[StructuredOutputs], str]:
-        """Load the vocabulary; returns what tries an output out."""
+        """Load the vocabulary; returns the function that tries an output out."""
         tokenizer_json = self._tokenizer_json()
         self._vocabulary = _load_vocabulary(tokenizer_json, self._eos_token_ids)
         if not self._is_limited:
@@ -277,7 +277,8 @@ def _try_in_worker(outputs: StructuredOutputs) -> str:
 
 
 def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
-    """Compile it and go some way into outputs: what would go wrong or take long in the engine's thread does so here.
+    """Compile the grammar and walk into sample outputs, so that errors and slow steps occur here and not in the
+    engine's thread.
 
     Returns the grammar.
 

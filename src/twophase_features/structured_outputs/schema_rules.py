@@ -1,6 +1,6 @@
-"""What the grammar library would let through although a JSON Schema forbids it: refused by name, or said more narrowly.
+"""JSON Schema rules that the grammar library does not enforce: refused by name, or replaced by narrower ones.
 
-All of it takes time in proportion to the schema, and none of it calls itself: schemas come from anywhere.
+Schemas are untrusted input, so all checks take linear time and are not recursive.
 """
 
 import json
@@ -68,7 +68,7 @@ def _parts(schema: Any) -> Iterator[Part]:
 
 
 def _groups(parts: list[Part], schema: Any) -> Iterator[list[Part]]:
-    """Parts that may apply to the same value: those joined by allOf, anyOf, oneOf or $ref, in either direction.
+    """Parts that may apply to the same value: parts joined by allOf, anyOf, oneOf or $ref, in either direction.
 
     More may be in a group than ever apply together: two parts that refer to a third.
     """
@@ -97,7 +97,7 @@ def _joined_to(part: Part, schema: Any) -> list[Part]:
 
 
 def _resolved(reference: str, schema: Any) -> Any:
-    """What '#/$defs/name' refers to; None: there is no such place, as the library will say."""
+    """The target of '#/$defs/name'; None: there is no such place, as the library will report."""
     if reference != "#" and not reference.startswith("#/"):
         raise ValueError(f"$ref={reference[:80]!r}; refer to a place in the schema, such as '#/$defs/name'")
     for key in reference.split("/")[1:]:
@@ -120,7 +120,8 @@ def _check_min_properties(part: Part) -> None:
 
 
 def _check_exclusive_bounds(group: list[Part]) -> None:
-    """Refuses an exclusive bound that the library lets through: a whole number, with the other bound less than 1 away.
+    """Refuses an exclusive bound that the library does not enforce: a whole number, with the other bound less than 1
+    away.
 
     It writes {"exclusiveMinimum": 1, "maximum": 1.5} as if 1 were allowed.
     """
