@@ -1,4 +1,4 @@
-"""The engine behind HTTP, in OpenAI's dialect: `twophase serve`.
+"""The engine behind HTTP, with OpenAI's API: `twophase serve`.
 
 run, background                           start it: as a process, or in a thread of a notebook
 settings, app, service                    options, routes, and the state that routes share

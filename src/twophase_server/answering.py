@@ -26,7 +26,7 @@ T = TypeVar("T")
 MAX_LOGPROBS = 300_000  # in one answer
 
 
-class Dialect(abc.ABC):
+class AnswerFormat(abc.ABC):
     """One endpoint's format of answers. Made for one request."""
 
     @abc.abstractmethod
@@ -43,7 +43,7 @@ class Dialect(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EngineCall:
     """The engine's part of an API request.
 
     Attributes:
@@ -71,7 +71,9 @@ def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) ->
     }
 
 
-async def answer(request: Request, service: Service, lease: Lease, question: Question, dialect: Dialect) -> Response:
+async def answer(
+    request: Request, service: Service, lease: Lease, call: EngineCall, answer_format: AnswerFormat
+) -> Response:
     """Submit the prompts to the engine and write the answer. If the client disconnects, its requests are aborted.
 
     Ends the lease, here or when the stream has ended.
@@ -79,16 +81,16 @@ async def answer(request: Request, service: Service, lease: Lease, question: Que
     Raises:
         ApiError, TwophaseError: The engine refused the request, or it failed before its first byte was sent.
     """
-    _require_few_logprobs(question)
+    _require_few_logprobs(call)
     work = Work(service, lease)
     is_streaming = False
     try:
-        await while_connected(request, work.submit(question))
-        if question.stream:
+        await while_connected(request, work.submit(call))
+        if call.stream:
             is_streaming = True
-            return EventStream(_events(service, work, dialect), at_end=work.end)
+            return EventStream(_events(service, work, answer_format), at_end=work.end)
         outputs = await while_connected(request, work.finish())
-        text = await asyncio.to_thread(lambda: to_json_in_turns(dialect.whole(outputs)))
+        text = await asyncio.to_thread(lambda: to_json_in_turns(answer_format.whole(outputs)))
         return Response(text, media_type="application/json")
     finally:
         if not is_streaming:
@@ -104,21 +106,21 @@ class Work:
         self._streams: dict[int, RequestStream] = {}  # by the prompt's position
         self._newest: dict[int, RequestOutput] = {}
 
-    async def submit(self, question: Question) -> None:
+    async def submit(self, call: EngineCall) -> None:
         """Submit all prompts or none. Raises the engine's first refusal."""
-        asking = (self._submit(position, question) for position in range(len(question.prompts)))
+        asking = (self._submit(position, call) for position in range(len(call.prompts)))
         for refusal in await asyncio.gather(*asking, return_exceptions=True):
             if refusal is not None:
                 raise refusal
 
-    async def _submit(self, position: int, question: Question) -> None:
+    async def _submit(self, position: int, call: EngineCall) -> None:
         # Noted one by one: should the client leave while the others are not accepted yet, this one must be aborted.
         self._streams[position] = await self._service.llm.submit(
-            {"prompt_token_ids": question.prompts[position]},
-            question.params,
+            {"prompt_token_ids": call.prompts[position]},
+            call.params,
             request_id=self._service.tenants.new_request_id(self._lease.account),
-            stream=question.stream,
-            **question.options,
+            stream=call.stream,
+            **call.options,
         )
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -170,13 +172,13 @@ class Work:
         self._lease.end()
 
 
-def _require_few_logprobs(question: Question) -> None:
+def _require_few_logprobs(call: EngineCall) -> None:
     """Raises ApiError (400) for more log-probabilities than one answer may have."""
-    params, count = question.params, 0
+    params, count = call.params, 0
     if params.prompt_logprobs is not None:
-        count += sum(map(len, question.prompts)) * (params.prompt_logprobs + 1)
+        count += sum(map(len, call.prompts)) * (params.prompt_logprobs + 1)
     if params.logprobs is not None:
-        count += len(question.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
+        count += len(call.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
     if count > MAX_LOGPROBS:
         raise invalid(
             f"one answer may have {MAX_LOGPROBS} log-probabilities, this request up to {count}: logprobs + 1 for "
@@ -193,22 +195,22 @@ def _require_success(output: RequestOutput) -> None:
             raise ApiError(500, f"the request failed while it ran: {completion.error}", "request_failed")
 
 
-async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenerator[str, None]:
+async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> AsyncGenerator[str, None]:
     try:
         async with contextlib.aclosing(work.outputs()) as outputs:
             async for position, output in outputs:
                 if output.prompt_logprobs is None and not any(each.logprobs for each in output.outputs):
-                    for piece in dialect.pieces(position, output):
+                    for piece in answer_format.pieces(position, output):
                         yield event(piece)
                 else:  # log-probabilities of a long prompt, or piled up for a slow client, take long to write
-                    for text in await asyncio.to_thread(_in_turns, dialect.pieces(position, output)):
+                    for text in await asyncio.to_thread(_in_turns, answer_format.pieces(position, output)):
                         yield text
     except (ApiError, TwophaseError) as error:  # too late for a status
         told = service.refusal(error)
         service.metrics.note_refusal(told.status, told.code)
         yield event(told.to_dict())
         return
-    last = dialect.last_piece(work.newest())
+    last = answer_format.last_piece(work.newest())
     if last is not None:
         yield event(last)
     yield DONE

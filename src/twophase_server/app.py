@@ -12,7 +12,7 @@ from starlette.routing import Route
 from twophase.core.errors import TwophaseError
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.errors import ApiError
-from twophase_server.in_flight import InFlight, ThroughTheDoor
+from twophase_server.in_flight import InFlight, InFlightMiddleware
 from twophase_server.metrics import ServerMetrics
 from twophase_server.openai_chat import chat_completions
 from twophase_server.openai_completions import completions
@@ -55,7 +55,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
         ],
-        middleware=[Middleware(ThroughTheDoor, service.in_flight, COUNTED, service.metrics.note_refusal)],
+        middleware=[Middleware(InFlightMiddleware, service.in_flight, COUNTED, service.metrics.note_refusal)],
         exception_handlers={
             ApiError: _refuse,
             TwophaseError: _refuse,

@@ -28,7 +28,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.num_inside = 0
+        self.num_requests = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
@@ -36,12 +36,12 @@ class InFlight:
         """Count a request. Raises ApiError (503) while draining."""
         if self.is_draining:
             raise draining()
-        self.num_inside += 1
+        self.num_requests += 1
         self._is_empty.clear()
 
     def leave(self) -> None:
-        self.num_inside -= 1
-        if not self.num_inside:
+        self.num_requests -= 1
+        if not self.num_requests:
             self._is_empty.set()
 
     async def wait_empty(self, timeout_s: float | int | None = None) -> bool:
@@ -54,7 +54,7 @@ class InFlight:
 
 
 @final
-class ThroughTheDoor:
+class InFlightMiddleware:
     """Middleware that counts requests whose path begins with one of `prefixes`, and reports refusals to
     `note_refusal`."""
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
+from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_object
 from twophase_server.logprobs import completion_logprobs
@@ -69,11 +69,11 @@ async def completions(request: Request) -> Response:
         service.require_n(fields.get("n", 1))
         echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
         params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
-        question = Question(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
-        dialect = CompletionDialect(
+        call = EngineCall(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
+        answer_format = CompletionFormat(
             service, params.n, fields["prompt"] if echo else None, num_logprobs is not None, wants_usage(fields)
         )
-        return await answer(request, service, lease, question, dialect)
+        return await answer(request, service, lease, call, answer_format)
     except BaseException:
         lease.end()
         raise
@@ -103,7 +103,7 @@ class _Shown(NamedTuple):
 
 
 @final
-class CompletionDialect(Dialect):
+class CompletionFormat(AnswerFormat):
     """`text_completion`. The choices of the prompt at position i begin at index i * n.
 
     Args:

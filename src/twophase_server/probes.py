@@ -21,7 +21,7 @@ async def ready(request: Request) -> Response:
     if not service.llm.is_alive:
         return json_response({"status": "dead", "reason": service.why_dead()}, 503)
     if service.in_flight.is_draining or service.llm.is_draining:
-        return json_response({"status": "draining", "num_requests": service.in_flight.num_inside}, 503)
+        return json_response({"status": "draining", "num_requests": service.in_flight.num_requests}, 503)
     return json_response({"status": "ready"})
 
 

@@ -120,7 +120,7 @@ class DrainingServer(uvicorn.Server):
     def _on_signal(self, sig: int) -> None:
         if self._draining is None:
             self.begin_drain()
-            num = self.service.in_flight.num_inside
+            num = self.service.in_flight.num_requests
             name = signal.Signals(sig).name
             print(f"twophase serve: {name}: finishing {num} requests; again ends it at once", file=sys.stderr)
         else:

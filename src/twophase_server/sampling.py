@@ -32,7 +32,7 @@ FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
 VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
 
-# Fields of both dialects that become sampling parameters as they are.
+# Fields of both endpoints that become sampling parameters unchanged.
 SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
 SAMPLING_RULES["logit_bias"] = Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias)
 
@@ -44,7 +44,7 @@ IGNORED_RULES: dict[str, Rule] = {
     **dict.fromkeys(("metadata", "prediction"), OBJECT),
 }
 
-# Fields of both dialects that say something else.
+# Further fields of both endpoints.
 COMMON_RULES: dict[str, Rule] = {
     **IGNORED_RULES,
     "model": NAME,

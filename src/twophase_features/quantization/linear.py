@@ -43,7 +43,7 @@ def make_quantized_linear(
     """
     if weight.codes.device.type != "cpu":
         has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
-        return KernelLinear.from_weight(weight, bias) if has_kernel else StoredLinear.from_weight(weight, bias)
+        return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
     if dtype == torch.bfloat16 and _suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
@@ -55,7 +55,7 @@ def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, 
     """The weight in floating point, on a CPU: in `dtype`, or in float32 where this CPU does not multiply that."""
     if can_pack(dtype):
         return make_linear(weight.dequantize(dtype), bias)
-    return WidenedLinear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
+    return Float32Linear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
 
 
 def host_layer_bytes(
@@ -164,7 +164,7 @@ def to_int8_rows(x: Float[Tensor, "T I"]) -> tuple[Int8[Tensor, "T I"], Float[Te
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedLinear:
+class Float32Linear:
     """A float32 layer for narrower activations, which this CPU multiplies too slowly."""
 
     layer: TorchLinear
@@ -182,7 +182,7 @@ class WidenedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLinear:
+class PackedLinear:
     """A weight that stays as it is stored, two 4-bit codes in a byte, and is made plain in each call.
 
     Attributes:
@@ -194,7 +194,7 @@ class StoredLinear:
     is_packed: bool
 
     @classmethod
-    def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "StoredLinear":
+    def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "PackedLinear":
         is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
         return cls(weight.with_codes(pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
@@ -214,7 +214,7 @@ class StoredLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class ConcatLinear:
     """Linear layers of the same input whose weights are not of one kind, their outputs one after the other."""
 
     layers: tuple[Linear, ...]

@@ -17,7 +17,7 @@ from twophase.model.weights import Cut, PlainLoader, expected_shapes
 from twophase_features.quantization.checkpoint_config import CheckpointFormat
 from twophase_features.quantization.checkpoints import is_quantized, read_weight, stored_tensors
 from twophase_features.quantization.gguf_file import GGUFWeights, find_gguf
-from twophase_features.quantization.linear import SideBySide, make_quantized_linear
+from twophase_features.quantization.linear import ConcatLinear, make_quantized_linear
 from twophase_features.quantization.rounding import NotFiniteError, quantize
 from twophase_features.quantization.schemes import Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, stack
@@ -119,7 +119,7 @@ class QuantizedLoader:
         parts = [self._weight(f"{name}.weight") for name in names]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) < len(parts) or not can_stack(quantized):
-            return SideBySide(tuple(self.linear(name) for name in names))
+            return ConcatLinear(tuple(self.linear(name) for name in names))
         weight, bias = stack(quantized).to(self.device), self._plain.bias(*names)
         return make_quantized_linear(weight, bias, self.dtype, self._keeps_plain)
 

@@ -19,8 +19,8 @@ from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_features.serving.openmp import dismiss_workers
-from twophase_features.serving.thread import EngineThread, Job, News, Observer
+from twophase_features.serving.openmp import release_openmp_workers
+from twophase_features.serving.thread import EngineThread, Job, JobEvent, Observer
 
 MAX_QUEUE = optional(whole_number(at_least=1))
 DEADLINE = optional(DURATION)
@@ -45,15 +45,15 @@ class RequestStream:
         self._is_notified = False
         self._notice = asyncio.Event()
 
-    def put(self, news: RequestOutput | Exception | None) -> bool:
-        """Called by the engine's thread; tells whether `notice` must be called in the event loop."""
-        if news is None:
+    def put(self, event: RequestOutput | Exception | None) -> bool:
+        """Called by the engine's thread; returns whether `notice` must be called in the event loop."""
+        if event is None:
             self._is_accepted = True
-        elif isinstance(news, Exception):
-            self._error = news
+        elif isinstance(event, Exception):
+            self._error = event
         else:
-            self._newest.append(news)
-        # A notice that is on its way will find the news. The flag is not written then: the event loop may just be
+            self._newest.append(event)
+        # A pending notice will find the event. The flag is not written then: the event loop may just be
         # taking it back, and would never be notified again.
         if self._is_notified:
             return False
@@ -142,9 +142,9 @@ class AsyncLLM:
     def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
-        dismiss_workers()  # this thread has loaded the model, and from now on another one computes
+        release_openmp_workers()  # this thread has loaded the model, and from now on another one computes
         llm.lend()
-        self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue, at_end=llm.take_back)
+        self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=llm.take_back)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
@@ -220,7 +220,7 @@ class AsyncLLM:
             sampling_params,
             {**options, "arrival_s": arrival_s},
             None if deadline_s is None else arrival_s + deadline_s,
-            listener=outputs,
+            subscriber=outputs,
         )
         thread = self._thread
         outputs.abort = lambda: thread.abort(job)
@@ -311,12 +311,12 @@ class AsyncLLM:
         self._thread.observers.append(observer)
 
 
-def _tell(news: Sequence[News]) -> None:
+def _deliver(events: Sequence[JobEvent]) -> None:
     """Pass events on to their event loops, with one call per loop."""
     to_notify: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-    for job, what in news:
-        if job.listener.put(what):
-            to_notify.setdefault(job.listener.loop, []).append(job.listener)
+    for job, event in events:
+        if job.subscriber.put(event):
+            to_notify.setdefault(job.subscriber.loop, []).append(job.subscriber)
     for loop, streams in to_notify.items():
         try:
             loop.call_soon_threadsafe(_notice_all, streams)

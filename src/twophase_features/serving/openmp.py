@@ -8,7 +8,7 @@ import torch
 SOFT = 1  # omp_pause_soft: they come back with the next parallel operation
 
 
-def dismiss_workers() -> None:
+def release_openmp_workers() -> None:
     """End the calling thread's idle workers. Call it before another thread takes over the computing.
 
     GNU's OpenMP counts idle workers: when there are more threads than cores, every worker goes to sleep at the end of
@@ -23,4 +23,4 @@ def dismiss_workers() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # a fork has no workers, and would wait for them without end
-    os.register_at_fork(before=dismiss_workers)
+    os.register_at_fork(before=release_openmp_workers)

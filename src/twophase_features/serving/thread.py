@@ -40,7 +40,7 @@ class Job:
         request_id: Unique among the unfinished ones.
         options: Keyword arguments of `Engine.prepare`.
         deadline_s: On the engine's clock; None: no deadline.
-        listener: Receiver of the job's events, opaque to the thread; the callback uses it.
+        subscriber: Receiver of the job's events, opaque to the thread; the callback uses it.
     """
 
     request_id: str
@@ -48,11 +48,11 @@ class Job:
     params: SamplingParams | None
     options: Mapping[str, Any] = field(default_factory=dict)
     deadline_s: float | None = None
-    listener: Any = None
+    subscriber: Any = None
 
 
 # An event of a job: None once the engine has accepted it, then its outputs; or an error, which is the last event.
-News = tuple[Job, RequestOutput | Exception | None]
+JobEvent = tuple[Job, RequestOutput | Exception | None]
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ class EngineThread:
 
     Args:
         engine: No other thread may use the engine until this one has stopped.
-        tell: Called in this thread with the events of a turn. It must not block.
+        deliver: Called in this thread with the events of a turn. It must not block.
         max_queue: Maximum number of requests that wait for their first step; None: unlimited.
         at_end: Called when the thread has stopped using the engine, with None, or with the reason why the engine is
             unusable.
@@ -93,7 +93,7 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        tell: Callable[[Sequence[News]], None],
+        deliver: Callable[[Sequence[JobEvent]], None],
         *,
         max_queue: int | None = None,
         at_end: Callable[[str | None], None] = lambda why_not: None,
@@ -102,7 +102,7 @@ class EngineThread:
         self.observers: list[Observer] = []
         self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
         self._engine = engine
-        self._tell = tell
+        self._deliver = deliver
         self._max_queue = max_queue
         self._at_end = at_end
         # Guards the fields from here to `_is_stopped`; notified when one of these fields changes.
@@ -117,7 +117,7 @@ class EngineThread:
         self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
         # Only the thread itself uses these.
         self._added: list[Job] = []  # in this turn
-        self._news: list[News] = []
+        self._events: list[JobEvent] = []
         self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number breaks ties
         self._numbers = itertools.count()
         self._latest_step: StepTrace | None = engine.latest_step
@@ -252,7 +252,7 @@ class EngineThread:
     def _turn(self) -> bool:
         """Run the posted commands, then a step, and deliver the events; False when the thread must stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._patience_s())
+            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._max_sleep_s())
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
@@ -266,16 +266,16 @@ class EngineThread:
             self.stats = stats
             self._unseen.difference_update(self._added)
         self._added = []
-        self._tell_news()
+        self._deliver_events()
         return True
 
-    def _patience_s(self) -> float | None:
+    def _max_sleep_s(self) -> float | None:
         """Seconds to sleep unless a command is posted; None: no limit."""
-        patience_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
-        if patience_s != 0 and self._deadlines:
+        sleep_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
+        if sleep_s != 0 and self._deadlines:
             left_s = max(0.0, self._deadlines[0][0] - time.monotonic())
-            patience_s = left_s if patience_s is None else min(patience_s, left_s)
-        return patience_s
+            sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
+        return sleep_s
 
     def _note_deadline(self, job: Job) -> None:
         assert job.deadline_s is not None
@@ -290,12 +290,12 @@ class EngineThread:
             self._refuse(job, error)
             return
         self._added.append(job)
-        self._news.append((job, None))
+        self._events.append((job, None))
 
     def _refuse(self, job: Job, error: Exception) -> None:
         if self._jobs.get(job.request_id) is job:
             self._forget(job)
-            self._news.append((job, error))
+            self._events.append((job, error))
 
     def _abort(self, job: Job) -> bool:
         """False if the job has already ended."""
@@ -319,7 +319,7 @@ class EngineThread:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             job = heapq.heappop(self._deadlines)[2]
             if self._abort(job):
-                self._news.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
+                self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
 
     def _step(self) -> None:
         outputs = self._engine.step()
@@ -333,7 +333,7 @@ class EngineThread:
             if output.finished:
                 self._note_end(output)
             if job is not None:
-                self._news.append((job, output))
+                self._events.append((job, output))
                 if output.finished:
                     self._forget(job)
 
@@ -346,10 +346,10 @@ class EngineThread:
     def _note_end(self, output: RequestOutput) -> None:
         self._inform(lambda observer: observer.note_end(output))
 
-    def _inform(self, tell: Callable[[Observer], None]) -> None:
+    def _inform(self, call: Callable[[Observer], None]) -> None:
         for observer in list(self.observers):
             try:
-                tell(observer)
+                call(observer)
             except Exception:
                 self.observers.remove(observer)
                 logger.warning("%r raised and no longer observes; the engine continues", observer, exc_info=True)
@@ -361,10 +361,10 @@ class EngineThread:
             self._unseen.discard(job)
             self._changed.notify_all()
 
-    def _tell_news(self) -> None:
-        if self._news:
-            news, self._news = self._news, []
-            self._tell(news)
+    def _deliver_events(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
 
     def _end_all(self) -> None:
         """Abort all jobs, and report the engine's end to each."""
@@ -374,8 +374,8 @@ class EngineThread:
             jobs = self._clear()
             self._changed.notify_all()
         self._at_end(self._abort_all(jobs))
-        self._news += [(job, self._death()) for job in jobs.values()]
-        self._tell_news()
+        self._events += [(job, self._death()) for job in jobs.values()]
+        self._deliver_events()
 
     def _clear(self) -> dict[str, Job]:
         """Forget all jobs; returns the unfinished ones."""

@@ -19,7 +19,7 @@ from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase_features.parallel.sharding import Shard
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.linear import StoredLinear
+from twophase_features.quantization.linear import PackedLinear
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity import memory
 from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
@@ -199,7 +199,7 @@ def check_bytes_held(
 
 def as_on_a_gpu(weight, bias, dtype, keeps_plain=True):
     """What `make_quantized_linear` makes where Triton compiles."""
-    return (StoredLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
+    return (PackedLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
 
 
 @pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
