@@ -57,7 +57,7 @@ ONE_OPTION = (
     {"triton", "ready_made"},
 )
 # Pairs that an engine may have, and that it refuses in a request.
-_NO_TEXT = "it is about text, and without a tokenizer there is none (the request is refused, not the engine)"
+_NO_TEXT = "it needs a tokenizer (the request is refused, not the engine)"
 AT_A_REQUEST = {("stop", "no_tokenizer"): _NO_TEXT, ("guided", "no_tokenizer"): _NO_TEXT}
 PAIRS = list(combinations(TITLES, 2))
 

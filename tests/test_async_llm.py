@@ -489,7 +489,7 @@ def test_an_idle_thread_sleeps_until_somebody_comes(llm):
     async def main(served):
         await last_of(served.generate("The", GREEDY))
         with held(served):
-            return served._thread._patience_s()
+            return served._thread._max_sleep_s()
 
     assert run(llm, main) is None
 

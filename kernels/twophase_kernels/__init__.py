@@ -1,7 +1,7 @@
 """Triton kernels, one idea per file: a plain-torch reference, a wrapper and a kernel, all with one signature.
 
-Import what you need by its file: `from twophase_kernels.paged_decode import paged_decode`. Every module imports
-without triton; launching a kernel then raises `KernelsUnavailableError` (see `_triton.mode`).
+Import names from their files: `from twophase_kernels.paged_decode import paged_decode`. Every module imports without
+triton; launching a kernel then raises `KernelsUnavailableError` (see `_triton.mode`).
 """
 
 from twophase_kernels._triton import KernelsUnavailableError, mode

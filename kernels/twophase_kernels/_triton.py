@@ -34,10 +34,10 @@ except ImportError as error:
 
 
 class KernelsUnavailableError(RuntimeError):
-    """Triton kernels cannot run in this process; the message says why and what to do about it."""
+    """Triton kernels cannot run in this process; the message gives the reason and the fix."""
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels compute with
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
 
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
@@ -52,13 +52,13 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted",
     """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
 
     The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
-    its kin, at the import of this package for our kernels. All of them and the present value must agree.
+    its kin, at the import of this package for our kernels. Both modes and the variable's present value must agree.
 
     Args:
-        dtype: What the kernel computes with, if it matters. bfloat16 is refused in the interpreter.
+        dtype: The kernel's dtype, if it matters. bfloat16 is refused in the interpreter.
 
     Raises:
-        KernelsUnavailableError: with the reason and the cure.
+        KernelsUnavailableError: With the reason and the fix.
     """
     if IMPORT_ERROR is not None:
         raise KernelsUnavailableError(
@@ -137,7 +137,7 @@ def _require_driver() -> None:
 
 
 def _what_is_missing(error: Exception) -> str:
-    """Of what triton builds with; or what it said, when all of that is there."""
+    """The missing parts of triton's toolchain; triton's own error if it is complete."""
     missing = []
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         missing.append("no gcc or clang in PATH")

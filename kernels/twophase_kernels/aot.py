@@ -1,11 +1,11 @@
-"""Compile every production kernel for GPUs this machine does not have, and say what the compiler made of it.
+"""Compile every production kernel for GPUs this machine does not have, and report on the compiled code.
 
     python -m twophase_kernels.aot [--target sm_90] [--kernel REGEX] [--json]
 
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
-through Triton's real specialisation: what is compiled here is what a GPU would run. It shows what correct results
-hide: register spills, scalar loads, a matrix unit left idle, a loop without the K/V buffers that hide memory latency.
-Exit status 1: some kernel has a problem, named below its row.
+through Triton's real specialisation: the compiled code is the code that a GPU would run. The report shows faults that
+correct results hide: register spills, scalar loads, an idle matrix unit, a loop without the K/V buffers that hide
+memory latency. Exit status 1: some kernel has a problem, named below its row.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from twophase_kernels.production import AotConfig, production_configs
 
 @dataclass(frozen=True)
 class CompiledReport:
-    """What the compiler made of one kernel in one configuration for one target.
+    """Figures of the compiled code of one kernel in one configuration for one target.
 
     Attributes:
         registers: Per thread.
-        spill_bytes: Per-thread memory for what did not fit into registers (CUDA: STACK, AMD: scratch).
+        spill_bytes: Bytes of spilled registers per thread (CUDA: STACK, AMD: scratch).
         shared_bytes: Shared memory (LDS) per program.
-        matrix_instructions: Which occur: wgmma, mma.sync, tcgen05, v_mfma.
-        async_copies: Which occur: cp.async (Ampere on; those of 16 bytes), tma (bulk tensor copies, Hopper on).
+        matrix_instructions: The kinds that occur: wgmma, mma.sync, tcgen05, v_mfma.
+        async_copies: The kinds that occur: cp.async (16 bytes each; Ampere on), tma (bulk tensor copies; Hopper on).
         vector_loads, narrow_loads: Global loads, asynchronous or not, of 16 bytes per thread, and of 4 or fewer.
         is_streaming: It loops over tiles of keys, or of a weight's columns.
         kv_buffers: Tiles of K, and of V (or of a weight, and of x) under way while one is worked on (see
@@ -43,7 +43,7 @@ class CompiledReport:
         loop_instructions: A warp's, per tile (see `loop_instructions`); 0 where there is no loop over tiles, or no tool
             to read the machine code (AMD).
         block_n: Keys, or columns of a weight, per tile; 0 without.
-        dot_dtype: What matrix products take: bf16, f16, f32, or None without any.
+        dot_dtype: The operands of matrix products: bf16, f16, f32, or None without products.
         keeps_subnormals: fp32 subnormals are not flushed to zero by a multiply; `decode_e4m3` relies on it.
         compile_s: Seconds.
     """
@@ -70,11 +70,11 @@ class CompiledReport:
 
     @property
     def instructions_per_key(self) -> float | None:
-        """Of a warp, in the loop over tiles; None without such a loop."""
+        """A warp's instructions per key in the loop over tiles; None without such a loop."""
         return self.loop_instructions / self.block_n if self.block_n and self.loop_instructions else None
 
     def problems(self) -> list[str]:
-        """What a production kernel must not have; empty if all is well."""
+        """Faults that a production kernel must not have."""
         found = []
         if self.spill_bytes:
             found.append(f"spills {self.spill_bytes} bytes per thread")
@@ -96,7 +96,7 @@ class CompiledReport:
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU to compile for: Triton's name for it, and what one program may use."""
+    """A GPU to compile for: Triton's name for it, and a program's limits."""
 
     backend: str
     arch: int | str

@@ -12,7 +12,7 @@
                                                     num_stages - 1 buffers     loaded a tile earlier
 
 Online softmax (arXiv:1805.02867; FlashAttention-2, arXiv:2307.08691, algorithm 1) in base 2. For a row of scores s_j
-seen so far, in units of log2, the state is
+seen so far, to base 2, the state is
 
     row_max = max_j s_j      row_sum = sum_j 2^(s_j - row_max)      acc = sum_j 2^(s_j - row_max) v_j
 
@@ -23,8 +23,8 @@ is one instruction, and log2(e) disappears into the score's scale.
 K and V are quantised per token and head: k_j = k_scale_j * data_j. So k_scale multiplies a column of scores, v_scale a
 column of weights, and the matrix products run on the bare data. Where these take fp16, weight * v_scale is rounded to
 it, and v_scale may be anything: fp16 would run out of range. So there row_max is the largest score_j + log2(v_scale_j),
-near enough: the largest of those products is about 1, whatever the scales, and out and LSE are what they were, as they
-are for any row_max. How decode reads a quantised cache two codes at a time (PAIRS): `code_pairs`.
+approximately: the largest of those products is about 1, whatever the scales; out and LSE do not depend on row_max. How
+    decode reads a quantised cache two codes at a time (PAIRS): `code_pairs`.
 """
 
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ class KeyLayout(NamedTuple):
 
 
 class SoftmaxState(NamedTuple):
-    """What is known of each row after some keys."""
+    """The running softmax state of each row."""
 
     row_max: Any  # fp32 [BLOCK_M]
     row_sum: Any  # fp32 [BLOCK_M]
@@ -97,7 +97,7 @@ class SoftmaxState(NamedTuple):
 
 
 def kernel_kv_format(kv_format: KVFormat, generation: Generation) -> str:
-    """What kernels get as KV_FORMAT: where the GPU has instructions for fp8, they are used.
+    """The kernels' argument KV_FORMAT: uses the GPU's instructions for fp8, if there are any.
 
     They more than halve the instructions of decode's loop (counted in sm_90 code); decoding in software, an H200 would
     spend more time on them than on the memory.
@@ -172,7 +172,7 @@ def load_tiles(ptr, slots, in_range, layout: tl.constexpr, MASKED: tl.constexpr,
 
 @triton.jit
 def load_scales(ptr, slots, in_range, layout: tl.constexpr):
-    """What K's or V's numbers in `slots` must be multiplied by, fp32 [BLOCK_N]."""
+    """Scales of K or V in `slots`, fp32 [BLOCK_N]."""
     scales = tl.load(ptr + slots, mask=in_range, other=0.0)
     if layout.KV_FORMAT == "fp8_e4m3" and layout.PAIRS == "packed":
         scales *= 256.0  # see E4M3_PAIRS
@@ -207,7 +207,7 @@ def add_product(acc, rescale, p, v, layout: tl.constexpr):
 
 @triton.jit
 def is_visible(positions, row_positions, WINDOW: tl.constexpr, NUM_SINKS: tl.constexpr):
-    """Which keys a row sees, [rows, keys]: those up to its own position, in its window or among the sinks."""
+    """The mask [rows, keys]: a row sees keys up to its own position, in its window or among the sinks."""
     visible = positions[None, :] <= row_positions[:, None]
     if WINDOW > 0:
         in_window = positions[None, :] > row_positions[:, None] - WINDOW
@@ -244,7 +244,7 @@ def attend_range(
     lo,
     hi,
     WINDOW: tl.constexpr = 0,  # keys that a row sees, up to its own; 0: all of them
-    NUM_SINKS: tl.constexpr = 0,  # and the sequence's first keys, whatever the window
+    NUM_SINKS: tl.constexpr = 0,  # and the sequence's first keys, for any window
     MASKED: tl.constexpr = True,  # False promises that every row sees every key, and that BLOCK_N divides hi - lo
 ):
     """The state after keys [lo, hi)."""
@@ -265,7 +265,7 @@ def attend_range(
         # int64: a cache may hold more than 2^31 elements. The strides are constants, so the compiler sees that every
         # row starts at a multiple of 16 bytes and loads it 16 bytes at a time.
         slots = page_ids.to(tl.int64) * (layout.H_KV * PAGE) + positions % PAGE
-        # Slots out of range may hold anything, NaN too, and 0 * NaN is NaN: what isn't masked here can't be undone.
+        # Slots out of range may hold anything, NaN too, and 0 * NaN is NaN: a mask after the product is too late.
         k = load_tiles(k_ptr, slots, in_range, layout, MASKED, q[0].dtype)
         scores = product(q, k, layout)
         if KV_FORMAT != "none":

@@ -14,7 +14,7 @@ output's even and odd columns are two products, put in order once at the end.
 Numerics. Every product is fp16 times fp16, summed in fp32.
 
 - A code is exact in fp16: an integer up to 127, or e4m3, whose range and mantissa fp16 contains.
-- An fp16 query is what it was. A bf16 query may be too large or too small for fp16, so a program's queries are first
+- An fp16 query is unchanged. A bf16 query may be too large or too small for fp16, so a program's queries are first
   multiplied by the power of two that takes the largest of them to [2^14, 2^15), and their scores by its inverse. That
   is exact for numbers down to 2^-28 of the largest; below, the error is at most 2^-39 of the largest.
 - A weight is rounded to fp16 relative to the largest of its row (see `attend_range`): to 11 bits where bf16 has 8.
@@ -52,7 +52,7 @@ E4M3_PAIRS_HARDWARE: tl.constexpr = tl.constexpr("""
 }
 """)
 # Before Ada: seeeemmm becomes s0eeeemmm0000000, fp16 with its exponent too small by the difference of the biases, 8;
-# subnormals too, which fp16's products take as they are. (0x7F is no NaN here: its row's scale is one.)
+# subnormals too, which fp16's products take unchanged. (0x7F needs no care: its row's scale is NaN already.)
 E4M3_PAIRS: tl.constexpr = tl.constexpr("""
 {
     .reg .b32 low, high, sign;
@@ -70,10 +70,11 @@ E4M3_PAIRS: tl.constexpr = tl.constexpr("""
 
 
 def pair_decoder(kv_format: KVFormat, dtype: torch.dtype, head_dim: int, generation: Generation) -> str:
-    """What kernels get as PAIRS: how they take codes apart, or 'no': they take them one by one.
+    """The kernels' argument PAIRS: the way to unpack two codes at once, or 'no': codes are converted one by one.
 
-    fp32 queries would lose digits in fp16. `tl.dot` wants 16 columns, even and odd. AMD has other instructions; no way
-    of this kind has been tried there. The interpreter has none ('plain': the same steps but for the conversion).
+    fp32 queries would lose digits in fp16. `tl.dot` wants 16 columns, even and odd. AMD has other instructions;
+    unpacking pairs has not been tried there. The interpreter has no PTX ('plain': the same steps except the
+    conversion).
     """
     if kv_format == "none" or dtype == torch.float32 or head_dim < 32 or generation == "cdna":
         return "no"

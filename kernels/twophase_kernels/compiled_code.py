@@ -1,4 +1,4 @@
-"""What a compiled kernel's intermediate code and assembly say about it: resources, instructions, pipelining.
+"""Reads resources, instructions and pipelining from a compiled kernel's intermediate code and assembly.
 
 Text is searched, because no tool answers these questions for all targets. The patterns are for Triton's output alone:
 TTGIR, PTX, SASS (NVIDIA's machine code, as `cuobjdump` prints it), and AMD assembly.
@@ -66,16 +66,16 @@ def keeps_subnormals(assembly: str) -> bool:
 
 
 def dot_dtype(ttir: str) -> str | None:
-    """What the first matrix product takes."""
+    """The operand dtype of the first matrix product."""
     return next(iter(re.findall(DOT_OPERANDS, ttir)), None)
 
 
 def kv_buffer_depth(ttgir: str) -> int:
     """Tiles that are loaded ahead of every loop with matrix products in it, for each tile load inside; the smallest.
 
-    This is what the software pipeliner achieved, whether the tiles wait in shared memory or (AMD) in registers. (Where
-    matrix instructions read shared memory, wgmma and tcgen05, one more buffer holds the tile in use.) 0: the loop waits
-    for each tile that it asks for, or there is no loop.
+    This measures the software pipeliner, whether the tiles wait in shared memory or (AMD) in registers. (Where matrix
+    instructions read shared memory, wgmma and tcgen05, one more buffer holds the tile in use.) 0: the loop waits for
+    each tile that it asks for, or there is no loop.
     """
     depths, ahead, lines = [], Counter(), iter(ttgir.splitlines())
     for line in lines:
@@ -91,7 +91,7 @@ def kv_buffer_depth(ttgir: str) -> int:
 
 
 def _rest_of_block(header: str, lines: Iterator[str]) -> str:
-    """Takes from `lines` what comes before the brace that closes the header's, which is indented like the header."""
+    """Takes `lines` up to the header's closing brace, which has the header's indentation."""
     closing = " " * (len(header) - len(header.lstrip())) + "}"
     return "\n".join(itertools.takewhile(lambda line: not line.startswith(closing), lines))
 
@@ -105,7 +105,7 @@ def sass_cuda(cubin: Path) -> str:
 def matrix_loops(sass: str) -> list[list[str]]:
     """The innermost loops that hold matrix instructions, each as its instructions in order of their addresses.
 
-    A loop is what lies between a branch backward and its target. Predicated instructions count as those that run.
+    A loop is the code between a backward branch and its target. Predicated instructions count as executed.
     """
     found = [(int(address, 16), text) for address, text in re.findall(SASS_INSTRUCTION, sass)]
     index = {address: i for i, (address, _) in enumerate(found)}

@@ -62,7 +62,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, I], rows contiguous, I at most 65,536 -> (codes float8_e4m3fn [T, I], scales fp32 [T]), x ~ scale * code.
 
     A token's scale takes its largest magnitude to 448, the largest of e4m3. A token with a NaN or an infinity gets a
-    scale that is none either, and NaN from `fp8_linear`. Does not wait for the device.
+    non-finite scale, and NaN from `fp8_linear`. Does not wait for the device.
 
     Raises:
         ValueError: x breaks one of these rules.
@@ -88,7 +88,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise_tokens_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What `quantise_tokens` computes, in plain torch."""
+    """Reference for `quantise_tokens` in plain torch."""
     codes, scales = quantise_reference(x, "fp8_e4m3")
     return codes.view(E4M3), scales
 
@@ -155,7 +155,7 @@ def fp8_linear_kernel(
             for i in tl.static_range(2 if FP8 == "packed" else 1):
                 acc = tl.dot(weights[i], tl.trans(xs[i]), acc)
 
-    # 'packed' decodes either side to 2^-8 of what it is.
+    # 'packed' decodes either side to 2^-8 of its value.
     UNIT: tl.constexpr = 65536.0 if FP8 == "packed" else 1.0
     acc *= tl.load(scales_ptr + outputs).to(tl.float32)[:, None] * UNIT
     acc *= tl.load(x_scales_ptr + tokens)[None, :]
@@ -184,9 +184,10 @@ def fp8_linear(
     Args:
         x: Codes of the activations, float8_e4m3fn [T, I], contiguous, I a multiple of 16; T may be 0.
         x_scales: fp32 [T], contiguous.
-        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O. No NaN: pairs of fp16 have none.
+        weight: Codes of the weight, float8_e4m3fn [O, I], contiguous; any O. No NaN: pairs of fp16 cannot represent
+            NaN.
         scales: [O], contiguous, any float dtype.
-        dtype: Of the result: float32, float16 or bfloat16.
+        dtype: The result's: float32, float16 or bfloat16.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of `dtype` to write to, contiguous.
@@ -233,7 +234,7 @@ def fp8_linear(
 
 
 def fp8_way(generation: Generation) -> str:
-    """What the kernel gets as FP8: 'hardware', matrix instructions on e4m3; 'packed', PTX that makes pairs of fp16;
+    """The kernel's argument FP8: 'hardware', matrix instructions on e4m3; 'packed', PTX that makes pairs of fp16;
     'plain', integer operations that make fp16."""
     return {"ampere": "packed", "ada": "hardware", "hopper": "hardware", "cdna": "plain", "interpreter": "plain"}[
         generation
@@ -243,10 +244,10 @@ def fp8_way(generation: Generation) -> str:
 def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) -> LinearTiles:
     """The tile table.
 
-    Its figures were chosen by what compiles without spills and with few instructions, not yet by measured time.
+    Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation == "interpreter":  # a tile costs nearly the same whatever its size
+    if generation == "interpreter":  # a tile's cost hardly depends on its size
         return LinearTiles(min(512, next_power_of_2(max(1, num_outputs))), block_t, 256, num_warps=4, num_stages=1)
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)
@@ -295,6 +296,6 @@ def _check(
 def fp8_linear_reference(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, *, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:
-    """What `fp8_linear` computes, in plain torch."""
+    """Reference for `fp8_linear` in plain torch."""
     y = x.float() @ weight.float().T * x_scales[:, None] * scales.float()
     return (y if bias is None else y + bias.float()).to(dtype)

@@ -7,8 +7,8 @@ import torch
 
 from twophase_kernels._triton import mode, triton
 
-# What decides about tiles and instructions. hopper: sm_90 to sm_110, asynchronous matrix instructions (wgmma, tcgen05).
-# ampere: mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD.
+# Determines tiles and instructions. hopper: sm_90 to sm_110, asynchronous matrix instructions (wgmma, tcgen05). ampere:
+# mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD.
 Generation = Literal["interpreter", "ampere", "ada", "hopper", "cdna"]
 
 
@@ -22,7 +22,7 @@ def gpu_generation(device: torch.device) -> Generation:
     """Which column of the tile tables applies to kernels that run on `device`."""
     if device.type == "cpu" and mode() != "emulated":
         return "interpreter"
-    if device.type in ("cpu", "meta"):  # emulated, or compiled ahead of time: whatever GPU Triton's driver stands for
+    if device.type in ("cpu", "meta"):  # emulated, or compiled ahead of time: the GPU of Triton's driver
         target = triton.runtime.driver.active.get_current_target()
         return "cdna" if target.backend == "hip" else _generation_of_capability(target.arch)
     return _generation_of_device(device)

@@ -133,7 +133,7 @@ def check_new_kv(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> KVFormat:
-    """The cache's format, or an error that names the argument, the rule and what was given (see `kv_write`)."""
+    """The cache's format, or an error that names the argument, the rule and the value (see `kv_write`)."""
     mode(torch.bfloat16 if torch.bfloat16 in (k.dtype, k_cache.dtype) else None)
     check_devices(
         k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping, k_scale=k_scale, v_scale=v_scale
@@ -176,7 +176,7 @@ def kv_write_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """What `kv_write` does, in plain torch."""
+    """Reference for `kv_write` in plain torch."""
     kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
     tokens = (slot_mapping >= 0).nonzero().flatten()
     page = k_cache.shape[2]

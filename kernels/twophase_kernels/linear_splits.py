@@ -1,4 +1,4 @@
-"""What the linear kernels share: tiles, and the columns of a weight split over several programs.
+"""Shared by the linear kernels: tiles, and the columns of a weight split over several programs.
 
 A weight [O, I] gives few tiles of outputs: 32 for O = 4096, where a GPU has room for several hundred programs. So the
 columns of each are split, and with them the sum over I. Atomic additions would end in any order and with them the last
@@ -42,7 +42,7 @@ class LinearTiles:
 
     @property
     def options(self) -> dict[str, int]:
-        """What a launch is told about them."""
+        """Launch options."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
@@ -162,6 +162,6 @@ def launch_sum(partial: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 def sum_splits_reference(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """What `sum_splits` computes, in plain torch."""
+    """Reference for `sum_splits` in plain torch."""
     total = partial.sum(0)
     return out.copy_(total if bias is None else total + bias.float())

@@ -137,7 +137,7 @@ def launch_merge(
 def merge_splits_reference(
     partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What `merge_splits` computes, in plain torch."""
+    """Reference for `merge_splits` in plain torch."""
     m = partial_lse.amax(-1, keepdim=True)
     weight = torch.exp2(partial_lse - m.clamp(min=torch.finfo(m.dtype).min))
     total = weight.sum(-1)

@@ -1,7 +1,7 @@
-"""How many programs of a kernel run on one multiprocessor (SM) at once, and what limits their number.
+"""The number of programs of a kernel that run on one multiprocessor (SM) at once, and the limiting resource.
 
-Limits: CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'. How registers and shared
-memory are handed out, in which portions: cuda_occupancy.h of the CUDA toolkit.
+Limits: CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'. The allocation granularity
+    of registers and shared memory: cuda_occupancy.h of the CUDA toolkit.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SYSTEM_SHARED = 1024  # bytes of each block that the CUDA driver keeps, since 8.
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What one SM has room for. Bytes of shared memory; `shared_per_block` is the most that one block may ask for."""
+    """The limits of one SM. Shared memory is in bytes; `shared_per_block` is a block's limit."""
 
     card: str
     capability: str
@@ -38,7 +38,7 @@ MULTIPROCESSORS = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks and warps that are on an SM at once; `limited_by` names what runs out first.
+    """Blocks and warps on an SM at once; `limited_by` names the limiting resource.
 
     `limited_by`: 'registers', 'shared memory', 'warps' or 'blocks' (all that apply, joined by ' and ').
     """
@@ -55,15 +55,15 @@ class Occupancy:
 
 
 def occupancy(card: Multiprocessor, num_warps: int, registers: int, shared_bytes: int) -> Occupancy:
-    """What fits.
+    """The number of blocks that fit on a multiprocessor.
 
     Args:
         num_warps: Per block.
         registers: Per thread.
-        shared_bytes: Per block, without what the driver keeps.
+        shared_bytes: Per block, without the driver's own.
 
     Raises:
-        ValueError: No block can have so many warps or registers. (Too much shared memory gives 0 blocks.)
+        ValueError: More warps or registers than a block can have. (Too much shared memory gives 0 blocks.)
     """
     for what, value, lowest, highest in (
         ("num_warps", num_warps, 1, MAX_WARPS),

@@ -36,8 +36,8 @@ INT4_CONSTANTS = {
     (torch.bfloat16, False): (0x4300, 0x3F80, 0xC300),
     (torch.bfloat16, True): (0x4308, 0x3F80, 0xC308),
 }
-# bf16 has no room for 8 bits beside a base, fp32 has: 0x4B000000 | u is 2^23 + u, here with u = code + 128. What is
-# left is an integer of at most 8 bits, so that the upper half of its bits is the same number in bf16.
+# bf16 has no room for 8 bits beside a base, fp32 has: 0x4B000000 | u is 2^23 + u, here with u = code + 128. The rest is
+# an integer of at most 8 bits, so that the upper half of its bits is the same number in bf16.
 INT8_TO_BF16 = """
 {
     .reg .b32 u, f0, f1, f2, f3;
@@ -87,7 +87,7 @@ def unpack_int4(packed: Tensor, num_inputs: int, is_signed: bool) -> Tensor:
     """The inverse of `pack_int4`: int8 [O, num_inputs], from -8 to 7 if `is_signed`, else from 0 to 15.
 
     Raises:
-        ValueError: packed is not what `pack_int4` makes of so many columns.
+        ValueError: packed does not have `pack_int4`'s shape or dtype for num_inputs columns.
     """
     codes = _unpack(packed, num_inputs, bits=4)
     return (codes ^ 8) - 8 if is_signed else codes
@@ -97,7 +97,7 @@ def unpack_int8(packed: Tensor, num_inputs: int) -> Tensor:
     """The inverse of `pack_int8`: int8 [O, num_inputs].
 
     Raises:
-        ValueError: packed is not what `pack_int8` makes of so many columns.
+        ValueError: packed does not have `pack_int8`'s shape or dtype for num_inputs columns.
     """
     return _unpack(packed, num_inputs, bits=8)
 
@@ -108,7 +108,7 @@ def num_runs(num_inputs: int, bits: int) -> int:
 
 
 def check_packed(packed: Tensor, num_inputs: int, bits: int) -> None:
-    """Raises ValueError unless `packed` is what packing makes of weights [O, num_inputs], contiguous."""
+    """Raises ValueError unless `packed` has the shape and dtype of packed weights [O, num_inputs], contiguous."""
     runs = num_runs(num_inputs, bits)
     shape = tuple(packed.shape)
     fits = len(shape) == 3 and (shape[0], shape[2]) == (runs, WORDS_PER_RUN)
@@ -148,9 +148,9 @@ def _unpack(packed: Tensor, num_inputs: int, bits: int) -> Tensor:
 
 
 def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: Generation) -> str:
-    """What kernels get as UNPACK: PTX that takes two words apart, or 'plain': Triton's integer operations do.
+    """The kernels' argument UNPACK: PTX that unpacks two words, or 'plain': Triton's integer operations.
 
-    fp32 has no pairs; AMD has other instructions, none of which has been tried here.
+    fp32 has no pairs; AMD has other instructions, which have not been tried here.
     """
     if dtype == torch.float32 or generation in ("interpreter", "cdna"):
         return "plain"

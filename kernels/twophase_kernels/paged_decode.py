@@ -1,7 +1,7 @@
 """Attention of each sequence's new token, or its last few, over a paged K/V cache, split over the keys.
 
-Decode reads every key and value once and does 4 operations per byte or so per query head: memory is the limit, and
-what counts is that enough programs have enough loads in flight.
+Decode reads every key and value once and does 4 operations per byte or so per query head: memory is the limit, so
+enough programs must have enough loads in flight.
 
 - A program takes all G query heads of a group, so K and V are read once for the whole group. The heads are the rows
   of a matrix tile of at least 16; most may be empty, as matrix units idle anyway.
@@ -18,9 +18,9 @@ what counts is that enough programs have enough loads in flight.
   2. A program reads all lengths twice, in blocks of a fixed size (else each batch size would need a binary): for their
      mean, and for the running sum of chunks, in which it finds its own. Items at the end of the list find none.
   3. A sequence's only chunk writes the result. Others write partial results, [item, tokens, H, D], and the first of
-     them where they begin and how many they are, for the merge; it has nothing to do for other sequences.
+    them where they begin and how many they are, for the merge; the merge skips other sequences.
 
-  `split_balance` counts what that is worth.
+  `split_balance` measures the gain.
 """
 
 import torch
@@ -86,8 +86,8 @@ def find_chunk(seq_lens_ptr, num_seqs, item, WINDOW: tl.constexpr, MIN_CHUNK: tl
     return sequence, first_item, chunk_len
 
 
-# What varies from step to step must not be baked into binaries: eight (batch, table width) pairs once made six. out_ptr
-# is among it for another reason: wide stores of so few rows need another layout, 30 registers, and on sm_80 spills.
+# Values that vary from step to step must not be specialised: eight (batch, table width) pairs once made six binaries.
+# out_ptr has another reason: wide stores of these few rows need another layout, 30 registers, and on sm_80 spills.
 @triton.jit(
     do_not_specialize=["table_row_stride", "num_seqs"],
     do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "out_ptr", "lse_ptr"],
@@ -128,7 +128,7 @@ def paged_decode_kernel(
     BY_LENGTH: tl.constexpr = partial_ptr is not None
     SEVERAL: tl.constexpr = cu_query_lens_ptr is not None
     TOKENS: tl.constexpr = BLOCK_M // G if SEVERAL else 1
-    # What the windows of TOKENS tokens cover: a bound that needs no sequence's own number, so that items and splits are
+    # Keys covered by the windows of TOKENS tokens: the same bound for every sequence, so that items and splits are
     # counted alike. A sequence with fewer tokens may get a split without keys.
     SPAN: tl.constexpr = WINDOW + TOKENS - 1 if WINDOW > 0 else 0
     kv_head = tl.program_id(1)
@@ -157,7 +157,7 @@ def paged_decode_kernel(
         split_len = CHUNK if CHUNK > 0 else tl.cdiv(tl.cdiv(seq_len - lo, BLOCK_N), num_splits) * BLOCK_N
     split_lo = lo + split * split_len
     split_hi = tl.minimum(split_lo + split_len, seq_len)
-    # The last split takes what is left, so that a wrong bound on the lengths costs time but no tokens.
+    # The last split takes all remaining keys, so that a wrong bound on the lengths costs time but no tokens.
     split_hi = tl.where(split == num_splits - 1, seq_len, split_hi)
 
     offs_m = tl.arange(0, BLOCK_M)
@@ -181,10 +181,10 @@ def paged_decode_kernel(
         queries = Queries(split_columns(q, BLOCK_M, BLOCK_D), row_positions, qk_scale * q_unit)
     state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
-        # The first split takes the sinks too; those inside the window are not counted twice.
+        # The first split takes the sinks too; sinks inside the window are not counted twice.
         sinks_hi = tl.where(split == 0, tl.minimum(NUM_SINKS, lo), 0)
         state = attend_range(queries, keys, layout, state, 0, sinks_hi)
-    # One token's window is all of [lo, seq_len); those of several must be told apart.
+    # One token's window is all of [lo, seq_len); several tokens have different windows.
     ROW_WINDOW: tl.constexpr = WINDOW if SEVERAL else 0
     state = attend_range(queries, keys, layout, state, split_lo, split_hi, ROW_WINDOW, NUM_SINKS)
 
@@ -240,24 +240,23 @@ def paged_decode(
         k_cache, v_cache: [N, H_kv, page, D] contiguous; int8, or uint8 with e4m3 bits, with scales.
         block_tables: int32 [B, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [B], the new tokens included; 0 (graph padding) gives zeros and LSE -inf.
-        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; there
-            may be none. Rows of q from cu_query_lens[B] on belong to nobody and are not written. None: one token each,
-            T = B.
+        cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; it may
+            have no tokens. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
             hold them (see `fits_decode`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
         window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
         num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
-        max_seq_len: At least the largest of seq_lens, which lies on the device; by default what the tables have
-            room for. It only chooses the splits; too small a bound makes the last split long.
+        max_seq_len: At least the largest of seq_lens, which lies on the device; by default the capacity of the tables.
+            It only chooses the splits; too small a bound makes the last split long.
         num_splits: Programs that share one sequence's keys; by default `choose_num_splits`, and where that says 1, by
             length.
-        deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result is bitwise the same
-            whatever else is in the batch, as long as the tiles are (they depend on `max_query_len`).
+        deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result does not depend on the
+            rest of the batch, bit by bit, as long as the tiles are the same (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: those of
-            `list_workspace_numel`). With `out` and this, nothing is allocated.
+        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: `list_workspace_numel`).
+            With `out` and this, nothing is allocated.
         return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
@@ -342,7 +341,7 @@ def _tokens_of_tile(
 
 
 def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
-    """Whether so many tokens of a sequence, of `group` query heads per KV head, fit a tile of `paged_decode`."""
+    """Whether `max_query_len` tokens, with `group` query heads per KV head, fit a tile of `paged_decode`."""
     return max_query_len * group <= max_rows(head_dim)
 
 
@@ -374,11 +373,11 @@ def decode_tiles(
 ) -> Tiles:
     """The tile table of decode; `num_rows`: tokens of a sequence times query heads of a group.
 
-    Its figures were chosen by what compiles without spills, not yet by measured time.
+    Its figures were chosen for code without spills, not yet by measured time.
     """
     block_m = max(16, next_power_of_2(num_rows))
     if generation == "interpreter":
-        return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+        return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_d, block_n = padded_head_dim(head_dim), 64 if kv_format == "none" else 128
@@ -448,9 +447,9 @@ def paged_decode_reference(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What `paged_decode` computes, sequence by sequence in plain torch; how it splits makes no difference here.
+    """The reference for `paged_decode`: sequence by sequence in plain torch, without splits.
 
-    Rows that belong to nobody are 0, or what they were in `out`.
+    Unused rows are 0, or unchanged in `out`.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)

@@ -27,7 +27,7 @@ def check_paged_inputs(
     window: int | None,
     num_sinks: int,
 ) -> KVFormat:
-    """The cache's format, or a ValueError that names the argument, the rule and what was given.
+    """The cache's format, or a ValueError that names the argument, the rule and the value.
 
     Raises:
         ValueError: An argument that the kernels cannot take.

@@ -7,7 +7,7 @@ everything that is not a matrix product is kept out of the inner loop.
   head r % G. Each K and V tile is loaded once for all of them.
 - Chunks differ in length and are not padded. Sequence s owns cu_query_lens[s] // BLOCK_Q + s and the following
   programs, at least as many as it needs; a program finds its sequence by binary search over that ascending list.
-- Most tiles lie wholly below the diagonal and need no mask; the loop over them has none.
+- Most tiles lie wholly below the diagonal; the loop over them applies no mask.
 """
 
 import torch
@@ -34,7 +34,7 @@ from twophase_kernels.quant import KVFormat
 
 @triton.jit
 def find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
-    """The last sequence whose first query block, cu_query_lens[s] // BLOCK_Q + s, is not after `block`."""
+    """The last sequence whose first tile of queries, cu_query_lens[s] // BLOCK_Q + s, is not after `block`."""
     first = 0
     end = num_seqs
     while end - first > 1:
@@ -45,7 +45,7 @@ def find_sequence(cu_query_lens_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
     return first
 
 
-# What varies from step to step must not be baked into binaries (see paged_decode).
+# Values that vary from step to step must not be specialised (see paged_decode).
 @triton.jit(
     do_not_specialize=["table_row_stride", "num_seqs"],
     do_not_specialize_on_alignment=["block_tables_ptr", "seq_lens_ptr", "cu_query_lens_ptr", "lse_ptr"],
@@ -104,8 +104,8 @@ def paged_prefill_kernel(
     q = tl.load(q_ptr + (tokens * q_row_stride + heads * D)[:, None] + offs_d[None, :], mask=mask_q, other=0.0)
     row_positions = num_cached + first_token + tokens
 
-    # Keys in [lo, hi) are seen by some row. Of the tiles counted from lo, those in [full_lo, full_hi) are seen whole
-    # by every row: none is after the first row's position, none before the last row's window.
+    # Keys in [lo, hi) are seen by some row. Tiles (counted from lo) in [full_lo, full_hi) are seen whole by every row:
+    # they end before the first row's position and begin after the start of the last row's window.
     first_position = num_cached + first_token
     hi = tl.minimum(first_position + BLOCK_Q, seq_len)
     lo = tl.maximum(first_position - WINDOW + 1, 0) if WINDOW > 0 else 0
@@ -120,7 +120,7 @@ def paged_prefill_kernel(
     queries = Queries((q,), row_positions, qk_scale)
     state = start_softmax(BLOCK_M, layout)
     if WINDOW > 0 and NUM_SINKS > 0:
-        # Sinks before lo; those after it are let through by the mask of the tiles below.
+        # Sinks before lo; the masks of the tiles below let later sinks through.
         state = attend_range(queries, keys, layout, state, 0, tl.minimum(NUM_SINKS, lo))
     if WINDOW > 0:
         state = attend_range(queries, keys, layout, state, lo, full_lo, WINDOW, NUM_SINKS)
@@ -162,7 +162,7 @@ def paged_prefill(
         block_tables: int32 [S, W], W a multiple of 16, padded with any valid page.
         seq_lens: int32 [S], the chunk's tokens included.
         cu_query_lens: int32 [S + 1]: chunk s is q[cu_query_lens[s]:cu_query_lens[s + 1]], the last tokens of its
-            sequence; it may be empty. Rows of q from cu_query_lens[S] on belong to nobody and are not written.
+            sequence; it may be empty. Rows of q from cu_query_lens[S] on are unused and not written.
         max_query_len: The longest chunk, or more; it chooses the tile.
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
@@ -194,7 +194,7 @@ def paged_prefill(
     check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     if num_tokens and num_seqs:
-        # Chunks of c tokens need at most c // BLOCK_Q + 1 blocks each, whatever they are: no length is looked at.
+        # A chunk of c tokens needs at most c // BLOCK_Q + 1 blocks, so the host needs no lengths.
         num_blocks = num_tokens // (tiles.block_m // group) + num_seqs
         paged_prefill_kernel[(num_blocks, num_kv_heads)](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, out, lse,
@@ -223,7 +223,7 @@ def prefill_tiles(
 ) -> Tiles:
     """The tile table of prefill. Few rows (a short chunk) take a small tile: less of it is idle.
 
-    Its figures were chosen by what compiles without spills, not yet by measured time.
+    Its figures were chosen for code without spills, not yet by measured time.
     """
     num_rows = max_query_len * group
     at_least = next_power_of_2(group)
@@ -231,7 +231,7 @@ def prefill_tiles(
     short_block_m = max(at_least, min(block_m, 64))
     block_d = padded_head_dim(head_dim)
     if generation == "interpreter":
-        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile costs the same whatever its size
+        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
         return Tiles(max(32, at_least), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
     is_quantised = kv_format != "none"
@@ -275,7 +275,7 @@ def paged_prefill_reference(
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What `paged_prefill` computes, chunk by chunk in plain torch; rows that belong to no chunk are 0."""
+    """Reference for `paged_prefill`, chunk by chunk in plain torch; rows outside of all chunks are 0."""
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
     bounds = cu_query_lens.tolist()

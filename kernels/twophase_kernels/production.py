@@ -1,4 +1,4 @@
-"""How every kernel is called in production, on tensors without storage: what `aot` compiles for every target."""
+"""Every kernel's calls in production, on tensors without storage: `aot` compiles them for every target."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class MetaLayer:
 
     @property
     def max_tokens(self) -> int:
-        """Of a sequence, that `paged_decode` takes."""
+        """Tokens per sequence that `paged_decode` accepts."""
         return max_rows(self.head_dim) // (self.num_heads // self.num_kv_heads)
 
     def __str__(self) -> str:

@@ -95,7 +95,7 @@ def absmax_bits(rows):
 
 @triton.jit
 def row_scales(row_absmax_bits, KV_FORMAT: tl.constexpr):
-    """int32 [R] from `absmax_bits` -> (scale, what to multiply by before encoding), both fp32 [R]."""
+    """int32 [R] from `absmax_bits` -> (scale, factor before encoding), both fp32 [R]."""
     Q_MAX: tl.constexpr = INT8_MAX if KV_FORMAT == "int8" else E4M3_MAX
     absmax = tl.maximum(row_absmax_bits, MIN_ABSMAX_BITS).to(tl.float32, bitcast=True)
     # div_rn: plain division may be off by 2 ulp on a GPU, and codes would differ from the reference's.
@@ -167,7 +167,7 @@ def quantise_reference(x: Tensor, kv_format: KVFormat) -> tuple[Tensor, Tensor |
     scaled = rows * (q_max / absmax)[..., None]
     if kv_format == "int8":
         return torch.round(scaled).clamp(-127, 127).to(torch.int8), absmax / 127.0
-    # clamp: the last product can round to just above 448, and older torch turns what it cannot hold into NaN.
+    # clamp: the last product can round to just above 448, and older torch turns larger values into NaN.
     data = scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
     return data, absmax / 448.0
 

@@ -4,8 +4,8 @@
                                                    w = scale * code,           codes -8 to 7
     8 bits, a scale per output (row of w):         w = scale * code,           codes -128 to 127
 
-Decode reads each weight once for few tokens, so that bytes are what counts, and after them the instructions that turn
-codes into numbers.
+Decode reads each weight once for few tokens, so bytes are the limit, and after them the instructions that turn codes
+into numbers.
 
 - The matrix instruction multiplies bare codes, exact in 16 bits, and sums in fp32. Scales and minima are applied to the
   sums of a group:  y[t, o] += scale[o, g] * (sum over i in g of code[o, i] x[t, i]) + minimum[o, g] * (sum of x[t, i]).
@@ -18,8 +18,8 @@ codes into numbers.
      w: BLOCK_O rows   | part 0 | part 1 | part 2 | part 3 |    32 columns each, taken out of one tile of words
      x: BLOCK_T tokens | part 0 | part 1 | part 2 | part 3 |    loaded as they lie
 
-Each tile of tokens unpacks the weights anew. For a long prompt, where arithmetic is what counts, writing them out once
-for a dense product may be faster; from which length on, nobody has measured.
+Each tile of tokens unpacks the weights anew. For a long prompt, which is bound by arithmetic, writing them out once for
+a dense product may be faster; the length where it pays has not been measured.
 
 How codes are packed: `packed_codes`. How columns are split over programs, and summed up again: `linear_splits`.
 """
@@ -148,10 +148,10 @@ def int4_linear(
 
     Args:
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
-        packed: int16 [runs, O, 32], what `pack_int4` makes of codes [O, I]; any O.
+        packed: int16 [runs, O, 32], `pack_int4` of codes [O, I]; any O.
         scales: [I / G, O], contiguous, any float dtype: groups of G = 32, 64 or 128 neighbouring columns. (Groups come
-            first, so that those of neighbouring outputs lie side by side.)
-        minima: Like scales; codes are then 0 to 15. None: there are none, and codes are -8 to 7.
+            first, so that neighbouring outputs' groups are contiguous.)
+        minima: Like scales; codes are then 0 to 15. None: symmetric codes, -8 to 7.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of x's dtype to write to, contiguous.
@@ -185,7 +185,7 @@ def int8_linear(
 
     Args:
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
-        packed: int16 [runs, O, 32], what `pack_int8` makes of codes [O, I]; any O, any I.
+        packed: int16 [runs, O, 32], `pack_int8` of codes [O, I]; any O, any I.
         scales: [O], contiguous, any float dtype.
         bias, num_splits, out, workspace: As for `int4_linear`.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
@@ -257,10 +257,10 @@ def quantized_linear_tiles(
 ) -> LinearTiles:
     """The tile table; group 0: 8 bits, a scale per output.
 
-    Its figures were chosen by what compiles without spills and with few instructions, not yet by measured time.
+    Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation == "interpreter":  # a tile costs nearly the same whatever its size
+    if generation == "interpreter":  # a tile's cost hardly depends on its size
         block_o = min(512, next_power_of_2(max(1, num_outputs)))
         return LinearTiles(block_o, block_t, 128 if group else 256, num_warps=4, num_stages=1)
     if generation == "cdna":  # 16 is the least that its matrix instructions take; 64 KiB of LDS
@@ -311,7 +311,7 @@ def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tenso
 def int4_linear_reference(
     x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None = None, *, bias: Tensor | None = None
 ) -> Tensor:
-    """What `int4_linear` computes, in plain torch: the weights written out in fp32, and one product."""
+    """Reference for `int4_linear` in plain torch: the weights written out in fp32, and one product."""
     codes = unpack_int4(packed, x.shape[1], is_signed=minima is None)
     group = x.shape[1] // len(scales)
     w = codes.float() * scales.float().T.repeat_interleave(group, dim=1)
@@ -321,7 +321,7 @@ def int4_linear_reference(
 
 
 def int8_linear_reference(x: Tensor, packed: Tensor, scales: Tensor, *, bias: Tensor | None = None) -> Tensor:
-    """What `int8_linear` computes, in plain torch."""
+    """Reference for `int8_linear` in plain torch."""
     return _product(x, unpack_int8(packed, x.shape[1]).float() * scales.float()[:, None], bias)
 
 

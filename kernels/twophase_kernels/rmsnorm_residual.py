@@ -116,7 +116,7 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> No
 
 
 def rmsnorm_residual_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """What `rmsnorm_residual` computes, in plain torch."""
+    """Reference for `rmsnorm_residual` in plain torch."""
     h = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     mean_square = h.float().square().mean(-1, keepdim=True)
     y = h.float() * torch.rsqrt(mean_square + eps) * weight.float()

@@ -1,5 +1,5 @@
-"""Rotate q and k by their positions and write k, v into their pages: what stands between the qkv projection and
-attention, in one launch instead of four.
+"""Rotate q and k by their positions and write k, v into their pages: the operations between the qkv projection and
+attention in one launch instead of four.
 
 Rotary embedding (RoPE, arXiv:2104.09864, eq. 34) in the half-split pairing of Llama checkpoints: with c, s = cos, sin
 of position * theta_i, the pair (x[i], x[i + D/2]) becomes
@@ -209,7 +209,7 @@ def rope_kv_write_reference(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """What `rope_kv_write` does, in plain torch. The rotated k stays fp32 until it is stored, as in the kernel."""
+    """Reference for `rope_kv_write` in plain torch. The rotated k stays fp32 until it is stored, as in the kernel."""
     kv_write_reference(rope_reference(k, cos, sin, positions), v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return q.copy_(rope_reference(q, cos, sin, positions))
 

@@ -65,6 +65,6 @@ def row_block(width: int) -> tuple[int, int]:
 
 
 def silu_mul_reference(gate_up: Tensor) -> Tensor:
-    """What `silu_mul` computes, in plain torch."""
+    """Reference for `silu_mul` in plain torch."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)

@@ -1,8 +1,8 @@
 """How evenly decode's work over ragged contexts is shared out, counted from lengths alone.
 
 Attention over long contexts ends when its longest program does. Programs are started in order, `num_slots` run at once,
-and one with t tiles of keys takes t turns. `even_shares` and `chunk_shares` say what each program gets in the two ways
-in which `paged_decode` splits, `tail` what comes of it.
+and a program with t tiles of keys takes t units of time. `even_shares` and `chunk_shares` give each program's tiles for
+the two ways in which `paged_decode` splits, `tail` the resulting times.
 
 The few tokens of a draft's verification are split like single ones. Not split by length: small batches, whose sequences
 all have the same number of parts; and the chunks of `paged_prefill`.
@@ -51,7 +51,8 @@ class Tail(NamedTuple):
 
 
 def tail(shares: Sequence[int], num_kv_heads: int, num_slots: int) -> Tail:
-    """What comes of `shares`, for each of `num_kv_heads`, where `num_slots` programs run at once, started in order."""
+    """The times for `shares`, repeated for each of `num_kv_heads`; `num_slots` programs run at once, started in
+    order."""
     slots = [0] * num_slots
     for share in list(shares) * num_kv_heads:
         heapq.heapreplace(slots, slots[0] + share)

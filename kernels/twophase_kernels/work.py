@@ -1,6 +1,6 @@
-"""What a kernel cannot do without: the bytes it must move and the floating-point operations it must do.
+"""Lower bounds on a kernel's work: the bytes it must move and the floating-point operations it must do.
 
-Counted from shapes, a function per kernel, so that a measured time can be read as a share of what the machine can do.
+Counted from shapes, a function per kernel, so that a measured time can be read as a share of the machine's peak.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """twophase: an LLM inference engine to read, to learn from and to build yourself.
 
-`LLM` opens a model and answers requests; `SamplingParams` says how one of them is to be answered, `EngineConfig` what
-the engine is to be. Names follow vLLM where the same thing exists there.
+`LLM` opens a model and answers requests; `SamplingParams` are a request's options, `EngineConfig` the engine's. Names
+follow vLLM's where vLLM has the same option.
 
     from twophase import LLM, SamplingParams
 
@@ -12,19 +12,20 @@ the engine is to be. Names follow vLLM where the same thing exists there.
     for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8, seed=1)):
         print(piece, end="")
 
-Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase_features.pairs` says which
-of them go together. Every error that is raised on purpose is a `TwophaseError`; it names the rule, the value and the
+Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase_features.pairs` lists the
+combinations that are refused. Every error raised on purpose is a `TwophaseError`; it names the rule, the value and the
 likely fix.
 
 Where your own parts can go:
 
-    LLM(policy=...)             what goes into a step: twophase.scheduling.policy.Policy
-    LLM(drafter=...)            guesses tokens: twophase.engine.drafter.Drafter
+    LLM(policy=...)             plans the steps: twophase.scheduling.policy.Policy
+    LLM(drafter=...)            proposes drafts: twophase.engine.drafter.Drafter
     LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
-    LLM(cache_factory=...)      keeps the books of the K/V blocks: twophase.cache.allocator.KVAllocator
+    LLM(cache_factory=...)      allocates K/V blocks: twophase.cache.allocator.KVAllocator
+    LLM(kv_tier=...)            keeps blocks that leave the pool: twophase.cache.tier.KVTier
 
 `AsyncLLM` runs the same engine in a thread of its own, for callers in an event loop; `twophase serve` is built on it.
-Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of what each step did.
+Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of the steps.
 """
 
 import os

@@ -38,7 +38,7 @@ from twophase.scheduling.scheduler import Scheduler
 @final
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """An engine and what it is made of; `LLM` says what each is."""
+    """An engine and its parts, as documented by `LLM`."""
 
     folder: Path
     model_config: ModelConfig
@@ -77,11 +77,11 @@ def assemble(model: str, config: EngineConfig) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is to be opened, with every 'auto' resolved.
+    """A checked model folder and its options, with every 'auto' resolved.
 
     Attributes:
-        model_config: Of the whole model, also where several processes share it.
-        window: The `SlidingWindow` of the queries; of a mixed model, of its sliding layers. None: they see all keys.
+        model_config: The whole model's, also where several processes share the model.
+        window: The `SlidingWindow` of the queries; in a mixed model, of its sliding layers. None: no window.
         groups: The `LayerGroups` of a mixed model.
     """
 
@@ -95,7 +95,7 @@ class _Target:
     groups: Any
 
     def kv_spec(self, part: ModelConfig) -> KVCacheSpec:
-        """What the cache of a part of the model stores."""
+        """The cache spec for this process's part of the model."""
         return spec_from_option(
             self.config.kv_cache_dtype,
             num_layers=part.num_layers if self.groups is None else self.groups.size,
@@ -107,15 +107,15 @@ class _Target:
 
 
 def _check(model: str, config: EngineConfig) -> _Target:
-    """Every option by itself, then in pairs, with what the model's folder says of itself."""
+    """Check each option alone, then pairs of options, then the options against the model's folder."""
     device = resolve_device(config.device)
     folder = _find(model)
     model_config = load_config(folder)
     is_stored_quantized = has_quantized_weights(folder, model_config)
     if is_stored_quantized and config.quantization is not None:
         raise ConfigError(
-            f"quantization={config.quantization!r} rounds plain weights, and those of {folder} are quantised already: "
-            f"leave it out."
+            f"quantization={config.quantization!r} rounds plain weights, but the weights in {folder} are "
+            f"already quantised: leave it out."
         )
     is_quantized = is_stored_quantized or config.quantization is not None
     dtype = resolve_dtype(config.dtype, model_config, device, is_quantized)

@@ -1,7 +1,8 @@
-"""Every option of the engine: what it is, its default and its rule. `LLM`, the command line and the tests make views.
+"""Every option of the engine, with its meaning, default and rule. `LLM`, the command line and the tests read them here.
 
-An option is a field of `EngineConfig` with its lines of documentation. Which options go together is the business of
-`twophase_features.pairs`. Nothing heavy is imported: the command line reads this before it knows what to run.
+An option is a field of `EngineConfig` with its lines of documentation. Combinations are checked by
+`twophase_features.pairs`. Nothing heavy is imported: the command line reads this file before it knows which command to
+run.
 """
 
 import difflib
@@ -61,18 +62,19 @@ def _is_backend(value: Any) -> bool:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine is asked to be, whatever its model. `LLM(model, **options)` takes the same options.
+    """The options of an engine. `LLM(model, **options)` takes the same options.
 
     Attributes:
         device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
-        dtype: What the model computes in: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a CPU, the model's
-            own elsewhere. Of quantised weights, bfloat16 on a CPU that multiplies it.
-        quantization: What linear layers are rounded to when the model is loaded: 'int8' (a scale per output),
-            'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32), 'int4_g64',
-            'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the folder has
-            them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
-        attention_backend: What computes attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch). Or an
-            `AttentionBackend`, whose window is its own, or a function that makes one for the model's `AttentionSpec`.
+        dtype: The dtype of activations and plain weights: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a
+            CPU, the model's own elsewhere. Quantised weights: bfloat16 on a CPU with bfloat16 products.
+        quantization: The format to which linear layers are rounded when the model is loaded: 'int8' (a scale per
+            output), 'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32),
+            'int4_g64', 'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the
+            folder has them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
+        attention_backend: The implementation of attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch).
+            Or an `AttentionBackend`, whose window is its own, or a function that makes one for the model's
+            `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
             are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use. If layers are of
@@ -85,8 +87,8 @@ class EngineConfig:
         max_model_len: Prompt and output tokens of one sequence. None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
         enable_chunked_prefill: Spread long prompts over several steps.
-        kv_cache_dtype: What K and V are stored as: 'auto' (the model's), 'float32', 'float16', 'bfloat16', 'int8' or
-            'fp8_e4m3'.
+        kv_cache_dtype: The format of K and V in the cache: 'auto' (the model's), 'float32', 'float16', 'bfloat16',
+            'int8' or 'fp8_e4m3'.
         sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
             later query sees are freed.
         num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained
@@ -95,25 +97,25 @@ class EngineConfig:
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
-        policy: What goes into a step, and in which order (twophase.scheduling.policy); None: `PriorityPolicy`.
-        admission: What admitting a request leaves free for those that run: 'optimistic', a block each; 'reserve',
-            their worst case; 'estimate', what they need to become as long as those that ended (`SchedulerConfig`).
-        kv_tier: Where K/V blocks go when others need their place, and where they are found again
-            (`twophase.cache.tier.KVTier`): by another request for the same prefix, or by one that was preempted. It
-            needs prefix caching, which names the blocks.
-        preemption_mode: 'swap' is short for a `kv_tier` in host memory: what a preempted request had computed is
-            offloaded and loaded back. 'recompute' has no tier.
+        policy: Chooses the sequences of a step and their order (twophase.scheduling.policy); None: `PriorityPolicy`.
+        admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;
+            'reserve', their worst case; 'estimate', as many as finished requests have needed (`SchedulerConfig`).
+        kv_tier: Second-level storage of K/V blocks evicted from the pool (`twophase.cache.tier.KVTier`). A request with
+            the same prefix, or a preempted request, loads them back. Requires prefix caching, whose block hashes are
+            the keys.
+        preemption_mode: 'swap' is short for a `kv_tier` in host memory: the K/V of a preempted request is offloaded and
+            loaded back. 'recompute' computes it again.
         num_swap_blocks: Blocks of that tier, pinned for a CUDA device; None: as many as the pool has, and at most a
             quarter of the free host memory.
         admission_watermark: Share of the pool that admitting a request must leave free, in [0, 1).
-        speculative_config: Guess tokens ahead and verify several in one step; None: never.
-        drafter: Your own, in place of the n-gram lookup; without a `speculative_config` it gets the default one.
+        speculative_config: Options of speculative decoding; None: off.
+        drafter: A `Drafter` in place of the n-gram lookup; without a `speculative_config` it gets the default options.
         tensor_parallel_size: Processes that share the model, started by torchrun; only rank 0 gets beyond the line
             that makes the LLM, and closes it to let the others go (see twophase_features.parallel.tensor_parallel).
         enable_expert_parallel: Share out whole experts among these processes, as many to each, not a part of each.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
         cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching); None:
-            `CacheManager`. A cache of your own frees no blocks outside a window unless it does so by itself.
+            `CacheManager`. A custom manager must itself free the blocks that leave a sliding window.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
 
     Raises:
@@ -183,15 +185,13 @@ class EngineConfig:
         if self.kv_tier is not None and swaps:
             raise ConfigError("preemption_mode='swap' makes a kv_tier of its own; give one of them.")
         if not self.enable_prefix_caching:
-            raise ConfigError(
-                f"{asked} finds blocks by what the prefix cache calls them: leave enable_prefix_caching on."
-            )
+            raise ConfigError(f"{asked} finds blocks by their prefix-cache hashes: leave enable_prefix_caching on.")
         if self.cache_factory is not None:
             raise ConfigError(f"{asked} is asked by the engine's own CacheManager; leave cache_factory out.")
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
-        """How tokens are guessed: as asked for, or as a drafter of one's own gets it; None: not at all."""
+        """Options of speculative decoding, the default ones for a custom `drafter`; None: off."""
         if self.speculative_config is None and self.drafter is not None:
             return SpeculativeConfig()
         return self.speculative_config

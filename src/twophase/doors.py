@@ -23,7 +23,7 @@ def feature(name: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the feature is there; what it imports is not
+            raise  # the feature exists; a module that it imports does not
         raise ConfigError(
             f"this model or option needs {module}, which is not installed. "
             f"Install {FEATURES} beside twophase, in the same version."

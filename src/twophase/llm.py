@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 
 
 class GenerationError(TwophaseError):
-    """A streamed request that ended with an error, which has no text to show it in."""
+    """A streamed request ended with an error; a stream of text cannot show it."""
 
 
 @final
@@ -42,14 +42,14 @@ class LLM:
         model_dir, model_config: The model's folder, and the whole model's sizes, also where several ranks share it.
         tokenizer: None with `skip_tokenizer_init`.
         model, kv_cache: This process's part of the model, and its pages.
-        engine, scheduler, runner: What serves requests, what plans the engine's steps, and what runs them.
+        engine, scheduler, runner: The engine serves requests, the scheduler plans its steps, the runner runs them.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: An option that cannot work, or two that do not go together (see `twophase_features.pairs`).
+        ConfigError: An invalid option, or two options that exclude each other (see `twophase_features.pairs`).
         TypeError: There is no such option.
         BackendUnavailableError: The attention backend asked for cannot run here.
-        PeerLostError: One of the processes did not come.
+        PeerLostError: One of the processes did not join.
         SystemExit: In the other processes of a tensor-parallel model, when rank 0 has closed.
     """
 
@@ -67,7 +67,7 @@ class LLM:
         self._latest: dict[str, RequestOutput | None] = {}  # of the requests that a caller is waiting for
 
     def close(self) -> None:
-        """Let the other processes of a tensor-parallel model go; requests fail from then on. May be called again."""
+        """End the other processes of a tensor-parallel model; later requests fail. May be called again."""
         self._close()
 
     def lend(self) -> None:
@@ -80,14 +80,14 @@ class LLM:
             self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
-        """The AsyncLLM uses the engine no more; `why_not` tells why this LLM cannot use it either."""
+        """The AsyncLLM returns the engine; `why_not` is the reason why this LLM cannot use the engine either."""
         self._why_not = why_not
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid and (self.kv_cache.device.type != "cpu" or self.config.tensor_parallel_size > 1):
             raise EngineDeadError(
-                "this process is a fork of the one that opened the model, and cannot use its GPU or its other ranks. "
-                "Start it with multiprocessing's 'spawn', and open the model in it."
+                "this process is a fork of the process that opened the model, and cannot use its GPU or other "
+                "ranks. Start it with multiprocessing's 'spawn', and open the model in it."
             )
         if self._why_not is not None:
             raise InvalidRequestError(self._why_not)
@@ -111,14 +111,15 @@ class LLM:
 
         Args:
             prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
-                token ids, [[ids], [ids]]. A mapping may have a "cache_salt" besides: prefixes are shared only with
-                requests of the same one; and a "tenant", for `FairPolicy`.
-            sampling_params: For all of them, or one for each.
+                token ids, [[ids], [ids]]. A mapping may also have a "cache_salt" (prefixes are shared only between
+                requests with the same salt) and a "tenant" (for `FairPolicy`).
+            sampling_params: One for all prompts, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 
         Raises:
-            InvalidRequestError: One of the requests could never be served; none is run. Or an AsyncLLM runs the engine.
-            EngineDeadError: This process is a fork of the one that opened the model on a GPU or with several ranks.
+            InvalidRequestError: A request could never be served (then no request is run), or an AsyncLLM runs the
+                engine.
+            EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
         self._check_usable()
         several = _listed("prompts", prompts, (str, Mapping))
@@ -161,7 +162,7 @@ class LLM:
         *,
         special_tokens_in_content: bool = False,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several: `generate` on what the model's chat template makes of them.
+        """Answer a conversation, or several: `generate` on prompts rendered by the model's chat template.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
@@ -253,7 +254,7 @@ class LLM:
 
 
 def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
-    """One or several, as a list. Raises InvalidRequestError for what cannot be listed."""
+    """`value` as a list; a bare `one` becomes a one-element list. Raises InvalidRequestError for a non-iterable."""
     if isinstance(value, one):
         return [value]
     try:

@@ -1,8 +1,8 @@
-"""How much memory things take, how much is free, and how many blocks fit: the same arithmetic for the engine, which
-allocates, and for the planner, which does not. Nothing heavy is imported.
+"""Memory of weights, activations and K/V blocks, free memory, and the number of blocks that fit. The engine and the
+planner share this arithmetic. Nothing heavy is imported.
 
-A shape here has the sizes of a config.json under their names (`ModelConfig`, the planner's `ModelShape`); where several
-ranks share a model, those of one rank's part.
+A shape has the size fields of a config.json (`ModelConfig`, the planner's `ModelShape`); where several ranks share a
+model, the sizes of one rank's part.
 """
 
 import os
@@ -34,7 +34,7 @@ DEFAULT_CPU_KV_BYTES = 2 * GIB
 FALLBACK_FREE_BYTES = 2 * GIB
 
 
-# -- what things take
+# -- memory that the parts take
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_bytes: int, scale_bytes: int) -> int:
@@ -43,14 +43,13 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_
 
 
 def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: int) -> int:
-    """What a step may need besides weights and K/V, added up as if nothing were freed in between.
+    """Bytes that a step may need besides weights and K/V, added up as if nothing were freed in between.
 
     Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
     product. With experts, for each of a token's the same three, the hidden values that go in and come out, sorted and
     not, twice where they travel between ranks, and weighted in float32; of the router logits and probabilities in
     float32. Per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
-    for `SCORED_ROWS` at least. What libraries take for themselves is left to the share of memory that the pool does
-    not get.
+    for `SCORED_ROWS` at least. The libraries' own memory comes from the share that the pool does not get.
 
     Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
     5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
@@ -58,9 +57,9 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
     Args:
         shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
             None or has num_experts, num_experts_per_tok and intermediate_size.
-        num_tokens: In the step.
-        num_rows: That are sampled.
-        value_bytes: Of an activation.
+        num_tokens: Tokens of the step.
+        num_rows: Sampled rows.
+        value_bytes: Bytes of an activation.
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
@@ -74,31 +73,31 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
 
 
 def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype") -> int:
-    """What the largest step may need besides weights and K/V; `model` is this rank's part."""
+    """Bytes that the largest step may need besides weights and K/V; `model` is this rank's part."""
     return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)
 
 
 def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
-    """Of angles, sines and cosines together: fp32, a number for each pair of a head (see model/rope.py)."""
+    """Bytes of angles, sines and cosines: an fp32 value for each pair of a head (see model/rope.py)."""
     num_tables = 1 if model.local_rope is None else 2
     return num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
 
 
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
-    """Asked before a model is loaded; the simulator, which loads none, has no need to.
+    """Checked before a model is loaded; the simulator loads no model and skips the check.
 
     Raises:
-        ConfigError: This machine has too little memory for tables of so many positions.
+        ConfigError: This machine has too little memory for RoPE tables of `num_positions` positions.
     """
     in_tables, free = rope_table_bytes(model, num_positions), free_host_memory_bytes()
     if in_tables > free:
         raise ConfigError(
-            f"the rotary tables of {num_positions:,} positions take {in_tables / GIB:,.1f} GiB to make, and "
-            f"{free / GIB:,.1f} GiB of the host's memory are free; pass a smaller max_model_len."
+            f"RoPE tables for {num_positions:,} positions need {in_tables / GIB:,.1f} GiB, but only "
+            f"{free / GIB:,.1f} GiB of host memory is free; pass a smaller max_model_len."
         )
 
 
-# -- what is free
+# -- free memory
 
 
 def free_memory_bytes(device: "torch.device") -> int:
@@ -112,7 +111,7 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
     """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
-    # Linux's own estimate of what new allocations can get, page cache included (proc(5)), in KiB.
+    # Linux's own estimate of the memory for new allocations, page cache included (proc(5)), in KiB.
     in_meminfo = _read_fields(root / "proc/meminfo").get("MemAvailable:")
     candidates = [None if in_meminfo is None else 1024 * in_meminfo, _available_in_cgroup(root / "sys/fs/cgroup")]
     known = [num_bytes for num_bytes in candidates if num_bytes is not None]
@@ -120,7 +119,7 @@ def free_host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _available_in_cgroup(root: Path) -> int | None:
-    """Of a container, in which the host's figures mean nothing: cgroup v2, then v1."""
+    """The container's limit, where the host's figures do not apply: cgroup v2, then v1."""
     for folder, limit_name, usage_name in (
         (root, "memory.max", "memory.current"),
         (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -157,10 +156,10 @@ def _read_fields(path: Path) -> dict[str, int]:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: "torch.device") -> SchedulerConfig:
-    """The scheduler's limits, with defaults for what is None.
+    """The scheduler's limits, with defaults in place of None.
 
     Raises:
-        ConfigError: A limit that cannot work, or more tokens than the model has positions.
+        ConfigError: An invalid limit, or more tokens than the model has positions.
     """
     longest = model.max_position_embeddings
     max_model_len = longest if config.max_model_len is None else config.max_model_len
@@ -189,8 +188,8 @@ def num_useful_blocks(
     """Blocks of a pool that could ever be used at once. Groups of layers have blocks of their own.
 
     Args:
-        window_blocks: What a sequence keeps of its window; a step's tokens are written before blocks are freed. None:
-            queries see all keys.
+        window_blocks: Blocks of the window that a sequence keeps; a step's tokens are written before blocks are freed.
+            None: queries see all keys.
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
     """
     whole = local = limits.max_num_seqs * -(-limits.max_model_len // block_size)
@@ -206,8 +205,8 @@ def default_num_blocks(
     """Blocks in a pool whose size was not given: `fraction` of the free memory, None: of `device`'s kind.
 
     Args:
-        bytes_per_block: With what a draft model's cache takes beside each block.
-        reserved_bytes: What a step needs besides (`step_bytes`).
+        bytes_per_block: Bytes of a block, with a draft model's block beside it.
+        reserved_bytes: Bytes for a step (`step_bytes`).
 
     Raises:
         ConfigError: As `num_blocks_that_fit`.

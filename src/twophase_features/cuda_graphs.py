@@ -4,9 +4,9 @@ A graph has fixed shapes and addresses. So decodes are padded to a few batch siz
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
 its own, filled before a replay.
 
-Decodes that verify drafts have graphs too, one for each number of drafts. Some of a batch may have fewer, or none: the
-graph has as many tokens for each as the one with the most. The batch is as ragged as ever, its cumulative lengths an
-input like others, and the tokens left over stand at its end.
+Decodes that verify drafts have graphs too, one for each number of drafts. Sequences may have fewer drafts or none: the
+graph has room for the most drafts of any sequence. The batch stays ragged, with its cumulative lengths as an input, and
+the unused tokens are at its end.
 """
 
 import logging
@@ -32,7 +32,7 @@ NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the ca
 
 
 class _Shape(NamedTuple):
-    """What a graph is captured for: sequences, the most tokens of one (its drafts and the newest), keys of one."""
+    """A graph's shape: sequences, and the most tokens (drafts and the newest) and keys of a sequence."""
 
     num_rows: int
     max_query_len: int
@@ -120,7 +120,7 @@ class DecodeGraphs:
                 self._forward(inputs)
         stream.wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
-        # On a stream of this device: torch's own capture stream belongs to whichever device captured first. And other
+        # On a stream of this device: torch's own capture stream belongs to the device that captured first. And other
         # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
         with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
             hidden = self._forward(inputs)

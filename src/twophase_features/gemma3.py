@@ -10,7 +10,7 @@ from twophase_features.windows.layer_types import FULL, LAYER_TYPES, SLIDING, fi
 
 def read_layers(file: JsonFile) -> Fields:
     """The kind of each layer, and the RoPE of each kind."""
-    pattern = file.positive_int("sliding_window_pattern")  # the last of so many layers sees everything
+    pattern = file.positive_int("sliding_window_pattern")  # every pattern-th layer sees all keys
     default = [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers_of(file))]
     given = given_types(file)
     types = default if given is None else given

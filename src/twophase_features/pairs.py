@@ -50,27 +50,21 @@ FEATURES: Mapping[str, Feature] = {
 
 _PASS_A_NAME = "pass a name, or a function that makes one for the AttentionSpec that it is given"
 _ALL_HEADS = (
-    "a ready-made attention backend was made for all heads of the model, and each rank has some of them; "
+    "a ready-made attention backend computes all heads of the model, but each rank has only some of them; "
     f"{_PASS_A_NAME}"
 )
 _ONE_RANK = "disaggregation has one rank per engine"
 REFUSALS: Mapping[tuple[str, str], str] = {
-    ("draft_model", "own_drafter"): "both guess; give one of them",
-    ("draft_model", "mixed"): (
-        "a draft model uses the blocks of the model it guesses for, and here they belong to groups of its layers"
-    ),
-    ("window", "mixed"): "the window of its sliding layers is part of the model, and the other layers have none",
+    ("draft_model", "own_drafter"): "both propose drafts; pass one",
+    ("draft_model", "mixed"): ("a draft model shares the target model's blocks, which here belong to groups of layers"),
+    ("window", "mixed"): "the model's sliding layers have their own window, and its other layers see all keys",
     ("window", "disaggregated"): (
-        "a prefill worker sends all blocks of a prompt, and a window frees some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and a window frees some of them during prefill"
     ),
-    ("window", "ready_made"): (
-        f"a ready-made attention backend sees what it was made for, so a window comes too late for it; {_PASS_A_NAME}"
-    ),
-    ("mixed", "expert_parallel"): (
-        "a model with such layers has no experts to share out: of the architectures that are read none has both"
-    ),
+    ("window", "ready_made"): (f"a ready-made attention backend was made without the window; {_PASS_A_NAME}"),
+    ("mixed", "expert_parallel"): ("no supported model has both"),
     ("mixed", "disaggregated"): (
-        "a prefill worker sends all blocks of a prompt, and sliding layers free some of them on the way"
+        "a prefill worker sends all blocks of a prompt, and sliding layers free some of them during prefill"
     ),
     ("mixed", "ready_made"): f"a ready-made attention backend was made for one kind of layer; {_PASS_A_NAME}",
     ("expert_parallel", "disaggregated"): _ONE_RANK,

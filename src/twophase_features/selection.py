@@ -1,14 +1,14 @@
 """More samples for a better answer: choose one of a request's completions, or let them vote.
 
-All of these work on what an engine returns for `SamplingParams(n=...)`: the completions share the prompt's blocks, so a
-further sample costs its own tokens and no second prefill.
+The input is an engine's output for `SamplingParams(n=...)`: the completions share the prompt's blocks, so a further
+sample costs its own tokens and no second prefill.
 
     output = llm.generate(prompt, SamplingParams(n=8, temperature=0.8, logprobs=0))[0]
     best_of(output, mean_logprob).text
     vote(output, key=extract_answer).winner
     first_accepted(llm, prompt, verifier, max_samples=64).accepted
 
-What a sample costs and whether one more is worth it: `pass_at_k`, `wilson_interval`.
+`pass_at_k` and `wilson_interval` estimate the gain of further samples.
 """
 
 import math
@@ -24,7 +24,7 @@ from twophase.core.sampling_params import MAX_SEED, SamplingParams
 from twophase.engine.prompts import Prompt
 
 Scorer = Callable[[CompletionOutput], float]
-# What the prompt and a completion are worth: a score, or whether it is accepted.
+# Judges a prompt and a completion: a score, or whether the completion is accepted.
 Verifier = Callable[[Prompt, CompletionOutput], float | bool]
 
 
@@ -62,7 +62,7 @@ class Vote:
     Attributes:
         winner: The answer with the most weight; None if no completion has one.
         weights: By answer, the winner's first; without a verifier a completion weighs 1.
-        share: Of all weight that votes, the winner's; 0 without one.
+        share: The winner's share of all votes' weight; 0 without a winner.
         completion: The first that gave the winner.
     """
 
@@ -79,13 +79,12 @@ def vote(
 ) -> Vote:
     """Let the completions of one request vote by their answers.
 
-    Of answers with equal weight the one wins whose likeliest completion is likelier (by `sum_logprob`), if
-    log-probabilities are known; else the one that came first.
+    A tie goes to the answer with the likeliest completion (by `sum_logprob`), if log-probabilities are known; else to
+    the first answer.
 
     Args:
-        key: The answer in a text, or None if it has none; such a completion does not vote, and neither does a failed
-            one.
-        weight: What a vote counts, at least 0: a verifier's score, say. None: 1 each.
+        key: The answer in a text, or None; a completion without an answer, or a failed one, does not vote.
+        weight: The weight of a vote, at least 0: a verifier's score, say. None: 1 each.
 
     Raises:
         ValueError: A weight is negative or not finite.
@@ -130,11 +129,11 @@ class Generates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What sampling until a verifier accepts came to.
+    """The result of sampling until a verifier accepts.
 
     Attributes:
-        accepted: The completion that was accepted; None if the budget was spent before.
-        num_samples, num_tokens: What was drawn, the whole last round included.
+        accepted: The accepted completion; None if the budget ran out first.
+        num_samples, num_tokens: Drawn completions and tokens, the whole last round included.
     """
 
     accepted: CompletionOutput | None
@@ -151,12 +150,12 @@ _BUDGET_RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What `first_accepted` may spend.
+    """The budget of `first_accepted`.
 
     Attributes:
-        max_samples: Completions at most.
-        max_tokens: No further round begins when so many tokens were drawn; None: no bound.
-        round_size: Completions that are drawn together, sharing the prompt's blocks.
+        max_samples: Maximum number of completions.
+        max_tokens: Drawn tokens from which on no further round begins; None: no limit.
+        round_size: Completions drawn together, sharing the prompt's blocks.
 
     Raises:
         InvalidRequestError: A field breaks its rule.
@@ -222,16 +221,16 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def wilson_interval(num_correct: int, num_trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Where a success rate lies, given so many successes in independent trials: Wilson's score interval (JASA 22, 1927,
-    p. 209). Unlike p +- z sqrt(p (1 - p) / n) it stays in [0, 1] and has a width at 0 and 1 too.
+    """A confidence interval for a success rate from independent trials: Wilson's score interval (JASA 22, 1927, p.
+    209). Unlike p +- z sqrt(p (1 - p) / n) it stays in [0, 1] and has a width at 0 and 1 too.
 
     Worked example: 8 of 10 is 0.8, and lies in (0.49, 0.94).
 
     Args:
-        z: Of the normal distribution; 1.96 for 95%.
+        z: Quantile of the normal distribution; 1.96 for 95%.
 
     Raises:
-        InvalidRequestError: Not 0 <= num_correct <= num_trials, or no trial.
+        InvalidRequestError: Not 0 <= num_correct <= num_trials, or zero trials.
     """
     num_trials = checked("num_trials", num_trials, whole_number(at_least=1))
     num_correct = checked("num_correct", num_correct, whole_number(at_least=0, at_most=num_trials))

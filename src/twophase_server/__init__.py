@@ -1,13 +1,13 @@
-"""The engine behind HTTP, in OpenAI's dialect: `twophase serve`.
+"""The engine behind HTTP, with OpenAI's API: `twophase serve`.
 
 run, background                           start it: as a process, or in a thread of a notebook
-settings, app, service                    what it is told, its routes, what they share
-openai_chat, openai_completions, tokens   the endpoints, each from its fields to its answer
-fields, sampling, messages, body          what a client sends, read by rules
-answering, sse, logprobs                  what it gets back, whole or as it comes
-tenants, in_flight                        who may ask, how much, and until when
-metrics, metric_families, probes          what can be seen of it
-errors                                    what a client is told when it gets no answer
+settings, app, service                    options, routes, and the state that routes share
+openai_chat, openai_completions, tokens   the endpoints, each from fields to answer
+fields, sampling, messages, body          the rules for a client's input
+answering, sse, logprobs                  answers, whole or streamed
+tenants, in_flight                        API keys and quotas; requests in flight
+metrics, metric_families, probes          observation
+errors                                    refusals and failures
 """
 
 __all__ = ["app", "background", "metric_families", "run", "settings"]

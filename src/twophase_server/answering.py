@@ -1,4 +1,4 @@
-"""From a question to its answer, whole or as it comes. What the answer looks like is the dialect's matter."""
+"""Runs one API request on the engine and returns its answer, whole or streamed, in the endpoint's format."""
 
 import abc
 import asyncio
@@ -26,8 +26,8 @@ T = TypeVar("T")
 MAX_LOGPROBS = 300_000  # in one answer
 
 
-class Dialect(abc.ABC):
-    """How one endpoint writes answers. Made for one request."""
+class AnswerFormat(abc.ABC):
+    """One endpoint's format of answers. Made for one request."""
 
     @abc.abstractmethod
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -35,20 +35,20 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """What is new in the output of the prompt at `position`, chunk by chunk."""
+        """The chunks for the new part of an output; `position` is its prompt's."""
 
     @abc.abstractmethod
     def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        """The chunk with the usage, if it is wanted."""
+        """The chunk with the usage, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked of the engine.
+class EngineCall:
+    """The engine's part of an API request.
 
     Attributes:
-        prompts: Token ids of each.
-        options: Of `AsyncLLM.submit`, by name.
+        prompts: Token ids of each prompt.
+        options: Keyword arguments of `AsyncLLM.submit`.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -58,7 +58,7 @@ class Question:
 
 
 def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) -> dict[str, Any]:
-    """Whose request it is, and when it is wanted."""
+    """Tenant, priority and deadline of a request."""
     account = lease.account
     account.require_priority(fields.get("priority", 0))
     limits = [limit for limit in (fields.get("deadline_s"), service.settings.deadline_s) if limit is not None]
@@ -71,24 +71,26 @@ def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) ->
     }
 
 
-async def answer(request: Request, service: Service, lease: Lease, question: Question, dialect: Dialect) -> Response:
-    """Ask the engine, and write what it says. A client that goes away takes its requests with it.
+async def answer(
+    request: Request, service: Service, lease: Lease, call: EngineCall, answer_format: AnswerFormat
+) -> Response:
+    """Submit the prompts to the engine and write the answer. If the client disconnects, its requests are aborted.
 
     Ends the lease, here or when the stream has ended.
 
     Raises:
-        ApiError, TwophaseError: The engine refuses it, or it failed before anything was sent.
+        ApiError, TwophaseError: The engine refused the request, or it failed before its first byte was sent.
     """
-    _require_few_logprobs(question)
+    _require_few_logprobs(call)
     work = Work(service, lease)
     is_streaming = False
     try:
-        await while_connected(request, work.submit(question))
-        if question.stream:
+        await while_connected(request, work.submit(call))
+        if call.stream:
             is_streaming = True
-            return EventStream(_events(service, work, dialect), at_end=work.end)
+            return EventStream(_events(service, work, answer_format), at_end=work.end)
         outputs = await while_connected(request, work.finish())
-        text = await asyncio.to_thread(lambda: to_json_in_turns(dialect.whole(outputs)))
+        text = await asyncio.to_thread(lambda: to_json_in_turns(answer_format.whole(outputs)))
         return Response(text, media_type="application/json")
     finally:
         if not is_streaming:
@@ -104,25 +106,25 @@ class Work:
         self._streams: dict[int, RequestStream] = {}  # by the prompt's position
         self._newest: dict[int, RequestOutput] = {}
 
-    async def submit(self, question: Question) -> None:
-        """All prompts or none. Raises what the engine refuses the first of them with."""
-        asking = (self._submit(position, question) for position in range(len(question.prompts)))
+    async def submit(self, call: EngineCall) -> None:
+        """Submit all prompts or none. Raises the engine's first refusal."""
+        asking = (self._submit(position, call) for position in range(len(call.prompts)))
         for refusal in await asyncio.gather(*asking, return_exceptions=True):
             if refusal is not None:
                 raise refusal
 
-    async def _submit(self, position: int, question: Question) -> None:
+    async def _submit(self, position: int, call: EngineCall) -> None:
         # Noted one by one: should the client leave while the others are not accepted yet, this one must be aborted.
         self._streams[position] = await self._service.llm.submit(
-            {"prompt_token_ids": question.prompts[position]},
-            question.params,
+            {"prompt_token_ids": call.prompts[position]},
+            call.params,
             request_id=self._service.tenants.new_request_id(self._lease.account),
-            stream=question.stream,
-            **question.options,
+            stream=call.stream,
+            **call.options,
         )
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        """Each prompt's outputs as they come, with its position.
+        """The prompts' outputs in order of arrival, each with its prompt's position.
 
         Raises:
             ApiError: 500, one of its completions failed.
@@ -151,7 +153,7 @@ class Work:
         finally:
             for task in coming:
                 if not task.cancel() and not task.cancelled():
-                    task.exception()  # it failed at the same time as the one that is told of
+                    task.exception()  # it failed too; only the first failure is reported
 
     async def finish(self) -> list[RequestOutput]:
         """The last output of each prompt."""
@@ -164,23 +166,23 @@ class Work:
         return [self._newest[position] for position in sorted(self._newest)]
 
     def end(self) -> None:
-        """Abort what is unfinished. May be called again."""
+        """Abort unfinished requests. May be called again."""
         for stream in self._streams.values():
             stream.abort()
         self._lease.end()
 
 
-def _require_few_logprobs(question: Question) -> None:
+def _require_few_logprobs(call: EngineCall) -> None:
     """Raises ApiError (400) for more log-probabilities than one answer may have."""
-    params, count = question.params, 0
+    params, count = call.params, 0
     if params.prompt_logprobs is not None:
-        count += sum(map(len, question.prompts)) * (params.prompt_logprobs + 1)
+        count += sum(map(len, call.prompts)) * (params.prompt_logprobs + 1)
     if params.logprobs is not None:
-        count += len(question.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
+        count += len(call.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
     if count > MAX_LOGPROBS:
         raise invalid(
-            f"one answer may have {MAX_LOGPROBS} log-probabilities, and up to {count} are asked for: logprobs + 1 for "
-            f"each token, those of echoed prompts included; lower max_tokens or n, or send fewer prompts at once.",
+            f"one answer may have {MAX_LOGPROBS} log-probabilities, this request up to {count}: logprobs + 1 for "
+            f"each token, echoed prompts included; lower max_tokens or n, or send fewer prompts at once.",
             "logprobs",
         )
 
@@ -193,22 +195,22 @@ def _require_success(output: RequestOutput) -> None:
             raise ApiError(500, f"the request failed while it ran: {completion.error}", "request_failed")
 
 
-async def _events(service: Service, work: Work, dialect: Dialect) -> AsyncGenerator[str, None]:
+async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> AsyncGenerator[str, None]:
     try:
         async with contextlib.aclosing(work.outputs()) as outputs:
             async for position, output in outputs:
                 if output.prompt_logprobs is None and not any(each.logprobs for each in output.outputs):
-                    for piece in dialect.pieces(position, output):
+                    for piece in answer_format.pieces(position, output):
                         yield event(piece)
-                else:  # of a long prompt they take long, and so do those that have piled up for a slow reader
-                    for text in await asyncio.to_thread(_in_turns, dialect.pieces(position, output)):
+                else:  # log-probabilities of a long prompt, or piled up for a slow client, take long to write
+                    for text in await asyncio.to_thread(_in_turns, answer_format.pieces(position, output)):
                         yield text
     except (ApiError, TwophaseError) as error:  # too late for a status
         told = service.refusal(error)
         service.metrics.note_refusal(told.status, told.code)
         yield event(told.to_dict())
         return
-    last = dialect.last_piece(work.newest())
+    last = answer_format.last_piece(work.newest())
     if last is not None:
         yield event(last)
     yield DONE
@@ -219,10 +221,10 @@ def _in_turns(pieces: Iterator[dict[str, Any]]) -> list[str]:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. It is cancelled if the client goes away.
+    """The result of `work`, which is cancelled if the client disconnects.
 
     Raises:
-        ApiError: 499, the client has gone; nobody will see it.
+        ApiError: 499, the client has disconnected; it will not see the answer.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(request))
@@ -237,7 +239,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _disconnected(request: Request) -> None:
-    """Return when the client has gone (its body is read, so nothing else can come)."""
+    """Return when the client has disconnected (its body has been read, so no other message can arrive)."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -255,7 +257,7 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def with_usage(chunk: dict[str, Any], wish: UsageWish, output: RequestOutput) -> dict[str, Any]:
-    """A chunk of a stream with what its client wants in it: OpenAI has a null there, vLLM the usage so far."""
+    """A stream's chunk with its `usage` field: null as OpenAI has it, or the usage so far as vLLM has it."""
     if not wish.at_end:
         return chunk
     return {**chunk, "usage": usage([output]) if wish.in_chunks else None}

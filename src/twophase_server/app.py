@@ -1,4 +1,4 @@
-"""The routes, and what becomes of errors."""
+"""The routes, and the answers to errors."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from starlette.routing import Route
 from twophase.core.errors import TwophaseError
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.errors import ApiError
-from twophase_server.in_flight import InFlight, ThroughTheDoor
+from twophase_server.in_flight import InFlight, InFlightMiddleware
 from twophase_server.metrics import ServerMetrics
 from twophase_server.openai_chat import chat_completions
 from twophase_server.openai_completions import completions
@@ -27,7 +27,7 @@ COUNTED = ("/v1/", "/tokenize", "/detokenize")  # paths whose requests a server 
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
-    """The server as an ASGI application; `app.state.service` is what its endpoints share.
+    """The server as an ASGI application; `app.state.service` is shared by the endpoints.
 
     Raises:
         ConfigError: The file of API keys cannot be used.
@@ -55,7 +55,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
         ],
-        middleware=[Middleware(ThroughTheDoor, service.in_flight, COUNTED, service.metrics.note_refusal)],
+        middleware=[Middleware(InFlightMiddleware, service.in_flight, COUNTED, service.metrics.note_refusal)],
         exception_handlers={
             ApiError: _refuse,
             TwophaseError: _refuse,
@@ -83,5 +83,5 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
 
 
 async def _fail(request: Request, error: Exception) -> Response:
-    """A bug. The log has the traceback, and the client learns nothing of the inside."""
+    """A bug: the traceback goes to the log and not to the client."""
     return await _refuse(request, ApiError(500, "the server failed on this request; its log tells why.", "internal"))

@@ -15,14 +15,14 @@ from twophase_server.settings import ServerSettings
 
 @final
 class BackgroundServer:
-    """Serves from the moment it is made, until `stop` or the end of a `with` block.
+    """Serves from its construction until `stop` or the end of a `with` block.
 
     Args:
-        llm: What is served. An `LLM` is yours again afterwards, and an `AsyncLLM` goes on.
-        settings: By default those of `twophase serve`, silent, on a free port.
+        llm: The engine to serve. Afterwards an `LLM` can be used directly again, and an `AsyncLLM` keeps running.
+        settings: By default like `twophase serve`, silent, on a free port.
 
     Attributes:
-        url: Of the server, 'http://127.0.0.1:PORT'. OpenAI's client wants '/v1' behind it.
+        url: The server's address, 'http://127.0.0.1:PORT'. OpenAI's client needs '/v1' appended.
 
     Raises:
         ConfigError: As `twophase_server.run.serve`.
@@ -54,14 +54,14 @@ class BackgroundServer:
         self._call(self._server.begin_drain)
 
     def stop(self) -> None:
-        """Stop. Clients that still wait get an error if the LLM is to be yours again, else their answers. May be called
+        """Stop. Waiting clients get their answers, or an error if the server runs on a borrowed LLM. May be called
         again."""
         self._close_own()
         self._call(self._server.begin_drain)
         self._thread.join()
 
     def join(self) -> None:
-        """Wait until it has stopped."""
+        """Wait until the server has stopped."""
         self._thread.join()
 
     def _call(self, what: Callable[[], None]) -> None:

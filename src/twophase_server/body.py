@@ -19,17 +19,18 @@ def to_json(content: Any) -> str:
 
 
 def to_json_in_turns(content: Any) -> str:
-    """The same in Python's own code, which lets other threads run meanwhile: for what may be large."""
+    """The same, encoded in pure Python, which lets other threads run meanwhile: for large values."""
     return "".join(_ENCODER.iterencode(content))
 
 
 def from_json(text: bytes) -> Any:
     """Strict JSON (RFC 8259) in UTF-8.
 
-    The collector waits meanwhile: of many small lists it would take longer than the parser, and nobody else could run.
+    The garbage collector is off meanwhile: with many small lists it takes longer than the parser, and blocks all
+    threads.
 
     Raises:
-        ValueError: It is none; says why, and where.
+        ValueError: Invalid JSON; says why, and where.
     """
     is_collecting = gc.isenabled()
     gc.disable()

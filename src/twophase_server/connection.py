@@ -1,4 +1,4 @@
-"""One connection of a client: how long its requests may take to arrive, and what is said to one that is cut off."""
+"""One connection of a client: the timeout for a request's arrival, and the error sent before closing."""
 
 import asyncio
 import itertools
@@ -61,8 +61,8 @@ class Connection(H11Protocol):
         return self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
 
     def refuse(self, error: ApiError) -> None:
-        """Answer the request with an error, unless its answer has begun, and close. Its endpoint sees a client that has
-        gone."""
+        """Answer the request with an error, unless its answer has begun, and close. Its endpoint sees a disconnected
+        client."""
         if self.transport.is_closing():
             return
         self._service.metrics.note_refusal(error.status, error.code)
@@ -80,7 +80,7 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         self.transport.close()
 
-    # -- what uvicorn and asyncio call
+    # -- called by uvicorn and asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,7 +104,7 @@ class Connection(H11Protocol):
         """Called while the error of h11 is handled."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
-        self.refuse(ApiError(status, f"this is no request of HTTP/1.1 that is served: {error}.", "bad_http"))
+        self.refuse(ApiError(status, f"this is not a valid HTTP/1.1 request for this server: {error}.", "bad_http"))
 
     def _begin_request(self) -> None:
         given = dict(self.headers)

@@ -1,4 +1,4 @@
-"""What a client gets when it gets no answer: OpenAI's error body, with a status that says whose fault it is."""
+"""Errors as clients get them: OpenAI's error body, with a status that says whether client or server is at fault."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -20,13 +20,13 @@ MAX_CHARACTERS = 2000  # of a message
 
 @final
 class ApiError(TwophaseError):
-    """A refusal, or a failure, as the client is told of it.
+    """A refusal or a failure, as sent to the client.
 
     Attributes:
-        status: Of HTTP.
-        code: One word for programs: what kind of refusal it is.
+        status: HTTP status code.
+        code: The kind of refusal, in one word for programs.
         param: The field at fault.
-        headers: To send with it.
+        headers: Additional response headers.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class ApiError(TwophaseError):
 
 
 def _writable(text: str) -> str:
-    """Without halves of surrogate pairs, which a client may have put into the name of a field."""
+    """`text` without lone surrogates, which a client may have put into the name of a field."""
     return text.encode("utf-8", "backslashreplace").decode()[:MAX_CHARACTERS]
 
 
 def _type_of(status: int) -> str:
-    """OpenAI's word for it, where it has one."""
+    """OpenAI's name for the status, if it has one."""
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request cannot be served as asked."""
+    """A 400 for a request that cannot be served."""
     return ApiError(400, message, code, param)
 
 
 def as_api_error(error: TwophaseError) -> ApiError:
-    """What the engine says, as HTTP says it.
+    """The HTTP error for an engine's exception.
 
     A deadline is 504: it was the server that took too long. (408 would say that the client did.)
     """

@@ -1,4 +1,4 @@
-"""The fields of a request's body, each read by its rule. Nothing is ignored: what is not known is refused by name."""
+"""The fields of a request's body, each read by its rule. No field is ignored: unknown fields are refused by name."""
 
 import difflib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ NAME = Rule(f"text of at most {MAX_NAME} characters", _read_name)
 
 
 class Unsupported(NamedTuple):
-    """A field that OpenAI or vLLM has and this server has not. A `neutral` value asks for nothing, so it may pass."""
+    """A field of OpenAI's or vLLM's API that this server lacks. A `neutral` value is accepted: it changes nothing."""
 
     why: str
     neutral: tuple[Any, ...] = ()
@@ -38,7 +38,8 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
     Raises:
-        ApiError: 413, it is too large; 415, it is said to be no JSON, or compressed; 400, it is none, or no object.
+        ApiError: 413, the body is too large; 415, its content type is not JSON, or it is compressed; 400, it is not a
+            valid JSON object.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":  # a web page can send other types to a server on this machine, unasked
@@ -63,7 +64,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """No more of it than allowed is ever held."""
+    """Read the body, holding at most the allowed number of bytes."""
     said = request.headers.get("content-length", "")
     size = int(said) if said.isascii() and said.isdigit() else 0
     body = bytearray()
@@ -87,7 +88,7 @@ def read_fields(
     unsupported: Mapping[str, Unsupported] | None = None,
     within: str = "",
 ) -> dict[str, Any]:
-    """The values as they are kept. A field that is null is as good as left out.
+    """The normalised values. A null field counts as left out.
 
     Args:
         within: Where the object is, for messages: 'stream_options.', say.
@@ -122,4 +123,4 @@ def read_field(path: str, value: Any, rule: Rule) -> Any:
 def _unknown(path: str, name: str, rules: Mapping[str, Rule]) -> ApiError:
     near = difflib.get_close_matches(name, rules, n=1) if len(name) <= MAX_NAME else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return invalid(f"there is no field {shown(path)} here.{hint}", path, "unknown_parameter")
+    return invalid(f"unknown field {shown(path)}.{hint}", path, "unknown_parameter")

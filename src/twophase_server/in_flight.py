@@ -1,4 +1,4 @@
-"""The door: requests that are being answered are counted, so that a server that is to stop knows when it may."""
+"""Counts requests in flight, so that a server can finish them before it stops."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from twophase_server.errors import ApiError
 def draining() -> ApiError:
     return ApiError(
         503,
-        "the server is shutting down: it finishes what it has accepted, and accepts nothing new.",
+        "the server is shutting down: it finishes accepted requests and accepts no new ones.",
         "draining",
         headers={"retry-after": "1"},
     )
@@ -20,32 +20,32 @@ def draining() -> ApiError:
 
 @final
 class InFlight:
-    """How many requests are between their first byte and the last byte of their answer.
+    """The number of requests between their first byte and the last byte of their answer.
 
     Attributes:
-        is_draining: Whether the door is closed: those inside are answered, new ones are refused.
+        is_draining: Whether new requests are refused; requests in flight are still answered.
     """
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.num_inside = 0
+        self.num_requests = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
     def enter(self) -> None:
-        """Raises ApiError (503) when the door is closed."""
+        """Count a request. Raises ApiError (503) while draining."""
         if self.is_draining:
             raise draining()
-        self.num_inside += 1
+        self.num_requests += 1
         self._is_empty.clear()
 
     def leave(self) -> None:
-        self.num_inside -= 1
-        if not self.num_inside:
+        self.num_requests -= 1
+        if not self.num_requests:
             self._is_empty.set()
 
     async def wait_empty(self, timeout_s: float | int | None = None) -> bool:
-        """Wait until nobody is inside; False if that took too long."""
+        """Wait until no request is in flight; False after `timeout_s`."""
         try:
             await asyncio.wait_for(self._is_empty.wait(), timeout_s)
         except TimeoutError:
@@ -54,8 +54,9 @@ class InFlight:
 
 
 @final
-class ThroughTheDoor:
-    """Around an app: counts the requests whose path `prefixes` begin, and tells `note_refusal` of the refused ones."""
+class InFlightMiddleware:
+    """Middleware that counts requests whose path begins with one of `prefixes`, and reports refusals to
+    `note_refusal`."""
 
     def __init__(
         self,

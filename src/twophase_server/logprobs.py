@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two dialects: that of chats, and the older one of completions."""
+"""Log-probabilities in OpenAI's two formats: the format of chats, and the older format of completions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,9 +31,9 @@ def completion_logprobs(
     """`choices[].logprobs` of a text completion.
 
     Args:
-        entries: Of each token; None for the first of a prompt, before which there is nothing.
+        entries: One per token; None for a prompt's first token, which has no context.
         token_ids: The tokens.
-        offset: Characters of the text before the first of them.
+        offset: Characters of the text before the first token.
     """
     tokens = [texts.of(token_id) for token_id in token_ids]
     offsets = []
@@ -49,7 +49,7 @@ def completion_logprobs(
 
 
 def _by_text(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
-    """The likeliest tokens, best first, and the one that was drawn."""
+    """The likeliest tokens, best first, and the drawn token."""
     found: dict[str, float] = {}
     for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
         found.setdefault(texts.of(token_id), max(logprob, LEAST))

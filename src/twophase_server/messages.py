@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's clients send it, as a chat template takes it."""
+"""Converts a conversation from OpenAI's format into a chat template's input."""
 
 from typing import Any
 

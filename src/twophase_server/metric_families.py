@@ -64,7 +64,7 @@ WAITING = _gauge("num_requests_waiting", "Sequences waiting for a place or block
 RUNNING = _gauge("num_requests_running", "Sequences that hold blocks.")
 KV_CACHE_USAGE = _gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 is all.")
 
-# vLLM has none of these.
+# vLLM lacks the following families.
 KV_CACHE_USAGE_PEAK = _gauge("kv_cache_usage_perc_peak", "The largest share of the KV blocks after any step.")
 QUEUE_AGE = _gauge("queue_age_seconds", "How long the oldest request in the queue has waited.")
 FRAGMENTATION = _gauge("kv_cache_fragmentation_perc", "Share of the slots of blocks in use without a token.")
@@ -77,6 +77,6 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
 def as_markdown() -> str:
-    """A row per metric, in the order in which they stand here."""
+    """A row per metric, in the order of this file."""
     rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in globals().values() if isinstance(each, Metric)]
     return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""/metrics: what the engine and the server count, as Prometheus text. Memory is constant, however long it runs."""
+"""/metrics: the engine's and the server's counters as Prometheus text. Memory stays constant."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,13 +19,13 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @final
 class ServerMetrics(Collector):
-    """Counts requests as they end and steps as they happen; asks the engine for the rest when it is read.
+    """Counts ended requests and steps; takes the other figures from the engine when metrics are read.
 
-    The engine's thread writes what `note_*` notes, and an event loop reads it: the library locks each value.
+    The engine's thread calls `note_*` while an event loop reads the values: the library locks each value.
     """
 
     def __init__(self, llm: AsyncLLM, model_name: str) -> None:
-        prometheus_client.disable_created_metrics()  # a sample per series that nobody asked for
+        prometheus_client.disable_created_metrics()  # one unneeded sample per series
         self._llm = llm
         self._labels = {"model_name": model_name}
         self._registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class ServerMetrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What the engine counts by itself, as of the end of its latest step; the queue is that of this moment."""
+        """The engine's own counters as of the end of its latest step, and the current queue."""
         stats = self._llm.stats()
         cache = stats.cache
         for metric, count in (
@@ -118,6 +118,6 @@ class ServerMetrics(Collector):
 
 
 def _reason(output: RequestOutput) -> FinishReason:
-    """Of the whole request: 'error' or 'abort' if one of its completions ended so, else that of the first."""
+    """The whole request's finish reason: 'error' or 'abort' if a completion ended so, else the first completion's."""
     reasons = [completion.finish_reason or "abort" for completion in output.outputs]
     return next((bad for bad in ("error", "abort") if bad in reasons), reasons[0])

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
+from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
 from twophase_server.logprobs import chat_logprobs
@@ -63,15 +63,15 @@ async def chat_completions(request: Request) -> Response:
         if "messages" not in fields:
             raise invalid("messages is missing.", "messages")
         prompt = await service.render(fields)
-        question = _question(fields, prompt, service, lease)
-        dialect = ChatDialect(service, question.params.logprobs is not None, wants_usage(fields))
-        return await answer(request, service, lease, question, dialect)
+        call = _engine_call(fields, prompt, service, lease)
+        answer_format = ChatFormat(service, call.params.logprobs is not None, wants_usage(fields))
+        return await answer(request, service, lease, call, answer_format)
     except BaseException:
         lease.end()
         raise
 
 
-def _question(fields: Mapping[str, Any], prompt: Sequence[int], service: Service, lease: Lease) -> Question:
+def _engine_call(fields: Mapping[str, Any], prompt: Sequence[int], service: Service, lease: Lease) -> EngineCall:
     service.require_length(len(prompt))
     service.require_n(fields.get("n", 1))
     params = sampling_params(
@@ -79,19 +79,19 @@ def _question(fields: Mapping[str, Any], prompt: Sequence[int], service: Service
         logprobs=_num_logprobs(fields),
         max_tokens=_max_tokens(fields, len(prompt), service),
     )
-    return Question([prompt], params, fields.get("stream", False), engine_options(fields, service, lease))
+    return EngineCall([prompt], params, fields.get("stream", False), engine_options(fields, service, lease))
 
 
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
     if not fields.get("logprobs"):
         if fields.get("top_logprobs"):
-            raise invalid("top_logprobs goes with logprobs=true only.", "top_logprobs")
+            raise invalid("top_logprobs requires logprobs=true.", "top_logprobs")
         return None
     return int(fields.get("top_logprobs", 0))
 
 
 def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Service) -> int:
-    """As asked by its older or its newer name; else what there is room for, in the context and in the pool."""
+    """The field's value under its older or newer name; by default the room left in the context and in the pool."""
     given = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(given) > 1:
         raise invalid(
@@ -105,7 +105,7 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
 
 
 @final
-class ChatDialect(Dialect):
+class ChatFormat(AnswerFormat):
     """`chat.completion`, and `chat.completion.chunk` where it is streamed."""
 
     def __init__(self, service: Service, wants_logprobs: bool, usage_wish: UsageWish) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import Dialect, Question, answer, engine_options, usage, with_usage
+from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options, usage, with_usage
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_object
 from twophase_server.logprobs import completion_logprobs
@@ -29,7 +29,7 @@ PromptGiven = str | list[int]
 
 
 def _read_prompts(value: Any) -> list[PromptGiven]:
-    """One prompt or several, each a text or a list of token ids; what these are, `_encode` looks at."""
+    """One prompt or several, each a text or a list of token ids, whose values `_encode` checks."""
     if isinstance(value, str):
         return [value]
     items = list(items_of(value))
@@ -69,18 +69,18 @@ async def completions(request: Request) -> Response:
         service.require_n(fields.get("n", 1))
         echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
         params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
-        question = Question(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
-        dialect = CompletionDialect(
+        call = EngineCall(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
+        answer_format = CompletionFormat(
             service, params.n, fields["prompt"] if echo else None, num_logprobs is not None, wants_usage(fields)
         )
-        return await answer(request, service, lease, question, dialect)
+        return await answer(request, service, lease, call, answer_format)
     except BaseException:
         lease.end()
         raise
 
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:
-    """Token ids of each prompt. Raises ApiError (400) for too many, and for one that is too long."""
+    """Token ids of each prompt. Raises ApiError (400) for too many prompts, and for a prompt that is too long."""
     given = fields.get("prompt")
     if given is None:
         raise invalid("prompt is missing.", "prompt")
@@ -95,7 +95,7 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
 
 
 class _Shown(NamedTuple):
-    """How much of a completion was sent."""
+    """The length of a completion's sent part."""
 
     num_characters: int
     num_tokens: int
@@ -103,8 +103,8 @@ class _Shown(NamedTuple):
 
 
 @final
-class CompletionDialect(Dialect):
-    """`text_completion`. The choices of the prompt at position i are those from i * n on.
+class CompletionFormat(AnswerFormat):
+    """`text_completion`. The choices of the prompt at position i begin at index i * n.
 
     Args:
         echo: The prompts as they were given, if the text is to begin with them.
@@ -160,7 +160,7 @@ class CompletionDialect(Dialect):
         shown: _Shown,
         ended: CompletionOutput | None,
     ) -> dict[str, Any]:
-        """What is new of a completion; `shown` was sent before."""
+        """The new part of a completion; `shown` has been sent."""
         index = position * self._n + completion.index
         begins = self._echo is not None and index not in self._shown
         text = completion.text[shown.num_characters :]

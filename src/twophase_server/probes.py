@@ -1,4 +1,4 @@
-"""What can be seen of the server without asking the model: GET /health, /ready, /metrics, /v1/models."""
+"""Endpoints that do not run the model: GET /health, /ready, /metrics, /v1/models."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from twophase_server.service import Service, service_of
 
 
 async def health(request: Request) -> Response:
-    """The process answers. (Whether it can serve, /ready tells.)"""
+    """200 while the process runs; /ready says whether it can serve."""
     return json_response({"status": "alive"})
 
 
 async def ready(request: Request) -> Response:
-    """Whether it takes requests: 503 with the reason if it does not."""
+    """200 while requests are accepted, else 503 with the reason."""
     service = service_of(request)
     if not service.llm.is_alive:
         return json_response({"status": "dead", "reason": service.why_dead()}, 503)
     if service.in_flight.is_draining or service.llm.is_draining:
-        return json_response({"status": "draining", "num_requests": service.in_flight.num_inside}, 503)
+        return json_response({"status": "draining", "num_requests": service.in_flight.num_requests}, 503)
     return json_response({"status": "ready"})
 
 

@@ -1,4 +1,4 @@
-"""A server as a process: it listens until a signal, and then finishes what it has accepted."""
+"""The server as a process: it listens until a signal, and then finishes accepted requests."""
 
 import asyncio
 import functools
@@ -29,7 +29,7 @@ LAST_WORDS_S = 1  # at least, for the errors that waiting clients get at the end
 
 
 def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:
-    """Open a model and serve it until SIGTERM or Ctrl-C; then answer what was accepted. A second signal ends it at
+    """Open a model and serve it until SIGTERM or Ctrl-C; then finish accepted requests. A second signal ends it at
     once.
 
     Raises:
@@ -38,7 +38,7 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
     """
     settings = ServerSettings() if settings is None else settings
     if settings.api_keys is not None:
-        read_tenants(Path(settings.api_keys))  # what cannot be used is refused before the model is loaded
+        read_tenants(Path(settings.api_keys))  # unusable options are refused before the model is loaded
     with listen(settings.host, settings.port) as listener:
         llm = AsyncLLM(model, config, max_queue=settings.max_queue)
         try:
@@ -78,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @final
 class DrainingServer(uvicorn.Server):
-    """Stops in two steps: first it refuses new requests, by answering them, and then, when none is left, it goes."""
+    """Stops in two steps: new requests get a 503 until all accepted requests are answered; then the process ends."""
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
         self.app = create_app(llm, settings)
@@ -111,7 +111,7 @@ class DrainingServer(uvicorn.Server):
         self.is_up.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of SIGTERM and SIGINT, in the main thread, between any two lines of Python."""
+        """The handler of SIGTERM and SIGINT, called in the main thread between any two Python instructions."""
         if self.loop is None:  # it does not listen yet
             self.should_exit = True
             return
@@ -120,7 +120,7 @@ class DrainingServer(uvicorn.Server):
     def _on_signal(self, sig: int) -> None:
         if self._draining is None:
             self.begin_drain()
-            num = self.service.in_flight.num_inside
+            num = self.service.in_flight.num_requests
             name = signal.Signals(sig).name
             print(f"twophase serve: {name}: finishing {num} requests; again ends it at once", file=sys.stderr)
         else:
@@ -131,7 +131,7 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     def begin_drain(self) -> None:
-        """Refuse new requests and those that have not arrived, and stop when the last one is answered. In the server's
+        """Refuse new and half-received requests, and stop when the last accepted one is answered. Runs in the server's
         event loop.
         """
         if self._draining is None:
@@ -148,7 +148,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait until clients have their answers, and cut off those that do not take them."""
+        """Wait until clients have received their answers, and disconnect clients that do not read."""
         limits_s = (self._settings.read_timeout_s, self._settings.drain_timeout_s)
         patience_s = max(LAST_WORDS_S, min(limit_s for limit_s in limits_s if limit_s is not None))
         timer = asyncio.get_running_loop().call_later(patience_s, self._cut_off)

@@ -1,4 +1,4 @@
-"""How tokens are chosen: from the fields of a request to `SamplingParams`."""
+"""Converts the fields of a request into `SamplingParams`."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _logit_bias(value: Any) -> Any:
-    """JSON's keys are text, so a token id comes as '42'."""
+    """Token ids are written as text, '42', because JSON's keys are text."""
     biases = _object(value)
     if len(biases) > MAX_BIASES:
         raise ValueError
@@ -32,7 +32,7 @@ FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
 VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
 
-# Fields of both dialects that become sampling parameters as they are.
+# Fields of both endpoints that become sampling parameters unchanged.
 SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
 SAMPLING_RULES["logit_bias"] = Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias)
 
@@ -44,7 +44,7 @@ IGNORED_RULES: dict[str, Rule] = {
     **dict.fromkeys(("metadata", "prediction"), OBJECT),
 }
 
-# Fields of both dialects that say something else.
+# Further fields of both endpoints.
 COMMON_RULES: dict[str, Rule] = {
     **IGNORED_RULES,
     "model": NAME,
@@ -75,10 +75,10 @@ FORMATS = ("text", "json_object", "json_schema")
 
 
 def sampling_params(fields: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """Of fields that were read by `SAMPLING_RULES` and `COMMON_RULES`; `more` are parameters besides.
+    """The parameters for fields read by `SAMPLING_RULES` and `COMMON_RULES`, and for `more`.
 
     Raises:
-        ApiError: 400, two of them contradict each other, or the form asked for is none.
+        ApiError: 400, two fields contradict each other, or the structured output is invalid.
     """
     given = {name: value for name, value in fields.items() if name in SAMPLING_RULES} | more
     if "logit_bias" in given:
@@ -110,7 +110,7 @@ def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
         )
     if (kind == "json_schema") != ("json_schema" in found):
         raise invalid(
-            f"response_format.json_schema goes with type 'json_schema', and only with it; got type {kind!r}.",
+            f"response_format.json_schema requires type 'json_schema', and the type requires it; got type {kind!r}.",
             "response_format.json_schema",
         )
     if kind == "text":
@@ -124,21 +124,21 @@ def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
 
 
 class UsageWish(NamedTuple):
-    """Where a stream is to tell its usage: in a chunk of its own at the end, and in each chunk what there is so far."""
+    """Where a stream reports its usage: in an additional last chunk, and the usage so far in each chunk."""
 
     at_end: bool = False
     in_chunks: bool = False
 
 
 def wants_usage(fields: Mapping[str, Any]) -> UsageWish:
-    """`stream_options`: OpenAI's include_usage, and with it vLLM's continuous_usage_stats. Raises ApiError (400) for
-    options of what is no stream.
+    """`stream_options`: OpenAI's include_usage, and with it vLLM's continuous_usage_stats. Raises ApiError (400)
+    without `stream`.
     """
     options = fields.get("stream_options")
     if options is None:
         return UsageWish()
     if not fields.get("stream"):
-        raise invalid("stream_options go with stream=true only.", "stream_options")
+        raise invalid("stream_options require stream=true.", "stream_options")
     found = read_fields(options, _STREAM_RULES, within="stream_options.")
     at_end = found.get("include_usage", False)
     return UsageWish(at_end, at_end and found.get("continuous_usage_stats", False))

@@ -1,4 +1,4 @@
-"""What the endpoints share."""
+"""The state shared by the endpoints."""
 
 import asyncio
 import math
@@ -24,10 +24,10 @@ MOST_WAIT_S = 60  # that a client is ever told to wait
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One server's engine and its books.
+    """One server's engine, accounts and metrics.
 
     Attributes:
-        model_name: What clients call the model.
+        model_name: The model's name for clients.
         started_s: Seconds since 1970, when it was made.
     """
 
@@ -47,7 +47,7 @@ class Service:
             _ = self.llm.tokenizer.chat_template
 
     def enter(self, request: Request) -> Lease:
-        """Let a request in.
+        """Accept a request.
 
         Raises:
             ApiError: 401, it has no key; 429, too much was asked already; 503, the engine is dead.
@@ -62,7 +62,7 @@ class Service:
         return "the engine was closed." if error is None else f"the engine died of {type(error).__name__}: {error}"
 
     def require_model(self, name: str | None) -> None:
-        """Raises ApiError (404) for a model that is not served; a request that names none gets the one that is."""
+        """Raises ApiError (404) for a model that is not served; a request without a model gets the served model."""
         if name is not None and name != self.model_name:
             raise ApiError(404, f"model must be {self.model_name!r}, got {name[:80]!r}.", "model_not_found", "model")
 
@@ -80,7 +80,7 @@ class Service:
             raise invalid(f"n must be at most {self.settings.max_n}, got {n}.", "n")
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, found in another thread: a long one takes time.
+        """Token ids of a text, computed in another thread, because a long text takes time.
 
         Raises:
             ApiError: 400, there is no tokenizer.
@@ -93,10 +93,10 @@ class Service:
         )
 
     async def render(self, fields: Mapping[str, Any]) -> list[int]:
-        """Token ids of a request's conversation, found in another thread.
+        """Token ids of a request's conversation, computed in another thread.
 
         Raises:
-            ApiError: 400, there is no tokenizer, or a message is none.
+            ApiError: 400, there is no tokenizer, or a message is invalid.
             InvalidRequestError: There is no chat template, it refuses these messages, or they do not fit the context.
         """
         tokenizer = self.llm.tokenizer
@@ -118,7 +118,7 @@ class Service:
         return self.llm.llm.scheduler.config.max_model_len
 
     def refusal(self, error: TwophaseError | ApiError) -> ApiError:
-        """As the client is told of it."""
+        """The error as sent to the client."""
         told = error if isinstance(error, ApiError) else as_api_error(error)
         if isinstance(error, QueueFullError):
             # Who comes now waits about as long as the oldest one in the queue has waited.

@@ -1,4 +1,4 @@
-"""What the server is told: a frozen record, each field with its rule."""
+"""The server's options: a frozen record, each field with its rule."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,24 +44,23 @@ RULES = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How the server serves.
+    """The server's options.
 
     Attributes:
-        host, port: Where it listens. Whoever reaches them may ask; beyond this machine, use `api_keys`.
-        served_model_name: What clients call the model; None: what it was opened by.
-        api_keys: A file of keys and quotas (see `twophase_server.tenants`); None: anybody may ask.
-        max_queue: Requests that may wait for their first step; the next one gets 429. None: any number.
-        max_body_bytes: Of a request; more gets 413. No other request is served while one is parsed, up to 50 ms for a
-            MiB of numbers.
-        max_prompt_tokens: Of a prompt; None: what the model can take.
-        max_prompts: In one request for completions.
+        host, port: The address to listen at. Without `api_keys`, every client that reaches it may send requests.
+        served_model_name: The model's name for clients; None: its hub id or folder's name.
+        api_keys: A file of keys and quotas (see `twophase_server.tenants`); None: no key is needed.
+        max_queue: Maximum number of requests that wait for their first step; further requests get 429. None: unlimited.
+        max_body_bytes: Size limit of a request; a larger one gets 413. Parsing a body stops other requests, for up to
+            50 ms per MiB of numbers.
+        max_prompt_tokens: Tokens of a prompt; None: the model's limit.
+        max_prompts: Prompts in one request for completions.
         max_n: Completions of a prompt.
-        deadline_s: A request that is not answered so many seconds after it came gets 504; a client may ask for less.
-            None: it may take its time.
+        deadline_s: Seconds from arrival after which a request gets 504; a client may ask for less. None: no deadline.
         read_timeout_s: Seconds that a request may take to arrive, headers and body together; then it gets 408.
-        drain_timeout_s: Seconds that accepted requests have to end after SIGTERM; None: as long as they take, also
-            where a client has stopped reading.
-        log_level: Of uvicorn: critical, error, warning, info or debug.
+        drain_timeout_s: Seconds for accepted requests to end after SIGTERM; None: unlimited, even if a client has
+            stopped reading.
+        log_level: Uvicorn's: critical, error, warning, info or debug.
 
     Raises:
         ConfigError: A field breaks its rule.

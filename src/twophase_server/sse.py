@@ -1,4 +1,4 @@
-"""Server-sent events: an answer as it comes."""
+"""Streamed answers as server-sent events."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, final
@@ -17,7 +17,7 @@ def event(content: Any, write: Callable[[Any], str] = to_json) -> str:
 
 @final
 class EventStream(StreamingResponse):
-    """Sends events until there are no more, or the client has gone; `at_end` is called in either case."""
+    """Sends events until the last one, or until the client disconnects; `at_end` is called in either case."""
 
     def __init__(self, events: AsyncGenerator[str, None], at_end: Callable[[], None]) -> None:
         super().__init__(

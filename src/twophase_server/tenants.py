@@ -1,4 +1,4 @@
-"""Who may ask, and how much: API keys from a file, and a quota for each tenant.
+"""API keys from a file, and a quota for each tenant.
 
 The file is TOML:
 
@@ -38,7 +38,7 @@ QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What a tenant may ask for; None: any amount. Raises ConfigError for what breaks a rule."""
+    """A tenant's limits; None: unlimited. Raises ConfigError for a value that breaks its rule."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -51,10 +51,10 @@ class Quota:
 
 @final
 class Allowance:
-    """So much per minute, which comes back evenly; unused, it grows no further than a minute's worth (a token bucket).
+    """A token bucket: refilled evenly, at most a minute's worth.
 
-    What something costs may be known only afterwards, so it may go below zero; then nothing is allowed until one is
-    there again. Any thread may call it.
+    A request's tokens are known only at its end, so the level may fall below zero; nothing is allowed until it has
+    recovered. Thread-safe.
     """
 
     def __init__(self, per_minute: int | None, now_s: Callable[[], float]) -> None:
@@ -65,7 +65,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def wait_s(self) -> float:
-        """How long until there is at least one left; 0: there is now."""
+        """Seconds until at least one unit is left."""
         if self.per_minute is None:
             return 0.0
         per_s = self.per_minute / 60
@@ -86,7 +86,7 @@ class Account:
     """A tenant's use of its quota.
 
     Attributes:
-        name: Of the tenant, as the engine is told; "" where nobody needs a key.
+        name: The tenant's name for the engine; "" where no key is needed.
     """
 
     def __init__(self, name: str, quota: Quota, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -96,14 +96,14 @@ class Account:
         self._num_running = 0
 
     def salt(self, own: str) -> str:
-        """What its prefixes are cached under: nobody else's, whatever salt of its `own` a request has."""
+        """The cache salt of its requests: different for each tenant, whatever `own` salt a request has."""
         return f"{len(self.name)}:{self.name}:{own}" if self.name else own
 
     def enter(self) -> "Lease":
         """Begin a request.
 
         Raises:
-            ApiError: 429, its quota is used up; `retry-after` tells for how long.
+            ApiError: 429, its quota is used up; `retry-after` has the time to wait.
         """
         limit = self.quota.concurrent_requests
         if limit is not None and self._num_running >= limit:
@@ -117,7 +117,7 @@ class Account:
         return Lease(self)
 
     def require_priority(self, priority: int) -> None:
-        """Raises ApiError (400) for a better one than it may ask for."""
+        """Raises ApiError (400) for a better priority than the tenant's limit."""
         best = self.quota.best_priority
         if best is not None and priority < best:
             raise invalid(
@@ -152,10 +152,11 @@ class Lease:
 
 @final
 class Tenants:
-    """Accounts by key. As an observer of the engine it charges each request's tokens when it ends, however it ends.
+    """Accounts by key. As an observer of the engine, charges each request's tokens at its end, aborted and failed ones
+    too.
 
     Args:
-        keys: SHA-256 digest of a key -> its account; None: nobody needs a key.
+        keys: SHA-256 digest of a key -> its account; None: no key is needed.
     """
 
     def __init__(self, keys: Mapping[bytes, Account] | None = None) -> None:
@@ -165,7 +166,7 @@ class Tenants:
         self._prefix, self._numbers = f"{uuid.uuid4().hex}-", itertools.count()
 
     def find(self, authorization: str) -> Account:
-        """Whose key it is.
+        """The account of a request's key.
 
         Args:
             authorization: The header, 'Bearer KEY'.
@@ -192,7 +193,7 @@ class Tenants:
         return found
 
     def new_request_id(self, account: Account) -> str:
-        """For the engine; tells whose request it is."""
+        """A request id for the engine that contains the account."""
         return f"{self._prefix}{next(self._numbers)}-{account.name}"
 
     # -- in the engine's thread
@@ -201,7 +202,7 @@ class Tenants:
         pass
 
     def note_end(self, output: RequestOutput) -> None:
-        """Charge what was computed: nothing of a request that no step has begun, else its prompt and all new tokens."""
+        """Charge the computed tokens: none for a never-scheduled request, else the prompt and all new tokens."""
         if output.request_id.startswith(self._prefix) and output.metrics.first_scheduled_s is not None:
             account = self._accounts.get(output.request_id.split("-", 2)[2])
             if account is not None:

@@ -17,7 +17,7 @@ class TokenTexts:
         self.of = lru_cache(maxsize=100_000)(self._find)
 
     def _find(self, token_id: int) -> str:
-        """Read behind another token, because a decoder may strip the space at the start of a text."""
+        """The token is decoded after another token, because a decoder may strip the space at the start of a text."""
         if self._tokenizer is None:
             return f"token_id:{token_id}"
         before = self._tokenizer.decode(self._anchor, skip_special_tokens=False)
@@ -25,6 +25,6 @@ class TokenTexts:
         return text.removeprefix(before)
 
     def bytes_of(self, token_id: int) -> list[int] | None:
-        """None: the token is part of a character, so its text does not tell."""
+        """The token's bytes; None if the token is part of a character and its text does not show them."""
         text = self.of(token_id)
         return None if REPLACEMENT_CHARACTER in text else list(text.encode())

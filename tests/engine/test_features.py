@@ -173,7 +173,7 @@ def check_table(module, folder):
         (whole | ranks | ready, {}, "enable_expert_parallel"),
         (window | ready, {}, "ready-made"),
         (ranks | ready, {}, "ready-made"),
-        (drafter, {}, "both guess"),
+        (drafter, {}, "both propose drafts"),
     ]:
         with pytest.raises(ConfigError, match=f"do not go together.*{other}|{other}.*do not go together"):
             module.check_pairs(configured(None, options), **arguments)

@@ -487,7 +487,7 @@ class TestDoor:
         check_outputs(run(guided_engine(model), [prompt_of(0, 4)], params), params)
 
     def test_without_a_tokenizer_or_an_end(self, model):
-        with pytest.raises(InvalidRequestError, match="need a tokenizer, and the engine has none"):
+        with pytest.raises(InvalidRequestError, match="need a tokenizer, but the engine has no tokenizer"):
             make_engine(model).add_request("a", prompt_of(0, 4), guided(regex="a"))
         endless = make_engine(model, guidance=Guidance(byte_level().tokenizer.to_str, frozenset()))
         with pytest.raises(InvalidRequestError, match=r"end-of-text token, and its folder names none"):

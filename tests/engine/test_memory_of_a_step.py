@@ -84,7 +84,7 @@ def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, mon
     monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 768_000_000)
     memory.check_rope_tables(long, 1_000_000)
     monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 767_999_999)
-    with pytest.raises(ConfigError, match=r"rotary tables of 1,000,000 positions.*a smaller max_model_len"):
+    with pytest.raises(ConfigError, match=r"RoPE tables for 1,000,000 positions.*a smaller max_model_len"):
         memory.check_rope_tables(long, 1_000_000)
 
 

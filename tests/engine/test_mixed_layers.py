@@ -234,5 +234,5 @@ def test_a_draft_model_of_one_kind_is_asked_for(gemma, tmp_path):
     folder, _ = make_folder("llama", tmp_path, eos_token_id=None)
     with pytest.raises(ConfigError, match=r"draft model .* has layers of different kinds"):
         opened(folder, speculative_config=SpeculativeConfig(method="draft_model", model=str(gemma)))
-    with pytest.raises(ConfigError, match=r"do not go together: a draft model uses the blocks"):
+    with pytest.raises(ConfigError, match=r"do not go together: a draft model shares the target"):
         opened(gemma, speculative_config=SpeculativeConfig(method="draft_model", model=str(folder)))

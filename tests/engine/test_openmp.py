@@ -19,7 +19,7 @@ BEGIN = """
 import os, sys, time, torch
 torch.set_num_threads(3)
 from twophase import LLM, AsyncLLM
-from twophase_features.serving.openmp import dismiss_workers
+from twophase_features.serving.openmp import release_openmp_workers
 
 def compute():
     torch.ones(1_000_000).exp()
@@ -33,7 +33,7 @@ def require(expected):
         time.sleep(0.01)
     assert count() == expected, f"{count()} threads instead of {expected}"
 
-dismiss_workers()  # there are none
+release_openmp_workers()  # there are none
 at_first = count()
 compute()
 require(at_first + 2)
@@ -54,7 +54,7 @@ def run(program, *arguments):
 
 def test_they_end_and_come_back():
     run("""
-dismiss_workers()
+release_openmp_workers()
 require(at_first)
 compute()
 require(at_first + 2)

@@ -268,8 +268,8 @@ REFUSED = {
     ),
     # transformers' cache drops what is out of the window, its attention without a cache does not.
     "a window that Llama has not": ({"sliding_window": 8}, r"sliding_window 8 is not supported"),
-    "another family's type": ({"model_type": "qwen3"}, r"model_type 'qwen3' does not go with .*'llama'"),
-    "no type": ({"model_type": ABSENT}, r"model_type None does not go with"),
+    "another family's type": ({"model_type": "qwen3"}, r"model_type 'qwen3' contradicts .*'llama'"),
+    "no type": ({"model_type": ABSENT}, r"model_type None contradicts"),
     "layers that differ": ({"per_layer_config": {"0": {"head_dim": 4}}}, r"per_layer_config .* is not supported"),
     "weights of another name": ({"transformers_weights": "b.safetensors"}, r"transformers_weights .* is not supported"),
     "null for a number": ({"rms_norm_eps": None}, r"'rms_norm_eps' is null"),

@@ -12,10 +12,10 @@ from twophase.model.linear import Linear
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import (
+    ConcatLinear,
     DynamicInt8Linear,
     Int4Linear,
-    SideBySide,
-    StoredLinear,
+    PackedLinear,
     make_quantized_linear,
 )
 from twophase_features.quantization.rounding import quantize
@@ -214,7 +214,7 @@ def test_a_layer_whose_inputs_are_in_another_order():
 def test_a_stored_layer_dequantises_in_the_call(name):
     """What other devices than a CPU get."""
     rounded = quantize(random_weight(), SCHEMES[name])
-    layer, x, bias = StoredLinear.from_weight(rounded, torch.ones(OUTPUTS)), torch.randn(3, INPUTS), torch.ones(OUTPUTS)
+    layer, x, bias = PackedLinear.from_weight(rounded, torch.ones(OUTPUTS)), torch.randn(3, INPUTS), torch.ones(OUTPUTS)
     assert torch.allclose(layer(x), x @ rounded.dequantize().T + bias, atol=1e-4)
     assert layer.num_outputs == OUTPUTS
     half = 2 if rounded.bits == 4 else 1
@@ -272,7 +272,7 @@ def test_a_row_of_zeros_and_one_that_is_not_finite():
 def test_layers_side_by_side():
     parts = [quantize(random_weight(seed), SCHEMES[name]) for seed, name in enumerate(("int4", "int8"))]
     layers = tuple(make_quantized_linear(part, None, torch.float32) for part in parts)
-    both, x = SideBySide(layers), torch.randn(3, INPUTS)
+    both, x = ConcatLinear(layers), torch.randn(3, INPUTS)
     assert torch.equal(both(x), torch.cat([layer(x) for layer in layers], dim=1))
     assert (both.num_outputs, both.num_bytes) == (2 * OUTPUTS, sum(layer.num_bytes for layer in layers))
 

@@ -121,7 +121,7 @@ def test_a_drain_waits_for_no_body(chat_folder):
         with held(server):
             accepted = post(server, LONG, "connection: close\r\n")
             waiting, silent = [send(server, text) for text in (HALF_BODY, "")]
-            until(lambda: server.app.state.service.in_flight.num_inside == 2)
+            until(lambda: server.app.state.service.in_flight.num_requests == 2)
             server.drain()
             assert error_of(waiting) == (503, "draining")
         assert answer_of(accepted)[0] == 200

@@ -33,7 +33,7 @@ def test_a_client_that_goes_away_frees_its_blocks(server, path, streams):
     stats = server.llm.stats()
     assert stats.cache.num_in_use == 0
     assert stats.num_aborted > before
-    until(lambda: server.app.state.service.in_flight.num_inside == 0)
+    until(lambda: server.app.state.service.in_flight.num_requests == 0)
 
 
 def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypatch):
@@ -60,8 +60,8 @@ def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypa
 
 def test_a_client_that_goes_away_in_its_own_body(server):
     with send(server, HALF_BODY):
-        until(lambda: server.app.state.service.in_flight.num_inside == 1)
-    until(lambda: server.app.state.service.in_flight.num_inside == 0)
+        until(lambda: server.app.state.service.in_flight.num_requests == 1)
+    until(lambda: server.app.state.service.in_flight.num_requests == 0)
 
 
 def test_a_stream_that_is_closed_early(server, client, chat_folder):

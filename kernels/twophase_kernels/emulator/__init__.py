@@ -1,8 +1,8 @@
 """Executes the PTX that Triton compiles, without a GPU.
 
 `emulate(kernel, grid, args)` runs one kernel; within `emulated("sm_90")` every wrapper of this package runs on CPU
-tensors. `inspect_kernel` counts what the compiled code asks of a GPU. See docs/emulator.md for the memory model and
-for what is not covered.
+tensors. `inspect_kernel` counts the compiled code's instructions, memory requests and registers. See docs/emulator.md
+for the memory model and the instructions that are not covered.
 """
 
 from twophase_kernels.emulator.driver import EmulatingDriver, emulate, emulated

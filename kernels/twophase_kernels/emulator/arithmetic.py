@@ -386,7 +386,7 @@ BUILDERS: dict[str, Callable[[Instruction, dict[str, int]], Execute]] = {
     "cos": special_function(np.cos),
     "tanh": special_function(np.tanh),
 }
-# What is said after a dot and understood by some builder; the others raise for what they do not know themselves.
+# Modifiers (after a dot) that some builder understands; every builder raises for a modifier that it does not know.
 UNDERSTOOD = {
     "rn", "rz", "rm", "rp", "ftz", "approx", "full", "NaN", "lo", "hi", "wide", "l", "r", "clamp", "wrap", "sat",
     "satfinite", "relu", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan",

@@ -32,15 +32,15 @@ class Launched(NamedTuple):
     machine: Machine
 
     def file(self, kind: str) -> Path:
-        """Of the compiler's products: 'ptx', 'cubin'."""
+        """A product of the compiler: 'ptx' or 'cubin'."""
         return _compiled_file(self.metadata, kind)
 
 
 class EmulatingDriver(CompileOnlyDriver):
-    """Compiles for `target_name` and executes what was compiled.
+    """Compiles for `target_name` and executes the compiled code.
 
     Attributes:
-        launched: Each kernel so far, by name; of several specialisations the latest.
+        launched: The latest specialisation of each kernel so far, by name.
     """
 
     is_emulated = True
@@ -115,7 +115,7 @@ def emulated(
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
 
     Args:
-        edit: Changes each kernel's PTX before it is executed, to see what a missing barrier would have done.
+        edit: Changes each kernel's PTX before it is executed, to see the effect of a missing barrier, for example.
         builders: As of `Machine`.
 
     Raises:
@@ -142,7 +142,7 @@ def emulate(
     Tensors lie on the CPU and are changed in place. Returns the machine, for its counts.
 
     Raises:
-        EmulationError: What a GPU would punish or leave undefined, with the line of Python that did it.
+        EmulationError: An access that is a fault or undefined on a GPU, with the line of Python.
         KernelsUnavailableError: As `emulated`.
     """
     with emulated(target) as driver:

@@ -1,8 +1,8 @@
-"""What can go wrong in a kernel, said with the place in its Python source."""
+"""Errors in a kernel, with the line of its Python source."""
 
 
 class EmulationError(RuntimeError):
-    """The kernel did what a GPU would punish or leave undefined, or what this emulator does not cover.
+    """The kernel's behaviour is a fault or undefined on a GPU, or not covered by this emulator.
 
     Attributes:
         source: The line of Python, 'attend_range.py:146', or ''.
@@ -10,7 +10,7 @@ class EmulationError(RuntimeError):
     """
 
     def __init__(self, message: str, source: str = "", instruction: str = "") -> None:
-        super().__init__(message, source, instruction)  # all three, so that it survives a way between processes
+        super().__init__(message, source, instruction)  # all three, so that it can be pickled
         self.message, self.source, self.instruction = message, source, instruction
 
     def __str__(self) -> str:
@@ -19,7 +19,7 @@ class EmulationError(RuntimeError):
 
 
 class MemoryFault(EmulationError):
-    """An address outside of every tensor, or one that is not a multiple of the access's size."""
+    """An address outside of every tensor, or not a multiple of the access's size."""
 
 
 class RaceError(EmulationError):

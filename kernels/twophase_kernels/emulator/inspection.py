@@ -1,4 +1,4 @@
-"""The microscope: what a kernel's compiled code asks of a GPU, counted while the emulator runs it.
+"""Counts instructions and memory requests of a kernel's compiled code while the emulator runs it.
 
     report = inspect_kernel(kernel, grid, args, target="sm_90", BLOCK=128)
     report.show()
@@ -47,14 +47,14 @@ class KernelReport:
 
     Attributes:
         grid: Programs along x, y, z.
-        num_warps, num_stages: As Triton took them.
-        registers, stack_bytes: Per thread; the stack holds what did not fit into registers.
+        num_warps, num_stages: As Triton compiled them.
+        registers, stack_bytes: Per thread; the stack holds spilled registers.
         shared_bytes: Per program.
-        bytes_in_flight: The most that a program had asked for by cp.async and not yet waited for.
-        matrix_flops: Of all programs, by mma and wgmma.
-        executed: PTX instructions by name, counted once per warp, of all programs.
-        loop: The main loop in machine code (SASS): instructions by name, as one warp issues them in one turn. Of
-            several loops with matrix products the shortest, which is the one that needs no mask. Empty: none.
+        bytes_in_flight: The largest number of bytes in flight by cp.async in one program.
+        matrix_flops: All programs' FLOPs by mma and wgmma.
+        executed: PTX instructions by name, counted once per warp, over all programs.
+        loop: The main loop in machine code (SASS): instructions by name, issued by one warp per pass through the loop.
+            If several loops have matrix products, the shortest, which needs no mask. Empty: no such loop.
     """
 
     kernel: str
@@ -101,10 +101,10 @@ class KernelReport:
         return occupancy(MULTIPROCESSORS[card], self.num_warps, self.registers, self.shared_bytes)
 
     def roofline(self, bytes_per_s: float, flops_per_s: float) -> Roofline:
-        """What a data sheet's peaks allow, under four assumptions.
+        """The time that a data sheet's peaks allow, under four assumptions.
 
         All sectors come from memory once per request (no cache gives one twice), at the full bandwidth; matrix products
-        are all the arithmetic there is; both run at their peaks at the same time; the launch fills the GPU.
+        are the only arithmetic; both run at their peaks at the same time; the launch fills the GPU.
         """
         for name, peak in (("bytes_per_s", bytes_per_s), ("flops_per_s", flops_per_s)):
             if not peak > 0:
@@ -166,7 +166,7 @@ def inspect_kernel(
     Tensors lie on the CPU and are changed in place.
 
     Raises:
-        EmulationError: as `emulate`: what a GPU would punish or leave undefined, with the line of Python.
+        EmulationError: As `emulate`: a fault or undefined behaviour on a GPU, with the line of Python.
         KernelsUnavailableError: This process runs kernels in the interpreter (`inspect_in` helps), or has no Triton.
         ValueError: A target that the emulator does not cover.
     """

@@ -24,11 +24,11 @@ class KernelSourceError(ValueError):
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A Triton function and those of its names that are not Triton's.
+    """A Triton function and its global names, except Triton's own.
 
     Attributes:
-        file: What error messages and reports call it, 'cell.py'.
-        first_line: Of the function in the file it comes from, so that line numbers are the learner's.
+        file: Its name in error messages and reports, 'cell.py'.
+        first_line: The function's line in its original file, so that line numbers are the learner's.
         module: Where it can be imported from; '' if it is compiled from `text`.
         names: Its global names: constants, and other Triton functions.
     """
@@ -60,7 +60,7 @@ def kernel_source(kernel: Any, file: str = "cell.py") -> KernelSource:
         file: Its name from now on, if it is not in an importable module.
 
     Raises:
-        KernelSourceError: It is no Triton function, its text is not known, or it uses a global name that cannot travel.
+        KernelSourceError: Not a Triton function, its text is unknown, or it uses a global name that cannot be sent.
     """
     function = getattr(kernel, "fn", None)
     if not isinstance(function, FunctionType):
@@ -98,7 +98,7 @@ def _is_importable(function: FunctionType) -> bool:
 
 
 def _global_names(function: FunctionType) -> dict[str, Any]:
-    """What its code loads by a global name; the attribute of `tl.zeros` is none, whatever the cell calls `zeros`."""
+    """The globals that its code loads. `tl.zeros` loads `tl`, not `zeros`, even if the cell defines `zeros`."""
     wanted = set(_loaded(function.__code__))
     return {name: value for name, value in function.__globals__.items() if name in wanted}
 

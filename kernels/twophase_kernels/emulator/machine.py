@@ -1,8 +1,8 @@
 """Runs a program: all threads of many blocks in lock-step, one numpy operation per instruction.
 
 Threads of a block share one program counter, as far as Triton's kernels need: a branch that divides a block is refused.
-Blocks may go different ways. Those with the lowest program counter run until they branch or meet the next ones, so
-blocks that left a loop early wait behind it for the others.
+Blocks may diverge. The blocks with the lowest program counter run until they branch or reach other blocks' counter, so
+blocks that leave a loop early wait behind it.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ class Machine:
     """A program made executable, for any number of launches.
 
     Args:
-        builders: Of each opcode, what makes an instruction executable.
+        builders: By opcode: makes an instruction executable.
 
     Attributes:
         executed: Instructions by opcode, counted once per warp.
@@ -49,10 +49,10 @@ class Machine:
         """Run every block of the grid.
 
         Args:
-            parameters: Their bits, in order; the program's last ones may be missing (scratch space nobody uses).
+            parameters: Their bits, in order; the program's last ones may be missing (unused scratch space).
 
         Raises:
-            EmulationError: with the line of Python, the instruction, and a block that did it.
+            EmulationError: With the line of Python, the instruction, and a block that executed it.
         """
         names = [name for name, _ in self.program.parameters]
         by_name = dict(zip(names, parameters, strict=False)) | dict.fromkeys(names[len(parameters) :], 0)
@@ -134,7 +134,7 @@ class Machine:
 
 
 def _build(instruction: Instruction, widths: dict[str, int], builders: Mapping[str, Builder]) -> Execute:
-    """What executes the instruction. One that is not covered is refused when it is reached, not before."""
+    """The function that executes the instruction; for an instruction that is not covered, a function that raises."""
     builder = builders.get(instruction.name)
 
     def refuse(state: State, why: str = "this instruction is not covered") -> None:

@@ -210,7 +210,7 @@ def _issue_product(instruction: Instruction, widths: dict[str, int]) -> Execute:
         product.b_places = product.locate(tile_b, _per_group(right(state), groups, state), state)
         if not (state.is_fenced and used.isdisjoint(names)):
             raise RaceError("a matrix product takes registers that threads used, with no wgmma.fence in between")
-        state.unfenced = used  # what products share is no use by threads
+        state.unfenced = used  # registers that products share are not used by threads
         state.products.add(product, product.blocks)
 
     return execute
@@ -226,7 +226,7 @@ def _active_groups(state: State) -> np.ndarray:
 
 
 def _per_group(values: np.ndarray, groups: np.ndarray, state: State) -> np.ndarray:
-    """What the threads of each warpgroup agree on."""
+    """The common value of each warpgroup's threads."""
     per_group = state.per_lane(values).reshape(-1, WARPGROUP)[groups]
     if (per_group != per_group[:, :1]).any():
         raise EmulationError("the threads of a warpgroup disagree about an operand of wgmma")

@@ -1,13 +1,13 @@
 """The two memories of a GPU: global memory with bounds, and shared memory that notices missing barriers.
 
 Addresses in global memory are made up: each tensor's storage gets a range of 2^40 bytes of its own, at the alignment it
-really has. So whatever a kernel computes from a pointer is inside of that tensor, or a fault.
+really has. So an address that a kernel computes from a pointer is inside of that tensor, or a fault.
 
 Shared memory is checked by a happens-before rule per block. Two accesses to a byte conflict if one of them writes and
 different warps make them; they must have a barrier of the block between them. An asynchronous copy (cp.async) writes
-from the moment it is issued to the wait that covers it: nobody may touch its bytes in between, and what is read there
-is undefined. A matrix product that reads shared memory (wgmma) does so from its issue to the wait that covers it.
-Within a warp, threads run in lock-step; races between them are not looked for.
+from the moment it is issued to the wait that covers it: no thread may touch its bytes in between, and reads of them are
+undefined. A matrix product that reads shared memory (wgmma) does so from its issue to the wait that covers it. Within a
+warp, threads run in lock-step; races between them are not detected.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ class GlobalMemory:
             slot = self._slot_of[storage.data_ptr()] = len(self._buffers)
             flat = torch.empty(0, dtype=torch.uint8).set_(storage)
             self._buffers.append(flat.numpy())
-            middle = (1 << SLOT_BITS) // 2  # what lies a little before a tensor is no other's either
+            middle = (1 << SLOT_BITS) // 2  # addresses just before a tensor are not another tensor's either
             self._bases.append(((slot + 1) << SLOT_BITS) + middle + storage.data_ptr() % 256)
             self._names.append(name or f"tensor {slot}")
         return self._bases[slot] + tensor.storage_offset() * tensor.element_size()
@@ -53,14 +53,14 @@ class GlobalMemory:
         return found
 
     def store(self, addresses: np.ndarray, columns: list[np.ndarray]) -> None:
-        """Unsigned integers, side by side from each address on. Of two threads that write to one place, one wins."""
+        """Unsigned integers, side by side from each address on. If two threads write to one address, one wins."""
         width = columns[0].dtype.itemsize
         for chosen, units, first in self._ranges(addresses, width, len(columns), "write"):
             for i, values in enumerate(columns):
                 units[first + i] = values[chosen]
 
     def exchange(self, addresses: np.ndarray, values: np.ndarray, update) -> np.ndarray:
-        """What was there, one thread after the other, each replaced by update(old, value) (atomics)."""
+        """Replace each old value by update(old, value), thread by thread (atomics); returns the old values."""
         old = np.empty_like(values)
         for chosen, units, first in self._ranges(addresses, values.dtype.itemsize, 1, "update"):
             where = np.arange(len(addresses))[chosen]
@@ -93,7 +93,7 @@ class GlobalMemory:
 
     def _units(self, buffer: np.ndarray, base: int, width: int) -> np.ndarray:
         if base % width:
-            raise MemoryFault(f"a tensor starts at an address that is no multiple of {width}")
+            raise MemoryFault(f"a tensor starts at an address that is not a multiple of {width}")
         return buffer[: len(buffer) // width * width].view(UNSIGNED[8 * width])
 
     def describe(self, address: int) -> str:
@@ -107,10 +107,10 @@ class GlobalMemory:
 
 
 class SharedMemory:
-    """Shared memory of several blocks side by side, with what is known about who touched which granule when.
+    """Shared memory of several blocks side by side, with a record of the latest accesses to each granule.
 
     Args:
-        num_blocks, num_bytes: Of each block.
+        num_blocks, num_bytes: Blocks, and bytes per block.
         granule: Bytes per entry of the records: the narrowest access of the program, so that neighbours do not clash.
     """
 
@@ -219,14 +219,14 @@ class SharedMemory:
             self._refuse_on_its_way(written, "read before the wait for the asynchronous copy that fills it")
             raise RaceError("one warp reads shared memory that another wrote, with no barrier between them")
         self._stamp_read(granules, epoch_start, stamp)
-        # Several warps of this very access may have read one granule: the last one's stamp is there now.
+        # Several warps of this access may have read one granule: it has the last warp's stamp now.
         now = self._read[granules]
         shared = (now != stamp) & (now & 63 != MANY_WARPS)
         if shared.any():
             self._read[granules[shared]] = np.broadcast_to(epoch_start + MANY_WARPS, granules.shape)[shared]
 
     def _note_write(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray, changed: np.ndarray) -> None:
-        """Writing what is there already harms nobody: Triton's replicated layouts do so."""
+        """Writing an unchanged value is not a race: Triton's replicated layouts do so."""
         self._refuse_on_its_way(self._written[granules], "written while an asynchronous copy to it is on its way")
         if self._multiplying[granules].any():
             raise RaceError("shared memory is written while a matrix product that reads it has not been waited for")

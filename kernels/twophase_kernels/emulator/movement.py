@@ -176,12 +176,12 @@ def asynchronous_copy(instruction: Instruction, widths: dict[str, int]) -> Execu
 
 
 def _wait_for_all_copies(state: State) -> None:
-    state.copies.commit(state.blocks)  # those of no group yet, too
+    state.copies.commit(state.blocks)  # copies without a group, too
     state.copies.wait(state, 0)
 
 
 class Copy(NamedTuple):
-    """What one cp.async of some threads has read and not yet delivered."""
+    """The data of one cp.async of some threads, read and not yet delivered."""
 
     firsts: np.ndarray
     blocks: np.ndarray

@@ -1,4 +1,4 @@
-"""PTX's types on numpy arrays of their bits: what a register holds is an unsigned integer of its width, or a bool."""
+"""PTX's types on numpy arrays of their bits: a register holds an unsigned integer of its width, or a bool."""
 
 import functools
 import re
@@ -29,7 +29,7 @@ def bits_of(kind: str) -> int:
 
 
 def decode(bits: np.ndarray, kind: str) -> np.ndarray:
-    """Bits -> numbers; bf16 as float32, because numpy has none."""
+    """Bits -> numbers; bf16 as float32, because numpy lacks bf16."""
     if kind == "pred" or (kind[0] == "b" and kind != "bf16"):
         return bits
     width = bits_of(kind)
@@ -50,7 +50,7 @@ def encode(numbers: np.ndarray, kind: str) -> np.ndarray:
     if kind[0] == "f":
         numbers = numbers.astype(FLOATS[width], copy=False)
     elif numbers.dtype.kind == "f":
-        raise TypeError(f"a float is no .{kind}")
+        raise TypeError(f"a float cannot be a .{kind}")
     elif numbers.dtype.itemsize * 8 != width:
         numbers = numbers.astype(UNSIGNED[width])
     return _contiguous(numbers).view(UNSIGNED[width])
@@ -85,13 +85,13 @@ def pack(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 @functools.cache
 def float8_values(kind: str) -> np.ndarray:
-    """What each of the 256 codes stands for, fp32."""
+    """The values of the 256 codes, fp32."""
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     return torch.arange(256, dtype=torch.uint8).view(dtype).float().numpy()
 
 
 def _float8_bits(numbers: np.ndarray, kind: str) -> np.ndarray:
-    """Rounded to nearest even; what is too large becomes the largest finite number (.satfinite)."""
+    """Rounded to nearest even; larger numbers become the largest finite number (.satfinite)."""
     dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind]
     largest = torch.finfo(dtype).max
     x = torch.from_numpy(np.ascontiguousarray(numbers, np.float32)).clamp(-largest, largest)

@@ -1,4 +1,4 @@
-"""A process that compiles, beside one that interprets: Triton's mode is fixed per process."""
+"""A compiling process beside an interpreting one: Triton's mode is fixed per process."""
 
 import os
 import pickle
@@ -32,7 +32,7 @@ class CompilingProcess:
         self._cache: tempfile.TemporaryDirectory[str] | None = None
 
     def call(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """function(*args, **options), there. What it raises is raised here.
+        """function(*args, **options), computed in the child. Its exceptions are raised here.
 
         Raises:
             RuntimeError: The child ended in the middle of it.
@@ -50,7 +50,7 @@ class CompilingProcess:
             status = self._child.wait() if self._child else None
             self.close()
             raise RuntimeError(f"the process that compiles ended with exit status {status}") from None
-        except BaseException:  # an interrupt, say: the child would answer a call that nobody waits for
+        except BaseException:  # an interrupt, say: the child would answer an abandoned call
             if self._child is not None:
                 self._child.kill()
             self.close()

@@ -1,7 +1,7 @@
 """PTX text as Triton writes it -> a `Program`: instructions with their operands, ready to be executed.
 
-Only what Triton's NVPTX output contains is understood: one entry point, `.loc` comments that name the Python source,
-inline assembly in scopes of its own. Format: PTX ISA, chapters 4 and 5.
+Only Triton's NVPTX output is understood: one entry point, `.loc` comments that name the Python source, inline assembly
+in scopes of its own. Format: PTX ISA, chapters 4 and 5.
 """
 
 import re
@@ -47,10 +47,10 @@ class Instruction:
     """One PTX instruction.
 
     Attributes:
-        name: What comes before the first dot, 'ld' of 'ld.global.v4.b32'.
-        modifiers: What comes after it, ('global', 'v4', 'b32').
+        name: The text before the first dot, 'ld' of 'ld.global.v4.b32'.
+        modifiers: The parts after it, ('global', 'v4', 'b32').
         guard: Predicate register under which it runs, or None; `guard_negated` for @!p.
-        source: Where it came from in Python, 'attend_range.py:146', or '' where the compiler does not say.
+        source: Its line of Python, 'attend_range.py:146'; '' if the compiler does not name it.
     """
 
     name: str
@@ -124,7 +124,7 @@ def parse(ptx: str) -> Program:
 
 
 def _statements(body: str) -> Iterator[tuple[str, str]]:
-    """('label' | 'scope' | 'text', what it says); `.loc` lines become '.loc file.py:line'."""
+    """('label' | 'scope' | 'text', its text); `.loc` lines become '.loc file.py:line'."""
     lines = []
     for line in body.split("\n"):
         if line.lstrip().startswith(".loc"):

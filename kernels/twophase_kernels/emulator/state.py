@@ -51,7 +51,7 @@ class InFlight:
         self._work = waiting
 
 
-GARBAGE = 0xDEADBEEFDEADBEEF  # what a register holds before it is written; no result may depend on it
+GARBAGE = 0xDEADBEEFDEADBEEF  # an unwritten register's value; no result may depend on it
 
 
 def garbage(dtype: np.dtype) -> np.generic:
@@ -62,11 +62,12 @@ Reader = Callable[["State"], np.ndarray]
 
 
 class State:
-    """What an instruction works on.
+    """The state of registers and memory that an instruction works on.
 
     Attributes:
-        active: Which lanes execute, or None for all of them.
-        block_of, warp_of, thread_of: Of each lane: its block's place among these blocks, its warp and number in it.
+        active: The executing lanes, or None for all lanes.
+        block_of, warp_of, thread_of: Per lane: its block's index among these blocks, its warp, and its number in the
+            warp.
         block_ids: int64 [blocks, 3], each block's (x, y, z) in the grid.
         is_fenced, unfenced: Was there a wgmma.fence, and registers used since the last one; without the next one a
             matrix product may not touch them.
@@ -91,12 +92,12 @@ class State:
         self.block_of, self.thread_of = lanes // self.num_threads, lanes % self.num_threads
         self.warp_of = self.thread_of // WARP
         self.active: np.ndarray | None = None
-        self.blocks: np.ndarray | slice = slice(None)  # those of the active lanes
+        self.blocks: np.ndarray | slice = slice(None)  # the active lanes' blocks
         self.registers: dict[str, np.ndarray] = {}
         self.copies, self.products = InFlight(self.num_blocks), InFlight(self.num_blocks)
         self.is_fenced = False
         self.unfenced: set[str] = set()
-        self.sums: dict[str, np.ndarray] = {}  # of matrix products under way: what their registers will hold
+        self.sums: dict[str, np.ndarray] = {}  # of matrix products in flight: the registers' future values
         self.unfinished: dict[str, np.ndarray] = {}  # and how many products each lane of them still waits for
 
     def write(self, register: Operand, bits: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Counts what a kernel's memory instructions ask for, as a GPU's memory system would see it: one request per warp.
+"""Counts a kernel's memory traffic as a GPU's memory system would see it: one request per warp.
 
 Global memory is moved in sectors of 32 bytes: a request moves each sector that one of its threads touches, once (CUDA
 C++ Best Practices Guide, 'Coalesced Access to Global Memory').
@@ -30,18 +30,18 @@ Key = tuple[str, str, int]  # source, instruction, bytes per thread
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """All requests of one kind of instruction that one line of Python became.
+    """All memory requests by one kind of instruction from one line of Python.
 
     Attributes:
         source: 'attend_range.py:146'.
         instruction: Such as 'ld.global.v4.b32'.
-        thread_bytes: Asked for by each thread at once.
-        requests: Of a warp, with at least one thread taking part.
-        sectors: Moved by all requests.
-        least_sectors: Had each request's bytes lain side by side, from where a sector begins.
+        thread_bytes: Bytes per thread and instruction.
+        requests: Requests by warps, with at least one thread taking part.
+        sectors: Sectors moved by all requests.
+        least_sectors: Sectors if each request's bytes were contiguous and aligned to a sector.
         bytes_asked: Different bytes in each request, summed up.
-        example: Of the first of these instructions and its first block: (warp, address) of each thread that took part,
-            the address in bytes from the first sector on.
+        example: The first such instruction in its first block: (warp, address) of each thread that took part, the
+            address in bytes from the first sector on.
     """
 
     source: str
@@ -93,11 +93,11 @@ class SharedAccess:
 
 
 class Traffic:
-    """Counts what passes through a `Machine` that is given its `builders`.
+    """Counts the traffic of a `Machine` made with its `builders`.
 
     Attributes:
         matrix_flops: Additions and multiplications of mma and wgmma.
-        bytes_in_flight: The most that one block had asked for by cp.async and not yet waited for.
+        bytes_in_flight: The largest number of bytes in flight by cp.async in one block.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Traffic:
         return build
 
     def _observe(self, instruction: Instruction, widths: dict[str, int]) -> Execute | None:
-        """What counts this instruction, or None."""
+        """The function that counts this instruction, or None."""
         name, modifiers = instruction.name, instruction.modifiers
         if name in ("ld", "st", "atom", "red") and "param" not in modifiers:
             return self._access(instruction, widths)

@@ -83,7 +83,7 @@ def vote(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """bar.sync of the whole block. (Blocks run in lock-step: what is left to do is to note that it happened.)"""
+    """bar.sync of the whole block. (Blocks run in lock-step, so it only records the barrier.)"""
     if "warp" in instruction.modifiers:
         return lambda state: None
     first, *rest = instruction.operands
@@ -101,7 +101,7 @@ def barrier(instruction: Instruction, widths: dict[str, int]) -> Execute:
 
 
 def fence(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """fence.proxy.async makes what threads wrote visible to the matrix unit; other fences have nothing to do here."""
+    """fence.proxy.async makes threads' writes visible to the matrix unit; other fences have no effect here."""
     if "proxy" in instruction.modifiers:
         return lambda state: state.shared.fence(state.blocks)
     return lambda state: None
@@ -121,7 +121,7 @@ def _agree(rows: np.ndarray) -> bool:
 
 
 def nothing(instruction: Instruction, widths: dict[str, int]) -> Execute:
-    """Hints, and what orders accesses that are in order here."""
+    """Hints, and fences that the emulator's sequential execution does not need."""
     return lambda state: None
 
 

@@ -1,4 +1,4 @@
 """One thin interface to attention; a torch backend and a Triton backend behind it.
 
-Public: `interface` (what a backend is), `select` (one by name), `torch_backend`, `triton_backend`.
+Public: `interface` (the door), `select` (one by name), `torch_backend`, `triton_backend`.
 """

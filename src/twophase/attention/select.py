@@ -19,7 +19,7 @@ def make_backend(
     """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
 
     Raises:
-        BackendUnavailableError: 'triton' was asked for and cannot run here; says why and what to do.
+        BackendUnavailableError: 'triton' was asked for and cannot run here; names the reason and the fix.
     """
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
@@ -41,7 +41,7 @@ def runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """The reason why Triton's kernels cannot run on `device`, and what to do; None: they can."""
+    """The reason why Triton's kernels cannot run on `device`, and the fix; None: they can."""
     from twophase_kernels._triton import KernelsUnavailableError, mode
 
     try:

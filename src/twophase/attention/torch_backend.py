@@ -39,8 +39,8 @@ class SplitPlan:
         owner: The sequence each split belongs to, ascending.
         rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the splits' pages.
         hidden: Keys the split's query must not see.
-        stale: Which rows of the gathered [n * H_kv * C, D] come from slots that were never written. What an earlier
-            owner left there may be NaN, and 0 * NaN is NaN, so their V is zeroed.
+        stale: Which rows of the gathered [n * H_kv * C, D] come from slots that were never written. An earlier owner's
+            values there may be NaN, and 0 * NaN is NaN, so their V is zeroed.
     """
 
     owner: Int[Tensor, "n"]

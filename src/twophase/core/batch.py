@@ -26,8 +26,8 @@ class AttentionBatch:
             query of the batch sees its positions, and it must not be read.
         num_decodes: Sequences at the front with one token each.
         query_lens_host, seq_lens_host: The lengths again as Python ints, so that no backend needs a device sync.
-        groups: Of a model with layers of different kinds, the batch as each group of layers has it: with block tables
-            and slots of its own. This one is as the first group has it. Empty if all layers are of one kind.
+        groups: For a model with several kinds of layers: the same batch with each group's block tables and slots; this
+            batch has the first group's. Empty for a model with one kind of layer.
     """
 
     positions: Int[Tensor, "T"]

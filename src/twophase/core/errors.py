@@ -4,7 +4,7 @@ from typing import Any
 
 
 class TwophaseError(Exception):
-    """Base of every error this package raises on purpose. Pickle and copy take it, whatever its `__init__` takes."""
+    """Base of every error this package raises on purpose. Pickle and copy work for any signature of `__init__`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _remade, (type(self), self.args), self.__dict__
@@ -19,11 +19,11 @@ class ConfigError(TwophaseError, ValueError):
 
 
 class InvalidRequestError(TwophaseError, ValueError):
-    """A request refused when it was added: it could never be served as asked."""
+    """A request was refused when it was added: it could never be served."""
 
 
 def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
-    """What a prompt is refused with that leaves no room in the context; `size` is its own, '300 tokens' say."""
+    """The error for a prompt that leaves no room in the context; `size` is the prompt's, '300 tokens' say."""
     return InvalidRequestError(
         f"prompt and output together must fit max_model_len={max_model_len}, and the prompt alone has {size}; shorten "
         f"it to at most {max_model_len - 1} tokens or raise max_model_len."
@@ -39,7 +39,7 @@ class DeadlineError(TwophaseError):
 
 
 class DrainingError(TwophaseError):
-    """The engine finishes what it has accepted, and accepts nothing new."""
+    """The engine finishes accepted requests and refuses new ones."""
 
 
 class EngineDeadError(TwophaseError):
@@ -48,11 +48,11 @@ class EngineDeadError(TwophaseError):
 
 
 class ModelFolderError(TwophaseError):
-    """A model folder that is missing, broken or unsupported; names the file, what was expected and what to do."""
+    """A model folder is missing, broken or unsupported; names the file, the expected content and the fix."""
 
 
 class OutOfBlocksError(TwophaseError):
-    """The block pool cannot give what was asked. The pool is unchanged."""
+    """The block pool has too few free blocks. The pool is unchanged."""
 
 
 class CacheStateError(TwophaseError):
@@ -60,27 +60,27 @@ class CacheStateError(TwophaseError):
 
 
 class BlockCopyError(TwophaseError):
-    """A block could not be copied to give a sequence one of its own; says why."""
+    """A shared block could not be copied for a sequence; says why."""
 
 
 class PolicyError(TwophaseError):
-    """A scheduling policy asked for what makes no sense, or for nothing, which would hang; names policy and rule."""
+    """A scheduling policy planned an invalid step, or an empty step that would hang; names policy and rule."""
 
 
 class BackendUnavailableError(TwophaseError):
-    """An attention backend that cannot run on this machine; says what is missing and how to get it."""
+    """An attention backend cannot run on this machine; names the missing part and how to install it."""
 
 
 class LaunchError(TwophaseError):
-    """Local processes that did not all end well; names the first that failed and what each of them said last."""
+    """A local process failed; names the first that failed and each process's last output."""
 
 
 class PeerLostError(TwophaseError):
-    """Another process of the group has died, or was silent for too long. Nothing can be computed together any more.
+    """Another process of the group died or was silent for too long. The group cannot compute any further step.
 
     Attributes:
-        ranks: Which are missing; several where they cannot be told apart.
-        limit_s: How long a silent peer was waited for.
+        ranks: The missing ranks; several if the one at fault is unknown.
+        limit_s: The time limit on a peer's silence.
     """
 
     def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:

@@ -21,13 +21,13 @@ class CompletionOutput:
 
     Attributes:
         index: 0 .. n-1.
-        text: Detokenised output; a stop string and what follows it are cut.
+        text: Detokenised output, cut before a stop string.
         token_ids: Every generated token, an end-of-text or stop token included.
         logprobs: One entry per token when `SamplingParams.logprobs` was set, else None.
         finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
         stop_reason: The stop string or token id that ended it, if one did.
-        error: What went wrong, when `finish_reason` is 'error'.
-        cumulative_logprob: Sum of its tokens' log-probabilities, if they were asked for; else None.
+        error: The error's text, when `finish_reason` is 'error'.
+        cumulative_logprob: Sum of its tokens' log-probabilities, if requested; else None.
     """
 
     index: int

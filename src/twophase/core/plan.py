@@ -1,4 +1,4 @@
-"""What one engine step computes, and what it changes: the scheduler writes a plan, the runner reads it."""
+"""The plan of one engine step, and its results: the scheduler writes it, the runner reads it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +28,8 @@ class ScheduledChunk(NamedTuple):
             have for the same tokens stand side by side.
         num_samples: Tokens to draw from the last position's logits: 0 for a prefill that goes on in a later step,
             1 as a rule, n when a prompt is done and its n completions fork.
-        num_drafts: How many of the tokens, the last ones, are drafts: guesses that this step verifies. A token is drawn
-            after each of them and after the token before them. While a plan waits for its drafts, how many may come.
+        num_drafts: How many of the last tokens are drafts, which this step verifies. The step samples after each draft
+            and after the token before the drafts. Before the drafts are filled in: the most there may be.
         num_scored: How many of the tokens, the first ones, have a prompt token after them whose log-probability is
             asked for.
     """
@@ -52,17 +52,17 @@ class ScheduledChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: decodes (one token each) first, then those that verify drafts, then prefill chunks.
+    """One step: decodes (one token each) first, then chunks that verify drafts, then prefill chunks.
 
     Attributes:
-        chunks: What is computed; `chunks[:num_decodes]` have exactly one token each.
+        chunks: The tokens to compute, by sequence; `chunks[:num_decodes]` have exactly one token each.
         num_decodes: Chunks that continue a running sequence by one token.
         num_tokens: Tokens in all chunks together.
         copies: Block copies that were done for this step (copy-on-write).
         preempted: Ids of sequences that lost their blocks while this plan was made.
-        wake_s: Of an empty plan: when the policy wants to be asked again, on the engine's clock.
-        num_verifying: Chunks after those that continue a running sequence by a token and drafts.
-        loaded: Blocks that were filled from the KV tier since the last step that was done.
+        wake_s: For an empty plan: when to ask the policy again, on the engine's clock.
+        num_verifying: Chunks after the decodes that continue a running sequence by a token and drafts.
+        loaded: Blocks that were filled from the KV tier since the last completed step.
         num_offloaded: Blocks that the KV tier copied since then, before they were overwritten.
         failed: By seq_id, why a running sequence cannot go on.
     """

@@ -1,8 +1,7 @@
-"""What a field may hold: one rule each, in a table beside the record that keeps it, read when the record is made.
+"""Validation of a record's fields: a table of rules beside the record, applied when the record is made.
 
-A rule says in words what it allows, and how a value is read: it returns what is kept (a NumPy scalar becomes a plain
-number, a list a tuple) and raises if the value breaks it. NumPy's and PyTorch's scalars are numbers, 0-d arrays too; a
-bool is none, and neither is text.
+A rule has a text for error messages and a function that returns the normalised value (a NumPy scalar becomes a plain
+number, a list a tuple) or raises. NumPy's and PyTorch's scalars and 0-d arrays count as numbers; bools and text do not.
 """
 
 import math
@@ -48,7 +47,7 @@ def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRe
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: on one line, not too long, whatever it is and however large."""
+    """A value as a message shows it: on one line, shortened if long."""
     try:
         text = repr(_beginning(value))
     except Exception:
@@ -110,7 +109,7 @@ def optional(rule: Rule) -> Rule:
 
 
 def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: int | float = math.inf) -> Rule:
-    """A tuple of values that each keep `rule`; None is an empty one, and a single `of_one` stands for a list of one."""
+    """A tuple of values that each keep `rule`. None means (); a bare `of_one` means a one-element list."""
 
     def read(value: Any) -> tuple[Any, ...]:
         is_one = of_one is not None and isinstance(value, of_one)
@@ -124,7 +123,7 @@ def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: in
 
 
 def items_of(value: Any) -> Iterable[Any]:
-    """What can be listed in an order of its own: no text, no mapping, no set. Raises TypeError for anything else."""
+    """`value` as an iterable. Raises TypeError for text, mappings, sets and non-iterables."""
     if isinstance(value, str | bytes | Mapping | AbstractSet):
         raise TypeError
     return iter(value)
@@ -172,5 +171,5 @@ def _plain(value: Any, is_flag: bool = False) -> Any:
 TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
 NON_EMPTY_TEXT = limited("non-empty text", read_text, bool)
 FLAG = Rule("True or False", read_flag)
-# More is nobody's wish, and beyond 9e9 the system's own waits overflow.
+# Beyond 9e9 the system's own waits overflow.
 DURATION = number("a finite number of seconds > 0, at most 1e9", lambda x: 0 < x <= 1e9)

@@ -53,7 +53,7 @@ def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
 COUNT = whole_number(at_least=0)  # a token id, too
 BIAS = number(f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", lambda x: abs(x) <= MAX_BIAS)
 OUTPUT_PENALTY = number(
-    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0 is none)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
+    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0: no penalty)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
 )
 LOGPROBS = optional(whole_number(at_least=0, at_most=MAX_LOGPROBS))
 
@@ -64,7 +64,7 @@ RULES = {
     "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
     "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
     "repetition_penalty": number(
-        f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1 is none)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
+        f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1: no penalty)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
     ),
     "presence_penalty": OUTPUT_PENALTY,
     "frequency_penalty": OUTPUT_PENALTY,
@@ -132,9 +132,9 @@ class SamplingParams:
             position of the prompt instead of the last one; `SCORED_ROWS` positions are computed at a time, so that a
             step needs no more memory. The prompt is computed from its beginning: its prefix is cached for others, and
             not looked up.
-        structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; one that
-            ends by 'length' may be incomplete. Stop strings and stop token ids act where the text before them has the
-            form, and are passed over elsewhere.
+        structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
+            'length' it may be incomplete. Stop strings and stop token ids act where the text before them has the form,
+            and are passed over elsewhere.
     """
 
     n: int = 1
@@ -177,7 +177,7 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "min_tokens"):
             if getattr(self, name):
                 raise InvalidRequestError(
-                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: what follows the text "
+                    f"structured_outputs and {name}={getattr(self, name)} contradict each other: text after the output "
                     f"would be part of the output. Leave out one of them."
                 )
 

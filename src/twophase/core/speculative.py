@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from twophase.core.errors import ConfigError
 
 METHODS = ("ngram", "draft_model")
-MAX_SPECULATIVE_TOKENS = 32  # far beyond what pays
+MAX_SPECULATIVE_TOKENS = 32  # far more than pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,16 +17,16 @@ class SpeculativeConfig:
     closely, mostly in the tail of an untruncated distribution, may then take its neighbour.)
 
     Attributes:
-        method: 'ngram' looks up what followed the newest tokens when they came before ("prompt lookup"); 'draft_model'
-            asks a smaller model of the same vocabulary.
+        method: 'ngram' copies the continuation of an earlier occurrence of the newest tokens ("prompt lookup");
+            'draft_model' uses a smaller model with the same vocabulary.
         num_speculative_tokens: Drafts that a sequence may have in a step, in [1, 32].
         prompt_lookup_max, prompt_lookup_min: Tokens that must agree for a lookup; the longest match is taken.
-        model: The draft model, as `LLM`'s `model`; only for, and needed by, 'draft_model'.
+        model: The draft model, like `LLM`'s `model`; required for 'draft_model', and only allowed there.
         disable_when_losing: Measure the time per token with and without drafts, and run the faster variant. False:
             draft whenever there is room.
 
     Raises:
-        ConfigError: An option that cannot work.
+        ConfigError: An invalid option.
     """
 
     method: str = "ngram"

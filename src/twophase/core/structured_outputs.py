@@ -59,7 +59,7 @@ class StructuredOutputs:
 
 
 def _schema_text(schema: Any) -> str:
-    """The schema as JSON text, whichever way it was given; a boolean schema is no use here and refused."""
+    """The schema as JSON text, for text and for mappings; boolean schemas are refused."""
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(found)
@@ -84,7 +84,7 @@ def _schema_text(schema: Any) -> str:
 
 
 def _is_deeper_than(depth: int, value: Any) -> bool:
-    """Whether objects and lists are nested deeper than that. Looks no further, whatever the value is."""
+    """Whether objects and lists are nested deeper than that. Stops at that depth."""
     level = [value]
     for _ in range(depth + 1):
         level = [part for each in level for part in _parts(each)]
@@ -102,8 +102,8 @@ def _checked_choice(choice: Any) -> tuple[str, ...]:
         )
     if len(choice) > MAX_CHOICES:
         raise InvalidRequestError(
-            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; say what they "
-            f"have in common with regex, or choose in two steps."
+            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; describe the "
+            f"texts by a regex, or choose in two steps."
         )
     texts = tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)
     _check_length("choice", sum(map(len, texts)))

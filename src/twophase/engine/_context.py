@@ -1,4 +1,4 @@
-"""What a caller has switched on in its thread, in PyTorch, does not reach the model."""
+"""PyTorch modes that a caller has enabled in its thread do not affect the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ import torch
 def plain_context() -> Iterator[None]:
     """PyTorch as in a new thread: no autocast, no inference mode, no default device, no other `TorchFunctionMode`.
 
-    K and V of a run stay in the prefix cache, where other requests find them, and weights stay for good. Settings of
-    the whole process are another matter: to change them here would change them for other threads as well. So nothing
-    in the engine depends on the default dtype, and deterministic algorithms are used where they are asked for.
+    A run's K and V stay in the prefix cache and its weights in the model, so a caller's context must not affect them.
+    Process-wide settings are left alone, because other threads share them: nothing in the engine depends on the default
+    dtype, and deterministic algorithms are used where the process asks for them.
     """
     casting = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     try:

@@ -13,9 +13,9 @@ def isolate(compute: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -
     """`compute(items)`, one result per item; an item whose computation raises gets the exception as its result.
 
     When `compute` raises, it is called again on each half. So f faulty items among n cost about 2 f log2(n) smaller
-    calls, and items that fail only together (out of memory) succeed apart. `compute` must be safe to repeat.
-    A lost peer is no item's fault and does not come back: all items get that error at once. KeyboardInterrupt and its
-    like pass through.
+    calls, and items that fail only together (out of memory) succeed apart. `compute` must be safe to repeat. A lost
+    peer is not an item's fault and does not come back: all items get that error at once. KeyboardInterrupt and similar
+    exceptions pass through.
     """
     if not items:
         return []

@@ -39,7 +39,7 @@ class Constraint(Protocol):
         Args:
             token_ids: The prompt and the completion's tokens so far.
             num_prompt_tokens: How many of them are the prompt.
-            drafts: Tokens that may come after them. They are guesses: the constraint itself stays before them.
+            drafts: Draft tokens after `token_ids`; the constraint's own state stays before them.
         """
         ...
 
@@ -80,6 +80,6 @@ def compile_grammar(params: SamplingParams, compiler: GrammarCompiler | None) ->
         return None
     if compiler is None:
         raise InvalidRequestError(
-            "structured_outputs are text, so they need a tokenizer, and the engine has none (skip_tokenizer_init)."
+            "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
         )
     return compiler.compile(params)

@@ -7,7 +7,7 @@ from typing import Protocol, final, runtime_checkable
 
 from twophase.core.sampling_params import SamplingParams
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one
 
 # Tokens that are kept while they end in no whole character. Twice a character: if the window then begins in
@@ -26,9 +26,9 @@ class TextDecoder(Protocol):
 class Detokenizer:
     """The text of one completion. Only the engine calls the methods that change it.
 
-    The text is `decode(prompt + output)` after what it has in common with `decode(prompt)`: U+FFFD with which a prompt
-    ends belongs to the prompt, unless the output completes the character. Only the newest tokens are decoded, so a step
-    costs the same however long the text is:
+    The text is `decode(prompt + output)` without its common prefix with `decode(prompt)`: a U+FFFD at the end of the
+    prompt belongs to the prompt, unless the output completes the character. Only the newest tokens are decoded, so a
+    step costs the same however long the text is:
 
         [ context, ends in a whole character | pending: from there to the newest token ]
 
@@ -82,9 +82,9 @@ class Detokenizer:
         return self._stop_at(token_id) if piece is None else self._release(piece)
 
     def finish(self) -> str | None:
-        """Release all text: no more tokens will come, so half a character is U+FFFD for good.
+        """Release all text. No more tokens will come, so an incomplete character becomes U+FFFD.
 
-        Returns the stop string that this completed.
+        Returns the stop string that the released text completed.
         """
         matched = self._release(self._settle(self._pending_text))
         self._pieces.append(self._held)

@@ -4,8 +4,8 @@ The engine asks before each step:
 
     note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
 
-A draft can cost time, and nothing else: the model draws each token by itself (`rejection.py`), so outputs are the same
-whatever a drafter proposes.
+A draft can cost time, and nothing else: the model draws each token by itself (`rejection.py`), so a drafter cannot
+change outputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +70,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class PacedDrafter(Drafter, Protocol):
-    """A drafter that sets the number of drafts for each step, and is told the results: what the engine asks.
+    """A drafter that sets the number of drafts for each step, and gets the results: the engine's interface to drafting.
 
     Its methods must not raise, and its drafts must be tokens that the requests allow. `twophase_features.speculation`
     wraps any drafter in one.

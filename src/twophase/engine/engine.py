@@ -27,7 +27,7 @@ from twophase.scheduling.scheduler import Scheduler
 
 @final
 class Engine:
-    """Serves requests by continuous batching. Not thread-safe, but for `prepare`.
+    """Serves requests by continuous batching. Not thread-safe, except `prepare`.
 
     Faults: an exception while a sequence is computed, constrained, sampled or detokenised ends that sequence with
     finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step takes effect
@@ -40,8 +40,8 @@ class Engine:
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
         guidance: Compiles grammars for the codec's vocabulary; None serves no structured outputs.
-        speculator: Proposes tokens ahead; None computes one token of a sequence after the other.
-        seed: Of the generator that draws a seed for each request that has none.
+        speculator: Proposes drafts; None: no speculative decoding.
+        seed: Seeds the generator that draws a seed for each request without one.
         max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
         clock: Seconds that never go back.
     """
@@ -144,7 +144,7 @@ class Engine:
             raise
         self._requests[request_id] = state
         self._stat_logger.waiting.add(request.arrival_s, state)
-        # Only now: a request that was refused draws no seed, so it does not change those of the others.
+        # Only now: a request that was refused draws no seed, so it does not change other requests' seeds.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
     @uninterrupted()
@@ -171,9 +171,9 @@ class Engine:
     # -- the life of a token
 
     def step(self) -> list[RequestOutput]:
-        """Compute one token (several, where drafts were right), or a chunk of the prompt, for each scheduled sequence.
+        """Compute one token (several, where drafts are accepted) or a chunk of the prompt for each scheduled sequence.
 
-        Returns the requests that ended in this step, and those that stream and got a token.
+        Returns outputs of the requests that ended in this step, and of streaming requests that got a token.
         """
         with uninterrupted():
             start_s = self._clock()
@@ -265,7 +265,7 @@ class Engine:
 
     @property
     def trace(self) -> tuple[StepTrace, ...]:
-        """What each step did, oldest first; the newest `max_trace_steps` of them."""
+        """Records of the newest `max_trace_steps` steps, oldest first."""
         return tuple(self._stat_logger.steps)
 
     @property

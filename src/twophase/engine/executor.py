@@ -1,4 +1,4 @@
-"""Where the parts of a model are, and what runs a step's plan on them: this process, or several."""
+"""The processes that hold parts of a model and run a step's plan: one process, or several."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, final, runtime_checkable
@@ -24,7 +24,7 @@ class Executor(Protocol):
         part: The model that this process computes: of fewer heads, for example, than the whole model.
         device: Where this process computes.
         experts: The experts of which this process has weights.
-        is_driver: Whether this process schedules and samples. The other processes do what the driver's runner says.
+        is_driver: Whether this process schedules and samples. The other processes follow the driver's runner.
         sum_over_ranks: Adds up, in place, the processes' partial outputs of a layer; None: this process has all.
         dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
     """
@@ -51,7 +51,7 @@ class Executor(Protocol):
         ...
 
     def run(self, runner: ModelRunner) -> Runner:
-        """What the engine runs its steps with, given the runner of this process's part.
+        """The engine's runner, given the runner of this process's part.
 
         Raises:
             SystemExit: This process is not the driver, has served, and the driver has closed.

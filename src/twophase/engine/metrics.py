@@ -18,7 +18,7 @@ TraceChunk = tuple[str, int, int, int]  # request id, completion index, start po
 
 @runtime_checkable
 class Waiting(Protocol):
-    """A request that is not scheduled yet, ended or not: `RequestState`, or what a simulation has in its place."""
+    """A request that is not scheduled yet, ended or not: `RequestState`, or a simulation's substitute."""
 
     @property
     def first_scheduled_s(self) -> float | int | None: ...

@@ -26,7 +26,7 @@ class PackedBatch:
         longs: Token ids, positions, slots: T each; slots once for each group of layers.
         ints: Block tables (for each group S rows, W columns), sequence lengths (S), cumulative query lengths (S + 1).
         query_lens, seq_lens: The lengths on the host.
-        num_groups: Of layers.
+        num_groups: Groups of layers.
     """
 
     num_tokens: int
@@ -81,10 +81,10 @@ def pack(
 ) -> PackedBatch:
     """Pack at least one chunk, on the host.
 
-    A chunk of one token counts as a decode, wherever it came from: it is computed in the same way.
+    Every chunk of one token counts as a decode, because it is computed in the same way.
 
     Args:
-        num_groups: Of layers: as many blocks stand side by side in a chunk's table.
+        num_groups: Groups of layers; a chunk's table lists one block for each group, then the next blocks.
         num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
             of length 0 with one token (it attends to nothing); further tokens up to `num_tokens` belong to no sequence.
             All have slot -1 (they write nothing).

@@ -1,7 +1,7 @@
-"""Log-probabilities of a prompt's own tokens: the logits at each position are those of the token after it.
+"""Log-probabilities of a prompt's own tokens: the logits at each position score the next token.
 
-A row of logits is as wide as the vocabulary. So the rows of a chunk come in slices, and a few numbers of each row are
-kept. Chunks of requests that asked for none are not touched.
+A row of logits is as wide as the vocabulary, so a chunk's rows come in slices, and only a few numbers of each row are
+kept.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def scored_rows(chunk: ScheduledChunk, state: RequestState) -> ScoredRows:
 
 
 def note_scores(chunk: ScheduledChunk, state: RequestState, entries: Sequence[TokenLogprobs]) -> None:
-    """Keep the entries of a chunk's prompt tokens. A chunk that is computed again replaces what it gave before."""
+    """Keep the entries of a chunk's prompt tokens. A recomputed chunk replaces its earlier entries."""
     assert state.prompt_logprobs is not None
     state.prompt_logprobs[chunk.start + 1 :] = entries
 

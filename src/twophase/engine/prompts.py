@@ -41,7 +41,7 @@ def parse_prompt(
     Args:
         prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
             if wanted; or token ids.
-        cache_salt, tenant: Of `Request`, before the prompt's own.
+        cache_salt, tenant: See `Request`; they override the prompt's own.
         max_model_len: A prompt of more tokens is refused before they are looked at; None: any number may come.
 
     Raises:
@@ -102,13 +102,13 @@ def _checked_id(given: Any, position: int, vocab_size: int) -> int:
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
-    """Raises InvalidRequestError for what are no parameters, and for a stop that could never be met."""
+    """Raises InvalidRequestError for anything but SamplingParams, and for a stop that could never be met."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop and codec is None:
         raise InvalidRequestError(
-            f"stop strings need a tokenizer, and there is none (skip_tokenizer_init), got {shown(list(params.stop))}; "
-            f"use stop_token_ids."
+            f"stop strings need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init), got "
+            f"{shown(list(params.stop))}; use stop_token_ids."
         )
     if params.logit_bias and (highest := params.logit_bias[-1][0]) >= vocab_size:  # in order
         raise InvalidRequestError(f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}.")

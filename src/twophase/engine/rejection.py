@@ -1,13 +1,13 @@
-"""Which drafts are kept: the rule by which drafts change no output.
+"""Accepting drafts so that they change no output.
 
 p is the model's distribution at a position, after penalties, structured outputs, temperature and truncation. Draw t
-from p with the random number that belongs to the position, and keep the draft if it is t. For a guess without chance,
-as n-gram lookup makes it, this *is* rejection sampling (Leviathan, Kalman, Matias, arXiv:2211.17192, section 2.3): the
-draft is kept with probability p(draft), and t given that it is another token has the distribution that p has elsewhere.
-For any other drafter it is exact too, because t never depends on the draft. And more than the distribution stays: it is
-the very token that would have come without drafts, so a seeded output depends neither on the batch nor on how many
-guesses there happened to be room for. A draft model therefore draws with the position's random number as well: where
-its distribution is close to p it then mostly meets the same token.
+from p with the random number that belongs to the position, and keep the draft if it is t. For a deterministic draft,
+such as n-gram lookup makes, this *is* rejection sampling (Leviathan, Kalman, Matias, arXiv:2211.17192, section 2.3):
+the draft is kept with probability p(draft), and t given that it is another token has the distribution that p has
+elsewhere. For any other drafter it is exact too, because t never depends on the draft. Not only the distribution but
+the token itself is the same as without drafts, so a seeded output depends neither on the batch nor on the number of
+drafts. A draft model therefore draws with the position's random number as well: where its distribution is close to p,
+it mostly draws the same token.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def accepted_run(
     Worked example: drafts [5, 8, 2] and draws 5, 8, 9, 4 yield 5, 8, 9. The 4 was drawn after a wrong 2.
 
     Args:
-        drawn: What was drawn after the newest token, after draft 1, ... after draft k. An error ends the run: it is
+        drawn: The tokens drawn after the newest token, after draft 1, ... after draft k. An error ends the run: it is
             the result only if nothing comes before it.
     """
     run: list[SampledToken] = []

@@ -1,4 +1,4 @@
-"""What the engine remembers about a request until its last completion has ended."""
+"""The engine's state of a request until its last completion has ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class Completion:
 
     Attributes:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
-        include_stop: Whether what stopped it, a token or a string, stays in its text.
-        logprobs: One entry per token if the request asked for them, else None.
-        constraint: Tells which tokens it may have, if it has structured outputs.
+        include_stop: Whether the stop token's or stop string's text stays in its text.
+        logprobs: One entry per token if requested, else None.
+        constraint: Restricts its tokens, for structured outputs.
     """
 
     index: int
@@ -37,7 +37,7 @@ class Completion:
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
         """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed.
 
-        Tokens after the one that completed it are dropped.
+        Tokens after the completed stop string are dropped.
         """
         num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
         for i, token in enumerate(tokens):

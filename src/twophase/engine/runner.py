@@ -1,4 +1,4 @@
-"""Runs what the scheduler planned: the packed batch through the model, logits of the rows that sample."""
+"""Runs the scheduler's plan: the packed batch through the model, logits of the rows that sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +21,7 @@ PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable
 
 @runtime_checkable
 class Runner(Protocol):
-    """What the engine needs to carry out a plan; `ModelRunner` says what each call does."""
+    """The engine's interface for carrying out a plan; `ModelRunner` documents the calls."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None: ...
@@ -33,14 +33,14 @@ class ModelRunner:
     """A model with its K/V cache. It writes the cache and keeps nothing else between steps.
 
     Args:
-        max_model_len: The longest sequence that will be run.
+        max_model_len: Tokens of the longest sequence.
         use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
             launches depend on nothing that a replay could change.
 
     Attributes:
-        watch: Called with the chunks of a run; what its context manager gives is called with the number of each layer
-            as soon as the layer's K and V are in pages. None: no call. Runs that are watched use no CUDA graphs, and
-            neither do those of a model whose experts are watched.
+        watch: Called with the chunks of a run; returns a context manager whose value is called with each layer's number
+            once the layer's K and V are in pages. None: no call. Watched runs use no CUDA graphs, nor do runs of a
+            model whose experts are watched.
     """
 
     def __init__(

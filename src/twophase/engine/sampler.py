@@ -1,9 +1,9 @@
 """From logits to tokens: every row of a step at once, each row with its own parameters.
 
 The truncations (top-k, top-p, min-p) never reorder or gather tokens: each only contributes a lowest weight, and a token
-is kept when it reaches the highest of these. Tokens exactly tied with the last one kept are kept too, so that what a
-row keeps does not depend on the order in which a device lists equal values. Sampling is then one inverse-CDF draw over
-the row in vocabulary order.
+is kept when it reaches the highest of these. Tokens exactly tied with the last one kept are kept too, so that the kept
+tokens do not depend on the order in which a device lists equal values. Sampling is then one inverse-CDF draw over the
+row in vocabulary order.
 """
 
 import math
@@ -48,7 +48,7 @@ def bias_of(params: SamplingParams) -> Bias | None:
 
 
 class SampleRow(NamedTuple):
-    """What one row of logits is sampled with.
+    """The sampling inputs of one row of logits.
 
     Attributes:
         params: The request's sampling parameters.
@@ -59,7 +59,7 @@ class SampleRow(NamedTuple):
         token_ids: The sequence so far, prompt and output; read only when there is a penalty.
         allowed: Tokens that may be drawn: bit i % 32 of word i // 32 is token i's, and tokens beyond the last word are
             excluded. None: any token.
-        banned: Tokens that may not be drawn, whatever `allowed` says.
+        banned: Tokens that may not be drawn, even if `allowed`.
         bias: `bias_of` the parameters.
     """
 
@@ -208,7 +208,7 @@ def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) ->
 
 
 def _top_k_top_p(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> Float[Tensor, "R"]:
-    """The lowest weight kept by top-k, then top-p of what top-k leaves, renormalised.
+    """The lowest weight kept by top-k, then by top-p over the tokens that top-k leaves, renormalised.
 
     Only the best few tokens are sorted; a row whose top-p mass they do not hold is sorted whole.
     """

@@ -1,6 +1,5 @@
-"""What a model is: read strictly from its config.json, so that no feature is ignored in silence.
-
-The families of plain Llama are here. What else a file asks for is read by the feature that computes it.
+"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. The families
+of plain Llama are here; other features read their own part of the file.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,21 +27,21 @@ class ModelConfig:
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
         qk_norm: Queries and keys are RMS-normalised per head before RoPE (Qwen3).
         sliding_window: Keys a query sees, itself included; None: all.
-        layer_types: Of each layer, if they differ: 'full_attention' sees all keys, 'sliding_attention' the window.
-            Empty: all layers are of the same kind.
-        local_rope: RoPE of the sliding layers where it is another than `rope`, which is then the full ones'.
+        layer_types: The kind of each layer, if kinds differ: 'full_attention' sees all keys, 'sliding_attention' the
+            window. Empty: all layers are of the same kind.
+        local_rope: RoPE of the sliding layers, if it differs from `rope`, the full layers' RoPE.
         attention_scale: Factor on Q.K; None: 1 / sqrt(D).
-        activation: Of the MLP's gate.
-        norm_offset: Added to the gains of the norms: Gemma stores by how much they differ from 1.
-        has_output_norms: What attention and MLP give is normalised too, before it is added to the residual (Gemma).
+        activation: The activation function of the MLP's gate.
+        norm_offset: Added to the gains of the norms: Gemma stores gain - 1.
+        has_output_norms: The outputs of attention and MLP are normalised before they are added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
-        experts: Of a mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one
-            MLP, of `intermediate_size`.
+        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP,
+            of `intermediate_size`.
         quantization: How the folder stores the linear layers it has in few bits
-            (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: it has none, or a GGUF file.
-        dtype: What the weights were saved in, as torch names it; None if the file does not say.
-        bos_token_id: Begin of text; None if there is none.
-        eos_token_ids: Tokens that end a text; what generation_config.json says goes before config.json.
+            (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
+        dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
+        bos_token_id: Begin of text; None: the model has no such token.
+        eos_token_ids: Tokens that end a text; generation_config.json overrides config.json.
     """
 
     architecture: str
@@ -88,7 +87,7 @@ class ModelConfig:
 
 
 WITHOUT = "is not supported, only models without it."
-# What transformers heeds in a config.json of any family, and no family here has.
+# Keys that transformers reads in a config.json of any family, and that no family here supports.
 UNSUPPORTED = (
     "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "per_layer_config",
     "transformers_weights", "attention_chunk_size", "kv_sharing_modes",
@@ -108,10 +107,10 @@ class Family:
     """How one architecture differs from plain Llama.
 
     Attributes:
-        model_type: What config.json must say beside the architecture; transformers reads a folder by it.
-        reads: What is read of the file beside sizes.
-        fields: What the architecture fixes, of `ModelConfig`.
-        defaults: What transformers takes where config.json does not say; where that is None, null is allowed too.
+        model_type: The model_type that config.json must have; transformers chooses its classes by it.
+        reads: Readers of further parts of the file.
+        fields: Fields of `ModelConfig` that the architecture fixes.
+        defaults: transformers' defaults for absent keys; a key whose default is None may be null.
         rules: Values that the file must have.
     """
 
@@ -193,8 +192,8 @@ def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json (and the end-of-text ids of generation_config.json).
 
     Raises:
-        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or a feature that the
-            forward pass does not have; names the file, what was found and what is supported.
+        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or an unsupported
+            feature; names the file, the value and the supported ones.
         ConfigError: The file asks for a feature whose package is not installed.
     """
     file = JsonFile(_config_path(folder))
@@ -268,8 +267,8 @@ def _architecture(file: JsonFile) -> str:
     expected = family_of(found[0]).model_type
     file.refuse_if(
         model_type != expected,  # transformers goes by the model_type alone
-        f"model_type {shown(model_type)} does not go with architectures {found}, whose model_type is {expected!r}. "
-        "Correct the one that is wrong, or download the model again.",
+        f"model_type {shown(model_type)} contradicts architectures {found}, whose model_type is {expected!r}. "
+        "Correct the wrong field, or download the model again.",
     )
     return str(found[0])
 
@@ -294,6 +293,7 @@ def _head_dim(file: JsonFile, hidden_size: int, num_heads: int) -> int:
 
 
 def _eos_token_ids(folder: Path, file: JsonFile) -> frozenset[int]:
-    """What ends a text, as in transformers: generation_config.json alone says it, config.json where that is absent."""
+    """The end-of-text ids, as in transformers: from generation_config.json alone; if the file is missing, from
+    config.json."""
     path, ids = folder / "generation_config.json", file.token_ids("eos_token_id")
     return frozenset(JsonFile(path).token_ids("eos_token_id") if path.exists() else ids)

@@ -8,7 +8,7 @@ from twophase.model.linear import can_pack
 
 
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
-    """The torch dtype for a user's `dtype`: 'auto' is what the weights were saved in, but fp32 on a CPU.
+    """The torch dtype for a user's `dtype`: 'auto' is the dtype of the saved weights, but fp32 on a CPU.
 
     With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
     """
@@ -24,7 +24,7 @@ def resolve_device(option: str | torch.device) -> torch.device:
     """The device for a user's option; 'auto' is CUDA where there is one.
 
     Raises:
-        ConfigError: No such device, or not one that this engine runs on.
+        ConfigError: No such device, or a kind of device that this engine does not run on.
     """
     if option == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

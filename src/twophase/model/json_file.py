@@ -1,4 +1,4 @@
-"""A JSON object of a model folder, read key by key: every error names the file, the key, what was found and the fix."""
+"""A JSON object of a model folder, read key by key: every error names the file, the key, the value and the fix."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ MAX_INT = 2**53  # no size of a model comes near
 # tokenizer_config.json of Gemma 3 and the index of a large mixture, have 1.2 MB with 6,200 objects, and 4 MB with 2.
 MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 
-Fields = dict[str, Any]  # what is read of a file, by the names of the fields of the configuration
+Fields = dict[str, Any]  # values read from a file, keyed by the configuration's field names
 
 
 class Rule(NamedTuple):
-    """The only values of a key that are supported, and what an error says of any other value."""
+    """The supported values of a key, and the error's text for any other value."""
 
     key: str
     values: tuple[Any, ...]
@@ -28,7 +28,7 @@ class JsonFile:
     """A file that holds a JSON object.
 
     Attributes:
-        values: The object, over the defaults that `set_defaults` has put under it.
+        values: The object, completed by the defaults of `set_defaults`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class JsonFile:
         self._defaults: Mapping[str, Any] = {}
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """What keys mean where the file lacks them. A key whose default is None may be null."""
+        """Set the values of absent keys. A key whose default is None may be null."""
         self._defaults = defaults
         self.values = {**defaults, **self.values}
 
@@ -86,7 +86,7 @@ class JsonFile:
         return ids
 
     def _value(self, key: str, if_null: Any = None) -> Any:
-        """What the file or its default says; `if_null` where that is null, and may be."""
+        """The file's or the default value; `if_null` for a permitted null."""
         value = self.values.get(key)
         if value is None and self._defaults.get(key, 0) is None:
             value = if_null

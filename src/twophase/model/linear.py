@@ -1,4 +1,4 @@
-"""Linear layers: what the model asks of one, and the one whose weight lies as this machine multiplies fastest."""
+"""Linear layers: their interface, and a plain layer with the weight in this machine's fastest layout."""
 
 import functools
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ PACK_FOR_ROWS = 32
 class Linear(Protocol):
     """The door of a layer's product: x @ weight.T + bias, whatever the weight is stored as.
 
-    `TorchLinear` has it plain. Layers of few bits (twophase_features.quantization.linear) and a learner's own are made
-    by what loads the weights, and stand in `LayerWeights` like any other.
+    `TorchLinear` stores the weight plain. The loader makes quantised layers (twophase_features.quantization.linear) and
+    custom ones in its place.
     """
 
     @property
@@ -28,7 +28,7 @@ class Linear(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight in memory, in every form in which it is kept; biases are not counted."""
+        """Bytes of the weight in memory, all stored copies included; biases are not counted."""
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]: ...
 
@@ -76,7 +76,7 @@ def make_linear(weight: Float[Tensor, "O I"], bias: Float[Tensor, "O"] | None = 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch, on this CPU, multiplies `dtype` by oneDNN: tried out on a small product.
 
-    The two operators are those torch.compile uses; they are no public API, so their absence must not hurt.
+    torch.compile uses the same two operators; they are not a public API, so they may be missing.
     """
     if not torch.backends.mkldnn.is_available():
         return False

@@ -23,7 +23,7 @@ from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """What a backend must compute for this model's layers, of a mixed model for those that see a window.
+    """The attention that this model's layers need; in a mixed model, the layers with a window.
 
     Scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1), unless the model says otherwise.
     """
@@ -42,7 +42,7 @@ def layer_groups(config: ModelConfig) -> Any:
 
 
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
-    """What `make` makes for the model's layers; of a mixed model, for both kinds of them together."""
+    """The backend that `make` makes for the model's layers; for a mixed model, one for both kinds of layers."""
     spec, groups = attention_spec(config), layer_groups(config)
     if groups is None:
         return make(spec)
@@ -53,19 +53,17 @@ def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], Attention
 
 
 class LlamaModel:
-    """A model ready to run. Immutable; what changes in a step is the K/V cache.
+    """A model ready to run. Immutable; a step changes only the K/V cache.
 
     Args:
-        config: What the model is.
+        config: The model's configuration.
         weights: Its weights, on the device it runs on.
-        backend: What computes attention for this model: see `model_backend`.
+        backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
-        sum_over_ranks: Adds up, in place, what this and other processes computed: the weights are a part of the model,
-            cut so that each block's output is a partial sum (twophase_features.parallel.sharding). None: they are all
-            of it.
-        dispatch_experts: Has each token's experts computed by the processes that hold them, where each process holds
-            some experts whole (twophase_features.parallel.expert_parallel). None: every expert is here, or a part of
-            each.
+        sum_over_ranks: Adds up, in place, the partial outputs of all processes, when the weights are cut so that each
+            layer's output is a partial sum (twophase_features.parallel.sharding). None: the weights are whole.
+        dispatch_experts: Sends each token to the processes that hold its experts
+            (twophase_features.parallel.expert_parallel). None: this process holds every expert, or a part of each.
 
     Attributes:
         watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of
@@ -117,8 +115,8 @@ class LlamaModel:
     ) -> Float[Tensor, "T N"]:
         """Final hidden states of a step's tokens, before the last linear layer.
 
-        `plan` is what `backend.plan` made of the step's batch. Writes the tokens' K and V into `kv_cache`;
-        `after_layer` is called with a layer's number when its K and V are there, while the rest is still to compute.
+        `plan` is `backend.plan` of the step's batch. Writes the tokens' K and V into `kv_cache`; `after_layer` is
+        called with a layer's number when its K and V are there, while the rest is still to compute.
         """
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
@@ -140,7 +138,7 @@ class LlamaModel:
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        """fp32 logits of the rows given: choose those to be sampled from what `forward` returned."""
+        """fp32 logits of the given rows of `forward`'s result: pass only the rows to sample."""
         return self.weights.lm_head(hidden).float()
 
     def _attention(

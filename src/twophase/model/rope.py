@@ -32,10 +32,11 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_hal
 
 
 def _llama3_scaled(inv_freq: Float[Tensor, "D_half"], rope: RopeConfig) -> Float[Tensor, "D_half"]:
-    """Llama 3.1's stretching: slow pairs turn `factor` times slower, fast pairs stay, those between are blended.
+    """Llama 3.1's stretching: slow pairs turn `factor` times slower, fast pairs are unchanged, pairs in between are
+    blended.
 
-    A pair is slow if one turn takes more than original context / low_freq_factor positions, fast if it takes less than
-    original context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)
+    A pair is slow if a full rotation takes more than original context / low_freq_factor positions, fast if it takes
+    less than original context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)
     """
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # in the original context
     fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

@@ -61,7 +61,7 @@ class TensorFiles:
         return self._open[self._path_of[name]].get_tensor(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of a tensor of plain floats."""
+        """The dtype of a tensor of plain floats."""
         return PLAIN_DTYPES[self._open[self._path_of[name]].get_slice(name).get_dtype()]
 
     def check(self, expected: Mapping[str, StoredTensor]) -> None:
@@ -118,8 +118,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {FIX}")
     for tensor, name in weight_map.items():
-        # A plain name: a model comes from anywhere, and must not have files of this machine opened. What the name leads
-        # to may be a link (Hugging Face's cache is made of them): only the maker of the folder could have put it there.
+        # A plain name, because an untrusted model must not open other files of this machine. The file may be a link
+        # (Hugging Face's cache consists of links): only the owner of the folder can have made it.
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
             raise ModelFolderError(
                 f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "

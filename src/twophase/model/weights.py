@@ -100,7 +100,7 @@ class ModelWeights:
     """All weights of a model.
 
     Attributes:
-        dtype: Of activations and of every weight but `embed`, and gains with an offset: these are in fp32.
+        dtype: The dtype of activations and weights, except `embed` and gains with an offset, which are fp32.
         embed: [V, N]. Keeps the file's dtype where that is the smaller one: only the rows of a step's tokens are read,
             and widening them then is as exact as widening them all before.
         layers: In order.
@@ -117,22 +117,22 @@ class ModelWeights:
 
 @runtime_checkable
 class WeightLoader(Protocol):
-    """The door of a folder's weights: `PlainLoader` copies floats from safetensors files, and what is stored in few
-    bits, or is to be rounded, comes from twophase_features.quantization.loader."""
+    """The door of a folder's weights: `PlainLoader` copies floats from safetensors files;
+    twophase_features.quantization.loader reads or makes quantised weights."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
+        """The dtype of activations."""
 
     @property
     def device(self) -> torch.device:
-        """Where layers are made."""
+        """The device of the layers."""
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A whole tensor; in `self.dtype` if `dtype` is None."""
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Of a tensor as it is stored; of one in few bits, float32, which holds its values exactly."""
+        """The dtype of a tensor as stored; float32 for a quantised one, which holds its values exactly."""
 
     def linear(self, *names: str) -> Linear:
         """This process's part of several linear layers of the same input, as one layer."""
@@ -164,7 +164,7 @@ def load_weights(
     Raises:
         ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
             dtype that is not a plain float. Names the file and the tensor.
-        ConfigError: A layer's size is no multiple of the scheme's groups; or a feature is not installed.
+        ConfigError: A layer's size is not a multiple of the scheme's groups; or a feature is not installed.
     """
     loader: WeightLoader
     if scheme is None and not has_quantized_weights(folder, config):
@@ -242,7 +242,7 @@ def _load_layer(loader: WeightLoader, config: ModelConfig, layer: int, experts: 
 
 
 def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
-    """What a norm multiplies by."""
+    """A norm's gain."""
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)
@@ -275,7 +275,7 @@ class PlainLoader:
         return [self._part(f"{name}.weight") for name in names]
 
     def bias(self, *names: str) -> Tensor | None:
-        """The biases of several layers, one after the other; None if they have none."""
+        """The biases of several layers, concatenated; None for layers without biases."""
         parts = [self._part(f"{name}.bias") for name in names if f"{name}.bias" in self._files]
         return self._stacked(parts) if parts else None
 

@@ -1,4 +1,4 @@
-"""What a beam search is asked, and what it found; the names are vLLM's."""
+"""Parameters and output of a beam search; the names are vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from twophase.core.rules import Rule, apply_rules, number, read_flag, whole_numb
 from twophase.core.sampling_params import RULES as SAMPLING_RULES
 from twophase.core.sampling_params import SamplingParams
 
-# Those of a request by the same names.
+# Parameters shared with `SamplingParams`, with the same rules.
 _OF_A_REQUEST = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
 RULES = {name: SAMPLING_RULES[name] for name in _OF_A_REQUEST} | {
     "beam_width": whole_number(at_least=1),
@@ -52,18 +52,18 @@ class BeamSearchParams:
         self.as_sampling_params()
 
     def as_sampling_params(self) -> SamplingParams:
-        """How long its completions may be, and what ends them, as a request says it."""
+        """The limits on length and the stop conditions, as a request's parameters."""
         return SamplingParams(**{name: getattr(self, name) for name in _OF_A_REQUEST})
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """A completion that a beam search found.
+    """A completion found by a beam search.
 
     Attributes:
-        tokens: Those generated, an end-of-text token included.
+        tokens: The generated tokens, an end-of-text token included.
         cum_logprob: Sum of their log-probabilities.
-        score: What completions are ranked by: `cum_logprob` / number of tokens ** `length_penalty`.
+        score: The rank: `cum_logprob` / number of tokens ** `length_penalty`.
         finish_reason, stop_reason, error: As in `CompletionOutput`.
         logprobs: One entry per token, with the candidates that the search chose among as the most likely ones.
     """
@@ -80,7 +80,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """What a beam search found for a prompt: `sequences`, best first."""
+    """The completions of one prompt: `sequences`, best first."""
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Beam search: a loop over ordinary requests. Each round asks for every beam's likeliest next tokens, and chooses.
 
 A beam is an unfinished text, scored by the sum of its tokens' log-probabilities. The requests of a round share prefixes
-with those of the round before, so the prefix cache has all but the last few tokens of each. The rules are those of
-transformers' `generate(num_beams=n, do_sample=False)`, so the texts are too:
+with the previous round's, so the prefix cache has all but the last few tokens of each. Rules and texts are the same as
+in transformers' `generate(num_beams=n, do_sample=False)`:
 
 - The best n texts of a beam and one more token that do not end go on. A text that ends counts only if it is among the
   best n of all.
@@ -51,17 +51,17 @@ class Beam:
 
 @final
 class BeamSearch:
-    """The search for one prompt's continuations. It chooses, and knows neither models nor requests.
+    """The search for one prompt's continuations. It only chooses; it has no model and makes no requests.
 
     Args:
         params: Its width and rules.
         stop_token_ids: Tokens that end a text.
-        max_tokens: Of a text; it ends there in any case.
+        max_tokens: Tokens after which a text ends in any case.
 
     Attributes:
         beams: Unfinished texts, best first, each of `num_tokens` tokens.
         ended: The best finished texts, best first, at most `beam_width`.
-        is_over: Nothing goes on.
+        is_over: No beam continues.
     """
 
     def __init__(self, params: BeamSearchParams, stop_token_ids: Collection[int], max_tokens: int) -> None:
@@ -76,7 +76,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Of each beam, so many that `beam_width` go on even if all tokens that end a text are likelier."""
+        """Candidates per beam: enough for `beam_width` to continue even if all end tokens are likelier."""
         return self._width + len(self._stop_token_ids)
 
     @property
@@ -131,7 +131,7 @@ class BeamSearch:
 class NextTokenParams(SamplingParams):
     """One round's request of one beam: the likeliest next tokens, of the logits divided by `temperature`.
 
-    `logprobs` may exceed what users may ask for: a search needs one for each beam and each token that ends a text.
+    `logprobs` may exceed the users' limit: a search needs one entry for each beam and each end token.
     """
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class _PromptSearch:
         return self.search.is_over or self.error is not None
 
     def prompts(self) -> list[dict[str, Any]]:
-        """What the next round asks about: each beam's text."""
+        """The prompts of the next round: each beam's text."""
         request = self.request
         beside = {"cache_salt": request.cache_salt, "tenant": request.tenant}
         return [{"prompt_token_ids": (*request.prompt_token_ids, *beam.ids)} | beside for beam in self.search.beams]
@@ -190,7 +190,7 @@ class _PromptSearch:
         return BeamSearchOutput(request.prompt, request.prompt_token_ids, sequences, metrics)
 
     def _sequence(self, beam: Beam, decoder: TextDecoder | None) -> BeamSearchSequence:
-        """A text with which the search was left; one that a failed request kept from going on has its error."""
+        """A text of the final result; it carries its request's error, if that failed."""
         has_stop = beam.finish_reason == "stop"
         is_eos = has_stop and beam.ids[-1] in self.request.eos_token_ids and not self.params.ignore_eos
         return BeamSearchSequence(
@@ -216,11 +216,11 @@ class _PromptSearch:
 def search(llm: LLM, prompts: Sequence[Any], params: BeamSearchParams, use_tqdm: bool) -> list[BeamSearchOutput]:
     """`LLM.beam_search`. Each round asks `llm.generate` for one token of every beam.
 
-    The prefix cache keeps what beams and rounds have in common; without it each round computes every text from its
+    The prefix cache keeps the common prefixes of beams and rounds; without it each round computes every text from its
     beginning.
 
     Raises:
-        InvalidRequestError: As `LLM.generate`; or `params` are none.
+        InvalidRequestError: As `LLM.generate`; or `params` are not `BeamSearchParams`.
     """
     from tqdm import tqdm
 
@@ -254,10 +254,10 @@ def search_beams(
 
     Args:
         requests: The prompts, validated; their parameters are `params.as_sampling_params()`.
-        ask: `LLM.generate`, or what answers as it does.
+        ask: `LLM.generate`, or a function with the same interface.
         max_model_len: Tokens of prompt and text at most.
         decoder: Makes the texts; None leaves them empty.
-        note_end: Told how many of the searches have ended, after each round.
+        note_end: Called after each round with the number of ended searches.
     """
     searches = []
     for request in requests:

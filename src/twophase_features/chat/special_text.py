@@ -1,4 +1,4 @@
-"""Special tokens written out in a message are text: only those of the chat template itself control the model."""
+"""Special tokens written out in a message are text: only the chat template's own special tokens control the model."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts: Mixtral (arXiv:2401.04088) and Qwen3-MoE (arXiv:2505.09388)."""
+"""Reads a mixture of experts from config.json: Mixtral (arXiv:2401.04088) and Qwen3-MoE (arXiv:2505.09388)."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ class ExpertsConfig:
 
     Attributes:
         num_experts: E, in each of these layers.
-        num_experts_per_tok: K, those that a token goes through.
-        intermediate_size: Of one expert.
+        num_experts_per_tok: K, the experts that process a token.
+        intermediate_size: The size of one expert.
         norm_topk_prob: Whether the probabilities of a token's K experts are divided by their sum.
         sparse_layers: The numbers of the layers that have experts; the others have one MLP.
     """
@@ -43,7 +43,7 @@ def read_mixtral(file: JsonFile) -> Fields:
 
 
 def read_qwen3_moe(file: JsonFile) -> Fields:
-    """Every `decoder_sparse_step`-th layer has experts, but for those in `mlp_only_layers`."""
+    """Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`."""
     step, dense = file.positive_int("decoder_sparse_step"), file.values.get("mlp_only_layers")
     dense = [] if dense is None else dense
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
@@ -74,20 +74,17 @@ def _num_experts(file: JsonFile) -> int:
     return count
 
 
-ONE_KIND_OF_MIXTURE = (
-    "is not supported: a router's softmax over all experts chooses a token's, there is one group of them, and none is "
-    "shared by all tokens."
-)
-# What other mixtures of experts may ask for, and the values that mean nothing here.
+UNSUPPORTED_MOE = "is not supported: only a softmax router over one group of experts, without shared experts, is."
+# Keys of unsupported mixtures of experts, with the values that change nothing.
 RULES = (
     SILU,
-    Rule("scoring_func", (None, "softmax"), ONE_KIND_OF_MIXTURE),
-    Rule("routed_scaling_factor", (None, 1), ONE_KIND_OF_MIXTURE),
-    Rule("n_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
-    Rule("topk_group", (None, False, 0, 1), ONE_KIND_OF_MIXTURE),
-    Rule("n_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
-    Rule("num_shared_experts", (None, False, 0), ONE_KIND_OF_MIXTURE),
-    Rule("shared_expert_intermediate_size", (None, False, 0), ONE_KIND_OF_MIXTURE),
+    Rule("scoring_func", (None, "softmax"), UNSUPPORTED_MOE),
+    Rule("routed_scaling_factor", (None, 1), UNSUPPORTED_MOE),
+    Rule("n_group", (None, False, 0, 1), UNSUPPORTED_MOE),
+    Rule("topk_group", (None, False, 0, 1), UNSUPPORTED_MOE),
+    Rule("n_shared_experts", (None, False, 0), UNSUPPORTED_MOE),
+    Rule("num_shared_experts", (None, False, 0), UNSUPPORTED_MOE),
+    Rule("shared_expert_intermediate_size", (None, False, 0), UNSUPPORTED_MOE),
 )
 MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}

@@ -17,9 +17,8 @@ class ExpertLoad:
         load.tokens_per_expert   # int64 [S, L, E]: S steps, L layers that have experts
         load.num_active_experts  # int64 [S, L]: experts whose weights the step had to read
 
-    Of a model whose experts are shared by several processes (`enable_expert_parallel`) E are those of this process, and
-    the tokens those of all processes. Steps run without CUDA graphs meanwhile. The counts stay on the model's device
-    until they are asked for.
+    With `enable_expert_parallel`, E counts this process's experts, and the tokens come from all processes. Counting
+    turns CUDA graphs off. The counts stay on the model's device until they are asked for.
 
     Raises:
         ValueError: The model has no experts, or is being watched already.

@@ -1,4 +1,4 @@
-"""The forward pass of a layer with experts: each token goes through K of its E MLPs, those that a router chooses.
+"""The forward pass of a layer with experts: a router chooses K of E MLPs for each token.
 
 A token's K choices make K rows. The rows are sorted by expert, so that an expert multiplies all of its rows at once,
 whichever tokens they belong to: the weights of an expert are read once in a step, or not at all. Then the rows go back
@@ -23,20 +23,20 @@ from twophase_features.experts.weights import SparseMLP
 
 # (rows [P, N] sorted by expert, how many rows each expert has [E]) -> each row through its expert [P, N].
 ComputeExperts = Callable[[Tensor, Tensor], Tensor]
-# `mix_experts` of a layer: (x [T, N], what computes the experts) -> [T, N].
+# `mix_experts` of a layer: (x [T, N], a function that computes the experts) -> [T, N].
 MixExperts = Callable[[Tensor, ComputeExperts], Tensor]
 # How processes that hold different experts compute a step together: (x, mix, the experts that are here) -> [T, N].
 DispatchExperts = Callable[[Tensor, MixExperts, ComputeExperts], Tensor]
-# Told of each layer that has experts its number, and how many rows each expert of this process computes: int64 [E].
+# Called for each layer with experts: (its number, the rows that each expert of this process computes, int64 [E]).
 WatchExperts = Callable[[int, Tensor], None]
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """The experts of each token.
 
     Attributes:
         experts: [T, K], best first.
-        weights: [T, K], float32: what each expert's output is multiplied by.
+        weights: [T, K], float32: factors on the experts' outputs.
     """
 
     experts: Int[Tensor, "T K"]
@@ -44,12 +44,12 @@ class Routing(NamedTuple):
 
 
 class MixtureOfExperts:
-    """What a `LlamaModel` computes layers that have experts with.
+    """Computes the layers of a `LlamaModel` that have experts.
 
     Args:
-        gated: The gate's activation times up, of gate and up side by side.
-        add: Sums, over the processes that share each expert, what each has computed.
-        dispatch: Has a step's rows computed by the processes that hold their experts; None: `mix_experts`, then `add`.
+        gated: Maps gate and up, side by side, to the gate's activation times up.
+        add: Sums the partial outputs of the processes that share each expert.
+        dispatch: Sends a step's rows to the processes that hold their experts; None: `mix_experts`, then `add`.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ def route(logits: Float[Tensor, "T E"], config: ExpertsConfig) -> Routing:
 def mix_experts(
     x: Float[Tensor, "T N"], compute: ComputeExperts, router: Linear, config: ExpertsConfig
 ) -> Float[Tensor, "T N"]:
-    """The weighted sum of what each token's experts make of it; `compute` runs the experts, wherever they are."""
+    """The weighted sum of the outputs of each token's experts; `compute` runs the experts, here or in other
+    processes."""
     routing = route(router(x), config)
     by_expert, counts = sort_by_expert(routing.experts.flatten(), config.num_experts)
     rows = torch.empty(by_expert.numel(), x.shape[1], dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""A layer's experts: what a model folder calls their tensors, and the layers that are made of them."""
+"""A layer's experts: their tensors' names in a model folder, and their layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from twophase.model.weights import DenseMLP, LinearShape, WeightLoader, copy_int
 
 
 class ExpertNames(NamedTuple):
-    """What a family's files call the parts of a layer's experts."""
+    """A family's names for the parts of a layer's experts."""
 
     block: str
     gate: str
@@ -44,7 +44,7 @@ class GroupedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Of all layers' weights."""
+        """Bytes of all layers' weights."""
         return sum(layer.num_bytes for layer in self.layers)
 
     def __call__(self, x: Float[Tensor, "P I"], counts: Int[Tensor, "E"]) -> Float[Tensor, "P O"]:
@@ -90,14 +90,14 @@ class SparseMLP:
 
     @staticmethod
     def load(loader: WeightLoader, config: ModelConfig, layer: int, experts: slice) -> "SparseMLP | DenseMLP":
-        """A layer's MLP; of its experts, if it has some, those that this process keeps."""
+        """A layer's MLP, or this process's part of its experts."""
         if layer not in config.experts.sparse_layers:
             return DenseMLP.load(loader, config, layer, experts)
         names = EXPERT_NAMES[config.architecture]
         block = f"model.layers.{layer}.{names.block}"
         kept = [f"{block}.experts.{expert}." for expert in range(config.experts.num_experts)[experts]]
         return SparseMLP(
-            # Never rounded: small differences change which experts a token gets.
+            # Never rounded: routing is sensitive to rounding.
             router=make_linear(loader.tensor(f"{block}.gate.weight")),
             gate_up=_load_grouped(loader, [(expert + names.gate, expert + names.up) for expert in kept]),
             down=_load_grouped(loader, [(expert + names.down,) for expert in kept]),

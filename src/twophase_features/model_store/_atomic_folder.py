@@ -52,7 +52,7 @@ def build(
     """Make `target` from file names and functions that give their bytes. Call it inside `only_one_process`.
 
     Raises:
-        ModelFolderError: The disk is full; the file at hand is removed, those finished are kept for the next run.
+        ModelFolderError: The disk is full; the unfinished file is removed, finished files are kept for the next run.
         OSError: Anything else that goes wrong with the disk.
     """
     work = work_folder(target)
@@ -71,7 +71,7 @@ def work_folder(target: Path) -> Path:
 
 
 def check_free_space(target: Path, needed_bytes: int) -> None:
-    """Raise ModelFolderError unless the disk has room for `needed_bytes`, less what the work folder holds already."""
+    """Raise ModelFolderError unless the disk has room for `needed_bytes`, less the bytes already in the work folder."""
     work = work_folder(target)
     already_written = sum(path.stat().st_size for path in work.iterdir()) if work.is_dir() else 0
     if _free_bytes(target.parent) + already_written < needed_bytes:
@@ -117,7 +117,7 @@ def _write_durably(
 
 
 def _put_in_place(work: Path, target: Path) -> None:
-    """Rename the finished folder to its name. A broken one that is there already moves aside first."""
+    """Rename the finished folder to its name. An existing broken folder is moved aside first."""
     _fsync_folder(work)
     aside = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(aside, ignore_errors=True)
@@ -150,7 +150,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _read_manifest(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """The manifest, or an empty one if there is none of this recipe."""
+    """The manifest; empty if missing or made by another recipe."""
     manifest = _load_manifest(folder)
     if manifest is None or manifest.get("recipe") != recipe:
         return {"recipe": recipe, "files": {}}

@@ -1,6 +1,6 @@
 """Turn a quantised Llama GGUF file into the files of a plain Hugging Face folder.
 
-Only what the default model needs: architecture `llama`, tied embeddings, a byte-level BPE vocabulary.
+Supports only the default model's format: architecture `llama`, tied embeddings, a byte-level BPE vocabulary.
 """
 
 import json

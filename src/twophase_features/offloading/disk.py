@@ -20,14 +20,14 @@ SUFFIX = ".safetensors"
 class DiskTier:
     """A `KVTier` with one file for each block, in a folder of its own for each model.
 
-    The folder's name is a digest of what the model says after a few tokens, so other weights, another dtype or another
-    K/V format never find each other's blocks. Several engines may use one folder: each finds what was there when it was
-    opened, and what it wrote itself.
+    The folder's name is a digest of the model's logits after a few tokens, so models that differ in weights, dtype or
+    K/V format never find each other's blocks. Several engines may use one folder: each finds the blocks that existed
+    when it opened the folder, and its own.
 
     Args:
         folder: Made if it is missing.
-        num_blocks: Files that are kept; the ones used longest ago are deleted. A block of SmolLM2-135M takes 360 KiB in
-            bfloat16.
+        num_blocks: Maximum number of files; the least recently used are deleted. A block of SmolLM2-135M takes 360 KiB
+            in bfloat16.
 
     Raises:
         ConfigError: `num_blocks` is below 1; from `attach`, the folder cannot be made or written.
@@ -80,7 +80,7 @@ class DiskTier:
         for name, block_id in new.items():
             while len(self._files) >= self.num_blocks:
                 self._delete(next(iter(self._files)))
-            # A reader must never see half a file: written beside it, then renamed.
+            # Written beside it, then renamed, so that no other engine sees half a file.
             unfinished = self.folder / f"{name}.{os.getpid()}.tmp"
             save_file({str(i): page[:, block_id].contiguous().cpu() for i, page in enumerate(self._pages)}, unfinished)
             os.replace(unfinished, self.folder / name)
@@ -97,7 +97,7 @@ def _name(key: BlockKey) -> str:
 
 
 def _fingerprint(runner: Any, num_groups: int) -> str:
-    """What the model says after three tokens, as a name. Its K and V go into blocks that nothing uses yet."""
+    """A digest of the model's logits after three tokens. Their K and V go into blocks that are still unused."""
     logits = runner.run([ScheduledChunk(0, [1, 2, 3], 0, [0] * num_groups, 1)])
     said = logits.float().cpu().numpy().tobytes() + repr(runner.kv_cache.spec).encode()
     return hashlib.blake2b(said, digest_size=8).hexdigest()

@@ -13,7 +13,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase.memory import num_blocks_that_fit
 
-# Of the free host memory, when no number of blocks is given: others on the machine need memory too.
+# Share of the free host memory when no number of blocks is given: other processes need memory too.
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
 
 
@@ -96,7 +96,7 @@ class HostMemoryTier:
 
 @final
 class PinnedBlocks:
-    """`HostBlocks` of a cache in this process. On CUDA moves are queued; what follows on the same stream waits."""
+    """`HostBlocks` of a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
         self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)

@@ -13,12 +13,12 @@ from twophase.scheduling.sequence import Sequence
 @final
 @dataclass(frozen=True, slots=True)
 class ChunkedPrefillPolicy(Policy):
-    """Decodes first, and a step that is never longer than `max_tokens` tokens: Sarathi-Serve's stall-free batching
-    (arXiv:2403.02310). The time between two tokens of a decode is bounded by the time of such a step.
+    """Decodes first, and at most `max_tokens` tokens per step: Sarathi-Serve's stall-free batching (arXiv:2403.02310).
+    The time between two tokens of a decode is bounded by the time of such a step.
 
     Attributes:
-        max_tokens: Tokens of a step, decodes and drafts included. Decodes are never held back; prefills take what the
-            decodes leave, and drafts what the prefills leave.
+        max_tokens: Tokens of a step, decodes and drafts included. Decodes are never held back; prefills get the
+            remaining tokens, and drafts the rest.
     """
 
     max_tokens: int

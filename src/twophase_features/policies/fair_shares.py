@@ -61,12 +61,12 @@ class TenantCounters:
 @dataclass(frozen=True, slots=True)
 class FairPolicy(Policy):
     """Decodes first, then the prompts begun; then requests are admitted from the tenant that was served least. So a
-    tenant with many requests takes none of the share of one with few, and what a tenant leaves is the others'. Among
+    tenant with many requests does not take another tenant's share, and an unused share goes to the other tenants. Among
     one tenant's requests priority and arrival decide.
 
     Attributes:
-        max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
-        counters: What the tenants of one scheduler were served.
+        max_tokens: Tokens per step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
+        counters: Tokens served to each tenant of one scheduler.
     """
 
     max_tokens: int | None = None

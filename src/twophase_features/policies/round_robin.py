@@ -1,4 +1,4 @@
-"""Prompts by turns: round-robin over the chunks of prefills."""
+"""Round-robin over the chunks of prefills."""
 
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -13,7 +13,7 @@ from twophase.scheduling.sequence import Sequence
 
 @final
 class Turns:
-    """When each sequence had its latest turn: a number that counts up with every turn of any sequence."""
+    """The number of each sequence's latest turn; turns are counted over all sequences."""
 
     def __init__(self) -> None:
         self._num_taken = 0
@@ -34,18 +34,18 @@ class Turns:
 @final
 @dataclass(frozen=True, slots=True)
 class RotatingPolicy(Policy):
-    """Decodes first, and prompts by turns: each gets a chunk and goes behind the others (round-robin), new ones too.
+    """Decodes first, then prompts round-robin: each gets a chunk and goes to the end of the queue, new prompts too.
 
-    By order of arrival a short prompt waits until all of a long one before it is computed, chunked or not: chunks keep
-    decodes from waiting, and a prompt behind another gains nothing. By turns it waits for a chunk of each. The price:
-    prompts that began together also end together, each later than it could have.
+    In order of arrival a short prompt waits for all of a long prompt before it: chunks keep decodes from waiting, but
+    do not help the next prompt. In round-robin it waits for one chunk of each prompt. The price: prompts that begin
+    together also end together, each later than necessary.
 
     Without chunked prefill a turn is a whole prompt.
 
     Attributes:
-        chunk_tokens: Tokens of a prompt's turn. The last turns of a step share what its budget leaves.
+        chunk_tokens: Tokens of a prompt's turn. The last turns of a step share the rest of its budget.
         max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
-        turns: Of the sequences of one scheduler.
+        turns: The turns of one scheduler's sequences.
     """
 
     chunk_tokens: int

@@ -34,11 +34,11 @@ class ContinuousPolicy(Policy):
 @final
 @dataclass(frozen=True, slots=True)
 class PrefillFirstPolicy(Policy):
-    """Prompts before decodes, whole and in steps of their own, as early vLLM did: first tokens come soon, and the
-    decodes stand still as long as prompts keep coming.
+    """Prompts before decodes, whole and in steps of their own, as early vLLM did: first tokens come soon, and decodes
+    stall as long as prompts keep coming.
 
     Attributes:
-        max_stalled_steps: Steps in a row in which decodes may stand still; None: any number.
+        max_stalled_steps: Maximum consecutive steps without a decode; None: unlimited.
     """
 
     max_stalled_steps: int | None = None

@@ -1,4 +1,4 @@
-"""Weights of fewer bits: what is stored, how it is rounded, read from files, and multiplied.
+"""Weights of fewer bits: how they are stored, rounded, read from files, and multiplied.
 
 Public: `schemes` (the names of `quantization=...`, without torch), `weight` (codes, scales and minima), `rounding`
 (from plain weights), `linear` and `kernel_linear` (layers that multiply), `checkpoint_config` and `checkpoints`

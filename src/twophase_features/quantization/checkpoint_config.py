@@ -1,7 +1,7 @@
-"""What a model folder says of its weights: `quantization_config` in config.json, read strictly.
+"""The format of a folder's quantised weights: `quantization_config` in config.json, read strictly.
 
-Read: compressed-tensors (pack-quantized, int-quantized, float-quantized), AWQ (gemm) and GPTQ, of 4 or 8 bits. What
-else there is is refused by name. Nothing heavy is imported.
+Read: compressed-tensors (pack-quantized, int-quantized, float-quantized), AWQ (gemm) and GPTQ, of 4 or 8 bits. Other
+    formats are refused by name. Nothing heavy is imported.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFormat:
-    """How a folder stores the weights of its linear layers; those without packed tensors are plain.
+    """How a folder stores the weights of its linear layers; layers without packed tensors are plain.
 
     Attributes:
-        method: Which tools wrote it, and so how its tensors are called.
+        method: The tool that wrote the folder, which determines the tensors' names.
         scheme: How weights were rounded.
         is_packed: compressed-tensors: whether several codes lie in an int32.
         has_shifted_zeros: GPTQ's first format, which stores zero points less 1.
@@ -36,7 +36,7 @@ def read_quantization_config(values: Any) -> CheckpointFormat:
     """The `quantization_config` of a config.json.
 
     Raises:
-        ValueError: What it asks for cannot be read; says what, and what can.
+        ValueError: The format is not supported; names the value and the supported ones.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"quantization_config must be an object, found {shown(values)}")
@@ -97,7 +97,7 @@ def _read_compressed(values: Mapping[str, Any]) -> CheckpointFormat:
         raise ValueError(f"compressed-tensors must say how weights are stored, found {shown(weights)}")
     is_float = _is_float(weights)
     if is_float != (name == "float-quantized"):
-        raise ValueError(f"weights of type {shown(weights.get('type'))} do not go with the format {shown(name)}")
+        raise ValueError(f"weights of type {shown(weights.get('type'))} contradict the format {shown(name)}")
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
     if bits not in (4, 8) or (is_float and bits != 8) or (name == "int-quantized" and bits != 8):
         raise ValueError(f"{shown(name)} weights of {shown(bits)} bits are not supported, only 8, and 4 if packed")

@@ -1,7 +1,8 @@
-"""Quantised linear layers as compressed-tensors, AWQ and GPTQ store them: which tensors, and what they mean.
+"""Quantised linear layers as compressed-tensors, AWQ and GPTQ store them: the tensors and their meaning.
 
 All three keep several codes in an int32, the first in its lowest bits; they differ in the direction in which codes
-follow each other, and in what a zero point is. With codes u and zero points z, both unsigned, w = scale * (u - z).
+follow each other, and in the meaning of a zero point. With codes u and zero points z, both unsigned, w = scale * (u -
+z).
 
     compressed-tensors  X.weight_packed [O, I / 8], X.weight_scale [O, G], X.weight_zero_point [O / 8, G]
                         or X.weight [O, I] in int8 or e4m3 (github.com/vllm-project/compressed-tensors)
@@ -36,10 +37,10 @@ def is_quantized(stem: str, names: Container[str]) -> bool:
 def stored_tensors(
     stem: str, shape: tuple[int, ...], checkpoint: CheckpointFormat, names: Container[str]
 ) -> Mapping[str, StoredTensor]:
-    """What a quantised linear layer of weights [O, I] is stored as.
+    """The stored tensors of a quantised linear layer with weights [O, I].
 
     Raises:
-        ModelFolderError: The sizes are no multiple of the groups, or of the codes in an int32.
+        ModelFolderError: The sizes are not multiples of the group size, or of the number of codes in an int32.
     """
     outputs, inputs = shape
     scheme = checkpoint.scheme

@@ -21,7 +21,7 @@ from twophase_features.quantization.weight import QuantizedWeight
 
 
 class Codes(NamedTuple):
-    """What N blocks of S weights in groups of S / G hold."""
+    """The contents of N blocks of S weights in groups of S / G."""
 
     codes: Int8[Tensor, "N S"]
     scales: Float[Tensor, "N G"]
@@ -56,7 +56,7 @@ def _q4_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
     d, dmin = _halves(blocks[:, :4]).split(1, dim=1)
     packed = blocks[:, 4:16]
     low, high, rest = packed.split(4, dim=1)
-    # The first four scales and minima have their 6 bits in one byte; those of the last four are in two places.
+    # The first four scales and minima have their 6 bits in one byte, the last four in two.
     scales = torch.cat((low & 63, rest & 15 | low >> 6 << 4), dim=1)
     minima = torch.cat((high & 63, rest >> 4 | high >> 6 << 4), dim=1)
     return Codes(_nibbles(blocks[:, 16:], 32).to(torch.int8), d * scales.float(), -(dmin * minima.float()), 4)
@@ -65,7 +65,7 @@ def _q4_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
 def _q6_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
     low, high, scales, d = blocks.split((128, 64, 16, 2), dim=1)
     lower = _nibbles(low, 64)
-    # Of 128 weights the upper bits lie in 32 bytes: 2 bits each for weights 32 apart.
+    # The upper bits of 128 weights are in 32 bytes: 2 bits each for weights 32 apart.
     runs = high.unflatten(1, (-1, 32))
     upper = torch.stack([runs >> shift & 3 for shift in (0, 2, 4, 6)], dim=2).flatten(1)
     codes = (lower | upper << 4).to(torch.int8) - 32

@@ -32,14 +32,14 @@ LAYER_TENSORS = {
 }
 TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Whose query and key rows llama.cpp keeps in another order than Hugging Face, and those whose rows stay.
+# llama.cpp reorders the query and key rows of the first families, and keeps Hugging Face's order for the others.
 REORDERED, IN_ORDER = ("llama",), ("qwen2", "qwen3")
-# Of later tools that need no place in a model: frequencies of RoPE, which config.json gives.
+# Tensors of newer files that the model does not need: RoPE frequencies, which config.json determines.
 HARMLESS = ("rope_freqs.weight",)
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder; None: there is none.
+    """The GGUF file of a folder, or None.
 
     Raises:
         ModelFolderError: There are several.
@@ -89,7 +89,7 @@ class GGUFWeights:
         return self._tensors[name].tensor_type.name in PLAIN_TYPES
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a plain tensor is stored as; of a quantised one, float32, which holds its values exactly."""
+        """A plain tensor's stored dtype; float32 for a quantised one, which holds its values exactly."""
         return PLAIN_TYPES.get(self._tensors[name].tensor_type.name, torch.float32)
 
     def _name(self, gguf_name: str) -> str:
@@ -122,7 +122,7 @@ class GGUFWeights:
 
 
 def hugging_face_name(gguf_name: str) -> str:
-    """Of a weight or a bias.
+    """The GGUF name of a weight or a bias.
 
     Raises:
         KeyError: A model of these families has no such tensor.

@@ -75,8 +75,8 @@ class KernelLinear:
 
 
 def kernel_for(weight: QuantizedWeight) -> Kernel | None:
-    """The kernel that multiplies this weight; None: there is none, for blocks of GGUF's types of more than 4 bits, for
-    8 bits in groups or with zero points, and for activations in int8."""
+    """The kernel that multiplies this weight. None for GGUF blocks of more than 4 bits, for 8 bits in groups or with
+    zero points, and for int8 activations."""
     num_inputs, is_per_output = weight.shape[1], weight.scales.shape[1] == 1
     if weight.codes.dtype == torch.float8_e4m3fn:
         return "fp8" if is_per_output and num_inputs % 16 == 0 else None

@@ -1,16 +1,16 @@
 """Linear layers that multiply by weights of few bits.
 
-On a CPU by what torch has. Measured on 2 cores of an AMD EPYC (AVX-512, no AMX), SmolLM2's shapes, one thread:
+On a CPU, by torch's operators. Measured on 2 cores of an AMD EPYC (AVX-512, no AMX), SmolLM2's shapes, one thread:
 
 - 4 bits in groups, bf16 activations: `_weight_int4pack_mm_for_cpu` reads a quarter of bf16's bytes, and its time grows
-  with the rows; beyond 4 rows packed bf16 is faster. So few rows go through the one, many through the other.
+  with the rows; beyond 4 rows packed bf16 is faster. So up to 4 rows use the former, more rows the latter.
 - int8 activations: `_int_mm` sums exactly, in int32. Against packed bf16 it takes 0.4 to 0.8 times as long at 1 row and
   0.5 to 0.8 times from 32 rows on; in between it may be slower.
-- All else, and float32: the weights are made plain when the model is loaded. The values are those of the codes, and no
-  memory is saved.
+- All else, and float32: the weights are dequantised when the model is loaded. The values equal the codes' values, and
+  no memory is saved.
 
-On a GPU the Triton kernels multiply (`kernel_linear`). What they have no form for stays in few bits, and is made plain
-in each call.
+On a GPU the Triton kernels multiply (`kernel_linear`). Weights without a kernel stay in few bits, and each call
+dequantises them.
 """
 
 import functools
@@ -43,7 +43,7 @@ def make_quantized_linear(
     """
     if weight.codes.device.type != "cpu":
         has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
-        return KernelLinear.from_weight(weight, bias) if has_kernel else StoredLinear.from_weight(weight, bias)
+        return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
     if dtype == torch.bfloat16 and _suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
@@ -55,13 +55,13 @@ def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, 
     """The weight in floating point, on a CPU: in `dtype`, or in float32 where this CPU does not multiply that."""
     if can_pack(dtype):
         return make_linear(weight.dequantize(dtype), bias)
-    return WidenedLinear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
+    return Float32Linear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
 
 
 def host_layer_bytes(
     scheme: Scheme | None, num_outputs: int, num_inputs: int, dtype: torch.dtype, keeps_plain: bool = True
 ) -> int:
-    """`num_bytes` of the layer that a CPU makes of such a weight, for whoever has none yet. Without a scheme: plain."""
+    """`num_bytes` of a CPU layer with such a weight, computed without the weight. Without a scheme: plain."""
     values = num_outputs * num_inputs
     if scheme is None:
         return values * dtype.itemsize
@@ -164,7 +164,7 @@ def to_int8_rows(x: Float[Tensor, "T I"]) -> tuple[Int8[Tensor, "T I"], Float[Te
 
 
 @dataclass(frozen=True, slots=True)
-class WidenedLinear:
+class Float32Linear:
     """A float32 layer for narrower activations, which this CPU multiplies too slowly."""
 
     layer: TorchLinear
@@ -182,7 +182,7 @@ class WidenedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLinear:
+class PackedLinear:
     """A weight that stays as it is stored, two 4-bit codes in a byte, and is made plain in each call.
 
     Attributes:
@@ -194,7 +194,7 @@ class StoredLinear:
     is_packed: bool
 
     @classmethod
-    def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "StoredLinear":
+    def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "PackedLinear":
         is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
         return cls(weight.with_codes(pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
@@ -214,7 +214,7 @@ class StoredLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class ConcatLinear:
     """Linear layers of the same input whose weights are not of one kind, their outputs one after the other."""
 
     layers: tuple[Linear, ...]

@@ -17,7 +17,7 @@ from twophase.model.weights import Cut, PlainLoader, expected_shapes
 from twophase_features.quantization.checkpoint_config import CheckpointFormat
 from twophase_features.quantization.checkpoints import is_quantized, read_weight, stored_tensors
 from twophase_features.quantization.gguf_file import GGUFWeights, find_gguf
-from twophase_features.quantization.linear import SideBySide, make_quantized_linear
+from twophase_features.quantization.linear import ConcatLinear, make_quantized_linear
 from twophase_features.quantization.rounding import NotFiniteError, quantize
 from twophase_features.quantization.schemes import Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, stack
@@ -29,8 +29,8 @@ class CheckpointWeights:
     """The tensors of safetensors files, of which some layers are stored in few bits. Read-only.
 
     Args:
-        shapes: Of every tensor of the model, as if none were quantised.
-        checkpoint: How quantised layers are stored; None: there are none.
+        shapes: The shapes of all tensors of the unquantised model.
+        checkpoint: How quantised layers are stored; None: all layers are plain.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFW
 class QuantizedLoader:
     """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
 
-    The arguments are those of `load_weights`.
+    For arguments see `load_weights`.
 
     Raises:
         ModelFolderError: As `load_weights`.
@@ -119,7 +119,7 @@ class QuantizedLoader:
         parts = [self._weight(f"{name}.weight") for name in names]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) < len(parts) or not can_stack(quantized):
-            return SideBySide(tuple(self.linear(name) for name in names))
+            return ConcatLinear(tuple(self.linear(name) for name in names))
         weight, bias = stack(quantized).to(self.device), self._plain.bias(*names)
         return make_quantized_linear(weight, bias, self.dtype, self._keeps_plain)
 

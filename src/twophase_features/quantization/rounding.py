@@ -23,8 +23,8 @@ def quantize(weight: Float[Tensor, "O I"], scheme: Scheme) -> QuantizedWeight:
     and the largest value of a group, and zero between them, are the first and the last code.
 
     Raises:
-        ConfigError: I is no multiple of the group; says which groups would do.
-        NotFiniteError: A weight is infinite or no number.
+        ConfigError: I is not a multiple of the group size; names group sizes that divide I.
+        NotFiniteError: A weight is infinite or NaN.
     """
     groups = weight.float().unflatten(1, (_num_groups(weight, scheme), -1))
     if not bool(groups.isfinite().all()):

@@ -12,12 +12,11 @@ class Scheme:
     """A way to round the weights [O, I] of a linear layer.
 
     Attributes:
-        bits: Of a code.
+        bits: Bits per code.
         group_size: Neighbours along I that share a scale; None: all weights of an output.
         is_symmetric: Codes lie on both sides of zero, and no minimum is stored.
-        is_float: Codes are e4m3 numbers (arXiv:2209.05433) in place of whole ones.
-        activations: What a layer's input is rounded to, with a scale per token, before it is multiplied; None: it is
-            not.
+        is_float: Codes are e4m3 numbers (arXiv:2209.05433) instead of integers.
+        activations: The type to which a layer's input is rounded, with a scale per token; None: not rounded.
     """
 
     bits: int
@@ -27,7 +26,7 @@ class Scheme:
     activations: str | None = None
 
     def num_bytes(self, num_outputs: int, num_inputs: int, scale_bytes: int = SCALE_BYTES) -> int:
-        """Of a layer's codes, scales and minima.
+        """Bytes of a layer's codes, scales and minima.
 
         Worked example: 4 bits in asymmetric groups of 32, 8 outputs, 64 inputs: 256 of codes, 16 scales and 16 minima
         of 2 bytes, 320 in all.
@@ -50,5 +49,5 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def head_scheme(scheme: Scheme) -> Scheme:
-    """Of the last linear layer: 8 bits at least, because its errors go straight into the logits."""
+    """The scheme of the last linear layer: 8 bits at least, because its errors go straight into the logits."""
     return SCHEMES["int8"] if scheme.bits < 8 else scheme

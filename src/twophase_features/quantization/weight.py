@@ -20,12 +20,12 @@ class QuantizedWeight:
     - scale * zero point), GGUF's blocks, and e4m3.
 
     Attributes:
-        codes: One per element, in the order of the groups: int8, or float8_e4m3fn. Of 4 bits, 0 to 15 if there are
-            minima, else -8 to 7.
+        codes: One per element, in the order of the groups: int8, or float8_e4m3fn. 4-bit codes are 0 to 15 with minima,
+            else -8 to 7.
         scales: float32.
         minima: float32; None: all zero.
-        bits: Of a code.
-        activations: What the input is rounded to before it is multiplied ('int8', 'fp8'); None: it is not.
+        bits: Bits per code.
+        activations: The type to which the input is rounded ('int8', 'fp8'); None: not rounded.
         input_order: If groups are not of neighbours (GPTQ's act_order), which input each column of codes belongs to.
     """
 
@@ -95,7 +95,7 @@ class QuantizedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Of everything stored."""
+        """Bytes of all stored tensors."""
         tensors = (self.codes, self.scales, self.minima, self.input_order)
         return sum(each.nbytes for each in tensors if each is not None)
 
@@ -104,13 +104,13 @@ class QuantizedWeight:
         return replace(self, codes=codes)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
-        """Every tensor that has a row for each output, changed."""
+        """`change` applied to every tensor with a row per output."""
         minima = None if self.minima is None else change(self.minima)
         return replace(self, codes=change(self.codes), scales=change(self.scales), minima=minima)
 
 
 def can_stack(parts: Sequence[QuantizedWeight]) -> bool:
-    """Whether these weights of the same input can be one: alike but for their values."""
+    """Whether these weights with the same input can be concatenated: they may differ only in their values."""
     kinds = {(each.bits, each.group_size, each.minima is None, each.activations, each.codes.dtype) for each in parts}
     orders = [torch.arange(each.shape[1]) if each.input_order is None else each.input_order for each in parts]
     return len(kinds) == 1 and all(torch.equal(order, orders[0]) for order in orders)

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the engine for callers in an event loop. Its place is that of vLLM's class of the same name."""
+"""`AsyncLLM`: the engine for callers in an event loop, named after vLLM's class."""
 
 import asyncio
 import itertools
@@ -19,8 +19,8 @@ from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_features.serving.openmp import dismiss_workers
-from twophase_features.serving.thread import EngineThread, Job, News, Observer
+from twophase_features.serving.openmp import release_openmp_workers
+from twophase_features.serving.thread import EngineThread, Job, JobEvent, Observer
 
 MAX_QUEUE = optional(whole_number(at_least=1))
 DEADLINE = optional(DURATION)
@@ -30,8 +30,8 @@ DEADLINE = optional(DURATION)
 class RequestStream:
     """The outputs of one accepted request: `async for output in stream`, in the event loop that asked for it.
 
-    Outputs are cumulative, so a reader that is slower than the engine finds the newest and misses nothing. Whoever does
-    not read to the end must `abort`.
+    Outputs are cumulative, so a consumer slower than the engine gets the newest output and misses nothing. A consumer
+    that stops early must `abort`.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -45,15 +45,15 @@ class RequestStream:
         self._is_notified = False
         self._notice = asyncio.Event()
 
-    def put(self, news: RequestOutput | Exception | None) -> bool:
-        """Called by the engine's thread; tells whether `notice` must be called in the event loop."""
-        if news is None:
+    def put(self, event: RequestOutput | Exception | None) -> bool:
+        """Called by the engine's thread; returns whether `notice` must be called in the event loop."""
+        if event is None:
             self._is_accepted = True
-        elif isinstance(news, Exception):
-            self._error = news
+        elif isinstance(event, Exception):
+            self._error = event
         else:
-            self._newest.append(news)
-        # A notice that is on its way will find the news. The flag is not written then: the event loop may just be
+            self._newest.append(event)
+        # A pending notice will find the event. The flag is not written then: the event loop may just be
         # taking it back, and would never be notified again.
         if self._is_notified:
             return False
@@ -61,11 +61,11 @@ class RequestStream:
         return True
 
     def notice(self) -> None:
-        self._is_notified = False  # first, so that what comes from now on is notified again
+        self._is_notified = False  # first, so that later events are notified again
         self._notice.set()
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request; raises what it refused it with."""
+        """Wait until the engine has accepted the request; raises the error with which the engine refused it."""
         await self._until(lambda: self._is_accepted or self._error is not None)
         if not self._is_accepted and self._error is not None:
             self._is_over = True
@@ -100,12 +100,12 @@ class AsyncLLM:
 
     Args:
         model, config, options: As `LLM`.
-        max_queue: Requests that may wait for their first step, those that are prepared included; the next one is
-            refused. None: any number.
+        max_queue: Maximum number of requests that wait for their first step, requests in preparation included; further
+            requests are refused. None: unlimited.
 
     Attributes:
-        llm: Whose engine it is. Read its parts, and leave its methods alone.
-        model_name: What the model was opened by; of a folder, its name.
+        llm: The owner of the engine. Read its attributes; do not call its methods.
+        model_name: The hub id or the folder's name.
 
     Raises:
         ConfigError: `max_queue` breaks its rule; or as `LLM`.
@@ -127,7 +127,7 @@ class AsyncLLM:
 
     @classmethod
     def of(cls, llm: LLM, *, max_queue: int | None = None) -> "AsyncLLM":
-        """Run the engine of an LLM that is there. It stays yours: after `close` you may use it again, not before.
+        """Run the engine of an existing LLM, which can be used again after `close`.
 
         Raises:
             ConfigError: `max_queue` breaks its rule.
@@ -142,9 +142,9 @@ class AsyncLLM:
     def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
-        dismiss_workers()  # this thread has loaded the model, and from now on another one computes
+        release_openmp_workers()  # this thread has loaded the model, and from now on another one computes
         llm.lend()
-        self._thread = EngineThread(llm.engine, _tell, max_queue=max_queue, at_end=llm.take_back)
+        self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=llm.take_back)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
@@ -162,25 +162,25 @@ class AsyncLLM:
         deadline_s: float | int | None = None,
         stream: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt, yielding what there is of its completions; the last output is `finished`.
+        """Continue a prompt, yielding its completions so far; the last output is `finished`.
 
-        Closing the generator, or cancelling whoever reads it, aborts the request: its blocks are free before the next
-        step. A request that fails while it runs raises nothing: its finish reason is 'error'.
+        Closing the generator, or cancelling the task that reads it, aborts the request: its blocks are free before the
+        next step. A request that fails while it runs raises nothing: its finish reason is 'error'.
 
         Args:
-            prompt: As of `LLM.generate`.
+            prompt: As in `LLM.generate`.
             request_id: Unique among the unfinished ones; None: a number.
             priority, cache_salt, tenant, ttft_slo_s: See `Request`.
             deadline_s: Seconds from now; a request that is not finished by then is aborted.
-            stream: Yield its progress, instead of its end alone.
+            stream: Yield intermediate outputs, not only the last one.
 
         Raises:
-            InvalidRequestError: It could never be served as asked.
+            InvalidRequestError: The request could never be served.
             QueueFullError: `max_queue` requests wait already.
             DrainingError: `drain` was called.
-            DeadlineError: It was not finished by its deadline. What there was of it has been yielded.
+            DeadlineError: The request was not finished by its deadline; its output so far has been yielded.
             EngineDeadError: The engine's thread died, before or meanwhile (`error` tells why), or was closed, or this
-                process is a fork of the one that it runs in.
+                process is a fork of the engine's process.
         """
         outputs = await self.submit(
             prompt,
@@ -208,8 +208,8 @@ class AsyncLLM:
         deadline_s: float | int | None = None,
         **options: Any,
     ) -> RequestStream:
-        """As `generate`, but returns as soon as the engine has accepted the request: a refusal is raised here (or that
-        its deadline passed while it was prepared), and what the stream raises came later.
+        """As `generate`, but returns as soon as the engine has accepted the request. Refusals, and a deadline that
+        passes before acceptance, are raised here; later errors by the stream.
         """
         arrival_s = time.monotonic()
         deadline_s = checked("deadline_s", deadline_s, DEADLINE)
@@ -220,14 +220,14 @@ class AsyncLLM:
             sampling_params,
             {**options, "arrival_s": arrival_s},
             None if deadline_s is None else arrival_s + deadline_s,
-            listener=outputs,
+            subscriber=outputs,
         )
         thread = self._thread
         outputs.abort = lambda: thread.abort(job)
         thread.submit(job)
         try:
             await outputs.accepted()
-        except BaseException:  # cancelled: the engine may have it all the same
+        except BaseException:  # cancelled: the engine may have accepted it already
             outputs.abort()
             raise
         return outputs
@@ -240,7 +240,7 @@ class AsyncLLM:
         """
         self._thread.check_acceptance()
 
-    # -- its life
+    # -- life cycle
 
     @property
     def is_alive(self) -> bool:
@@ -253,16 +253,16 @@ class AsyncLLM:
 
     @property
     def error(self) -> BaseException | None:
-        """What the engine's thread died of."""
+        """The exception that ended the engine's thread."""
         return self._thread.error
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were accepted and have not ended."""
+        """Accepted requests that have not ended."""
         return self._thread.num_unfinished
 
     async def drain(self, timeout_s: float | int | None = None) -> bool:
-        """Accept nothing new, and wait for what was accepted; False if that took longer than `timeout_s`."""
+        """Refuse new requests and wait for the accepted ones; False if they took longer than `timeout_s`."""
         return await asyncio.to_thread(self._thread.drain, timeout_s)
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    # -- what can be seen of it
+    # -- observation
 
     def stats(self) -> EngineStats:
         """As of the end of the latest step. Never waits for one."""
@@ -292,9 +292,9 @@ class AsyncLLM:
 
     @property
     def queue_age_s(self) -> float | None:
-        """How long the oldest request has waited of which no step has computed anything; None: there is none.
+        """Seconds that the oldest never-scheduled request has waited; None if every request has been scheduled.
 
-        Of this moment, also while a step runs.
+        It grows while a step runs.
         """
         return self._thread.queue_age_s
 
@@ -307,20 +307,20 @@ class AsyncLLM:
         return self.llm.tokenizer
 
     def observe(self, observer: Observer) -> None:
-        """From now on `observer` is told of each step and of each request's end, unless it raises."""
+        """Report each step and each request's end to `observer` from now on, until it raises."""
         self._thread.observers.append(observer)
 
 
-def _tell(news: Sequence[News]) -> None:
-    """Bring news to the event loops they belong to, with one call for each of these."""
+def _deliver(events: Sequence[JobEvent]) -> None:
+    """Pass events on to their event loops, with one call per loop."""
     to_notify: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-    for job, what in news:
-        if job.listener.put(what):
-            to_notify.setdefault(job.listener.loop, []).append(job.listener)
+    for job, event in events:
+        if job.subscriber.put(event):
+            to_notify.setdefault(job.subscriber.loop, []).append(job.subscriber)
     for loop, streams in to_notify.items():
         try:
             loop.call_soon_threadsafe(_notice_all, streams)
-        except RuntimeError:  # the event loop has ended, and with it whoever waited
+        except RuntimeError:  # the event loop has ended, and with it the waiting task
             for stream in streams:
                 stream.abort()
 

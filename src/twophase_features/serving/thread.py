@@ -1,4 +1,4 @@
-"""A thread that runs an engine's steps. Others hand it requests, and a callback tells them what came of these."""
+"""Runs engine steps in a thread; results are delivered by callback."""
 
 import heapq
 import itertools
@@ -29,7 +29,7 @@ from twophase.engine.prompts import Prompt
 
 logger = logging.getLogger(__name__)
 
-MAX_ENDED = 64  # jobs that have ended and are kept until their deadline, besides one for each that has not
+MAX_ENDED = 64  # ended jobs kept in the heap of deadlines, besides one per unfinished job
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,9 +38,9 @@ class Job:
 
     Attributes:
         request_id: Unique among the unfinished ones.
-        options: Of `Engine.prepare`, by name.
-        deadline_s: On the engine's clock; None: it has all the time in the world.
-        listener: Whoever is told of it; only the callback knows what that is.
+        options: Keyword arguments of `Engine.prepare`.
+        deadline_s: On the engine's clock; None: no deadline.
+        subscriber: Receiver of the job's events, opaque to the thread; the callback uses it.
     """
 
     request_id: str
@@ -48,50 +48,52 @@ class Job:
     params: SamplingParams | None
     options: Mapping[str, Any] = field(default_factory=dict)
     deadline_s: float | None = None
-    listener: Any = None
+    subscriber: Any = None
 
 
-# What is told of a job: None, once, when the engine has accepted it; then its outputs. Or an error, which is the last.
-News = tuple[Job, RequestOutput | Exception | None]
+# An event of a job: None once the engine has accepted it, then its outputs; or an error, which is the last event.
+JobEvent = tuple[Job, RequestOutput | Exception | None]
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Sees what the engine does, in the engine's thread: between two steps, so it must be quick.
+    """Called in the engine's thread between two steps, so it must be quick.
 
-    One that raises is removed, with a warning in the log; the requests go on.
+    An observer that raises is removed, with a warning in the log; the requests continue.
     """
 
     def note_step(self, step: StepTrace) -> None: ...
 
     def note_end(self, output: RequestOutput) -> None:
-        """A request ended: finished, aborted, failed or past its deadline. `output` is what it had."""
+        """A request finished, was aborted, failed or passed its deadline. `output` is its output so far."""
         ...
 
 
 @final
 class EngineThread:
-    """Runs `Engine.step` as long as something is unfinished, and sleeps otherwise. Its methods may be called anywhere.
+    """Runs `Engine.step` while requests are unfinished, and sleeps otherwise. Its methods may be called from any
+    thread.
 
-    Everything that changes the engine happens in this thread, between two steps. Requests are prepared before, each in
-    the order of arrival: text becomes tokens in one thread and schemas become grammars in another, so neither waits for
-    the other, and neither steps nor an event loop wait for them. A request that is prepared is one that waits: it
-    counts against `max_queue`, can be aborted, its deadline runs, and `drain` waits for it.
+    Only this thread changes the engine, between two steps. Two more threads prepare requests in order of arrival: one
+    tokenizes text, the other compiles schemas to grammars, so neither steps nor an event loop wait for either. A
+    request in preparation counts as waiting: it counts against `max_queue`, can be aborted, its deadline runs, and
+    `drain` waits for it.
 
-    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`. A fork of the
-    process has no such thread: there, too, `error` is set.
+    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`. In a fork of
+    the process, which lacks the thread, `error` is set too.
 
     Args:
-        engine: Nobody else may use it until the thread has stopped.
-        tell: Called in this thread with what a step, or an accepted request, has brought. It must not block.
-        max_queue: Requests that may wait for their first step; None: any number.
-        at_end: Called when the engine is free again, with None, or with the reason why nobody can use it.
+        engine: No other thread may use the engine until this one has stopped.
+        deliver: Called in this thread with the events of a turn. It must not block.
+        max_queue: Maximum number of requests that wait for their first step; None: unlimited.
+        at_end: Called when the thread has stopped using the engine, with None, or with the reason why the engine is
+            unusable.
     """
 
     def __init__(
         self,
         engine: Engine,
-        tell: Callable[[Sequence[News]], None],
+        deliver: Callable[[Sequence[JobEvent]], None],
         *,
         max_queue: int | None = None,
         at_end: Callable[[str | None], None] = lambda why_not: None,
@@ -100,30 +102,30 @@ class EngineThread:
         self.observers: list[Observer] = []
         self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
         self._engine = engine
-        self._tell = tell
+        self._deliver = deliver
         self._max_queue = max_queue
         self._at_end = at_end
-        # Guards what is below, up to the next comment; notified when one of it changes.
+        # Guards the fields from here to `_is_stopped`; notified when one of these fields changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
         self._jobs: dict[str, Job] = {}  # unfinished
-        # Those among them that no step has computed anything of, and since when they wait, the oldest first.
+        # Never-scheduled jobs, and since when they have waited, the oldest first.
         self._unscheduled: dict[str, float] = {}
-        self._unseen: set[Job] = set()  # those that are not in `stats` yet
+        self._unseen: set[Job] = set()  # not counted in `stats` yet
         self._is_draining = False
         self._is_stopped = False
         self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
         # Only the thread itself uses these.
         self._added: list[Job] = []  # in this turn
-        self._news: list[News] = []
-        self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number decides between equal ones
+        self._events: list[JobEvent] = []
+        self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number breaks ties
         self._numbers = itertools.count()
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
         _THREADS.add(self)
         self._thread.start()
 
-    # -- for the others
+    # -- called from other threads
 
     @property
     def is_alive(self) -> bool:
@@ -139,9 +141,9 @@ class EngineThread:
 
     @property
     def queue_age_s(self) -> float | None:
-        """How long the oldest request has waited of which no step has computed anything; None: there is none.
+        """Seconds that the oldest never-scheduled request has waited; None if every request has been scheduled.
 
-        Unlike `stats` it is of this moment: it grows while a step runs, one that never ends included.
+        Unlike `stats`, it grows while a step runs, so it also shows a step that hangs.
         """
         with self._changed:
             since_s = next(iter(self._unscheduled.values()), None)
@@ -149,7 +151,7 @@ class EngineThread:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a place or blocks, and the requests that have come since `stats` were taken."""
+        """Sequences that wait for a place or blocks, and requests submitted since `stats` were taken."""
         with self._changed:
             return self.stats.num_waiting + len(self._unseen)
 
@@ -157,8 +159,8 @@ class EngineThread:
         """Hand over a request.
 
         Raises:
-            EngineDeadError, DrainingError, QueueFullError: Nothing is accepted now.
-            InvalidRequestError: Its id is no text, or in use. (What else is wrong with it, `tell` will say.)
+            EngineDeadError, DrainingError, QueueFullError: No request is accepted now.
+            InvalidRequestError: Its id is not text, or in use. (Other faults arrive as events.)
         """
         checked("request_id", job.request_id, TEXT)
         with self._changed:
@@ -174,11 +176,11 @@ class EngineThread:
             (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
 
     def check_acceptance(self) -> None:
-        """Raises what `submit` would raise now, whatever the request."""
+        """Raises the error with which `submit` would refuse any request now."""
         if not self.is_alive:
             raise self._death()
         if self._is_draining:
-            raise DrainingError("the engine is draining: it finishes what it has accepted, and accepts nothing new.")
+            raise DrainingError("the engine is draining: it finishes accepted requests and accepts no new ones.")
         if self._max_queue is not None and len(self._unscheduled) >= self._max_queue:
             raise QueueFullError(
                 f"at most {self._max_queue} requests may wait (max_queue), and {len(self._unscheduled)} do; try again "
@@ -186,13 +188,13 @@ class EngineThread:
             )
 
     def abort(self, job: Job) -> None:
-        """End a job before the next step, if it is unfinished; nothing more is told of it."""
+        """End a job before the next step, if it is unfinished, without further events."""
         with self._changed:
             if self._jobs.get(job.request_id) is job:
                 self._post(lambda: self._abort(job))
 
     def drain(self, timeout_s: float | int | None = None) -> bool:
-        """Accept nothing new, and wait until what was accepted is finished; False if the time was not enough."""
+        """Refuse new jobs and wait for the accepted ones; False if they took longer than `timeout_s`."""
         with self._changed:
             self._is_draining = True
             return self._changed.wait_for(lambda: not self._jobs, timeout_s)
@@ -221,14 +223,14 @@ class EngineThread:
             f"start it anew."
         )
 
-    # -- in a thread that prepares
+    # -- in the two threads that prepare requests
 
     def _prepare(self, job: Job) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
             prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
-        except BaseException as error:  # the panic of a library is no Exception
+        except BaseException as error:  # a Rust library's panic is not an Exception
             refusal = error if isinstance(error, Exception) else RuntimeError(repr(error))
             command = partial(self._refuse, job, refusal)
         else:
@@ -236,7 +238,7 @@ class EngineThread:
         with self._changed:
             self._post(command)
 
-    # -- in the thread
+    # -- in the engine's thread
 
     def _run(self) -> None:
         try:
@@ -248,9 +250,9 @@ class EngineThread:
             self._end_all()
 
     def _turn(self) -> bool:
-        """Do what others asked for, then a step, and tell of both; False when it is time to stop."""
+        """Run the posted commands, then a step, and deliver the events; False when the thread must stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._patience_s())
+            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._max_sleep_s())
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
@@ -260,20 +262,20 @@ class EngineThread:
         if self._engine.has_unfinished_requests():
             self._step()
         stats = self._engine.stats()
-        with self._changed:  # before anybody hears of it, so that nobody finds it out of date
+        with self._changed:  # before events are delivered, so that no receiver finds outdated stats
             self.stats = stats
             self._unseen.difference_update(self._added)
         self._added = []
-        self._tell_news()
+        self._deliver_events()
         return True
 
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to do unless somebody comes; None: for ever."""
-        patience_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
-        if patience_s != 0 and self._deadlines:
+    def _max_sleep_s(self) -> float | None:
+        """Seconds to sleep unless a command is posted; None: no limit."""
+        sleep_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
+        if sleep_s != 0 and self._deadlines:
             left_s = max(0.0, self._deadlines[0][0] - time.monotonic())
-            patience_s = left_s if patience_s is None else min(patience_s, left_s)
-        return patience_s
+            sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
+        return sleep_s
 
     def _note_deadline(self, job: Job) -> None:
         assert job.deadline_s is not None
@@ -284,19 +286,19 @@ class EngineThread:
             return
         try:
             self._engine.add(prepared)
-        except Exception as error:  # of this request; the engine is as before
+        except Exception as error:  # the request's fault; the engine is unchanged
             self._refuse(job, error)
             return
         self._added.append(job)
-        self._news.append((job, None))
+        self._events.append((job, None))
 
     def _refuse(self, job: Job, error: Exception) -> None:
         if self._jobs.get(job.request_id) is job:
             self._forget(job)
-            self._news.append((job, error))
+            self._events.append((job, error))
 
     def _abort(self, job: Job) -> bool:
-        """False if it is not unfinished any more."""
+        """False if the job has already ended."""
         if self._jobs.get(job.request_id) is not job:
             return False
         self._forget(job)
@@ -309,7 +311,7 @@ class EngineThread:
             self._note_end(output)
 
     def _expire(self) -> None:
-        """Abort what is past its deadline. Jobs that have ended leave the heap when they outnumber the others."""
+        """Abort jobs past their deadlines. Ended jobs leave the heap when they outnumber the others."""
         if len(self._deadlines) > 2 * len(self._jobs) + MAX_ENDED:
             self._deadlines = [entry for entry in self._deadlines if self._jobs.get(entry[2].request_id) is entry[2]]
             heapq.heapify(self._deadlines)
@@ -317,7 +319,7 @@ class EngineThread:
         while self._deadlines and self._deadlines[0][0] <= now_s:
             job = heapq.heappop(self._deadlines)[2]
             if self._abort(job):
-                self._news.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
+                self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
 
     def _step(self) -> None:
         outputs = self._engine.step()
@@ -331,7 +333,7 @@ class EngineThread:
             if output.finished:
                 self._note_end(output)
             if job is not None:
-                self._news.append((job, output))
+                self._events.append((job, output))
                 if output.finished:
                     self._forget(job)
 
@@ -344,13 +346,13 @@ class EngineThread:
     def _note_end(self, output: RequestOutput) -> None:
         self._inform(lambda observer: observer.note_end(output))
 
-    def _inform(self, tell: Callable[[Observer], None]) -> None:
+    def _inform(self, call: Callable[[Observer], None]) -> None:
         for observer in list(self.observers):
             try:
-                tell(observer)
+                call(observer)
             except Exception:
                 self.observers.remove(observer)
-                logger.warning("%r raised, and observes no more; the engine goes on", observer, exc_info=True)
+                logger.warning("%r raised and no longer observes; the engine continues", observer, exc_info=True)
 
     def _forget(self, job: Job) -> None:
         with self._changed:
@@ -359,24 +361,24 @@ class EngineThread:
             self._unseen.discard(job)
             self._changed.notify_all()
 
-    def _tell_news(self) -> None:
-        if self._news:
-            news, self._news = self._news, []
-            self._tell(news)
+    def _deliver_events(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
 
     def _end_all(self) -> None:
-        """Free the engine of all jobs, and tell those who wait."""
+        """Abort all jobs, and report the engine's end to each."""
         with self._changed:
             self._is_stopped = True
             _THREADS.discard(self)
             jobs = self._clear()
             self._changed.notify_all()
         self._at_end(self._abort_all(jobs))
-        self._news += [(job, self._death()) for job in jobs.values()]
-        self._tell_news()
+        self._events += [(job, self._death()) for job in jobs.values()]
+        self._deliver_events()
 
     def _clear(self) -> dict[str, Job]:
-        """Forget all jobs; returns those that were unfinished."""
+        """Forget all jobs; returns the unfinished ones."""
         jobs, self._jobs, self._inbox = self._jobs, {}, []
         self._unscheduled.clear()
         self._unseen.clear()
@@ -392,11 +394,12 @@ class EngineThread:
             return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model anew."
 
     def end_in_fork(self) -> None:
-        """Of the process, which has only the thread that forked; another may have locked `_changed` for ever."""
+        """Called in a fork, where only the forking thread exists; another thread may have held the lock of
+        `_changed`."""
         self._changed = threading.Condition()
         self._clear()
         self.error = EngineDeadError(
-            "this process is a fork of the one that the engine's thread runs in, and has no such thread. Start it with "
+            "this process is a fork of the engine's process, and lacks the engine's thread. Start it with "
             "multiprocessing's 'spawn', and open the model in it."
         )
         self._at_end(str(self.error))

@@ -1,5 +1,5 @@
-"""Speculative decoding: tokens are guessed cheaply, and verified together in one step.
+"""Speculative decoding: tokens are drafted cheaply, and verified together in one step.
 
-Public: `drafters` (lookup in the text), `draft_model`, `speculator` (any drafter made safe, paced and counted), `gate`
-(stops drafting where it loses), `opening` (what an engine's options ask for).
+Public: `drafters` (n-gram lookup), `draft_model`, `speculator` (isolates, paces and counts a drafter), `gate` (stops
+    drafting where it does not pay), `opening` (from an engine's options).
 """

@@ -1,19 +1,20 @@
-"""A small model of the same vocabulary that guesses what the large one will say.
+"""Drafts by a small model with the large model's vocabulary.
 
-It has a cache of its own, with as many blocks of as many slots, addressed by the large model's block tables. So there
-is nothing to allocate, to share, to evict or to give back: a prefix hit, a fork and a preemption hold for both.
+The draft model has its own cache, with the same number and size of blocks, addressed by the large model's block tables.
+So it needs no allocator: a prefix hit, a fork and a preemption apply to both caches.
 
-It runs only when it guesses, and then first catches up with what it has missed: a prompt, a hit on a block that it
-never saw, the tokens of a time when guessing was off. For that it keeps, for each block, how many slots from the left
-hold its own K and V of what the large model's slots hold. Every step says beforehand what it will overwrite, and what
-was filled from elsewhere.
+It runs only when it drafts, and first catches up with the tokens that it has missed: a prompt, a hit on a block that it
+never computed, tokens decoded while drafting was off. For this it counts, for each block, the leading slots that hold
+its own K and V of the large model's tokens. Every step reports beforehand the slots that it will overwrite and the
+blocks filled by other engines.
 
-With a sliding window, blocks that it has not read leave a table for good: of a long prompt, or of a time when guessing
-was off. It then reads the text without them, the sinks and what is left of the window, and counts positions so: a
-*cut* of so many blocks. The K of a block is rotated by its place in the cut text, so each block also keeps its cut, and
-sequences that share blocks share it. What follows is read with the same cut, for RoPE knows only distances. A cut text
-is read anew, a window's worth of tokens, so the draft model may be behind a little: its own window is an eighth
-narrower than the large model's, and only when it has fallen behind by more than that it must cut again.
+With a sliding window, blocks may leave a table before the draft model has read them (a long prompt, or tokens decoded
+while drafting was off). The draft model then reads the text without the freed blocks, only the sinks and the rest of
+the window, with positions counted in that text: the number of missing blocks is its *cut*. The K of a block is rotated
+by its position in the cut text, so each block also stores its cut, and sequences that share blocks share the cut. Later
+tokens keep the same cut, because RoPE depends only on distances. A new cut means computing a window of tokens again, so
+the draft model may lag a little: its own window is an eighth narrower than the large model's, and only a larger lag
+needs a new cut.
 """
 
 import json
@@ -43,13 +44,13 @@ from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 @final
 class DraftModelDrafter:
-    """Draws each guess as the large model will draw the token: by the request's parameters, with the random number of
-    its position. So where the two models agree on the distribution they agree on the token, greedy or not.
+    """Draws each draft as the large model will draw the token: by the request's parameters, with the position's random
+    number. So where the models agree on the distribution they agree on the token, greedy or not.
 
     Args:
         runner: The draft model; its cache has the large model's number and size of blocks.
-        max_catch_up: Tokens that a step may compute to catch up; a sequence that is not done by then waits a step more.
-        window: What its queries see, no more than the large model's; None: everything.
+        max_catch_up: Tokens that a step may compute to catch up; the rest catches up in the next step.
+        window: Its sliding window, at most the large model's; None: all keys.
     """
 
     def __init__(self, runner: ModelRunner, max_catch_up: int, window: SlidingWindow | None = None) -> None:
@@ -88,7 +89,7 @@ class DraftModelDrafter:
                 if isinstance(token, SamplingError):
                     continue
                 drafts[i].append(token[0].token_id)
-                # Behind a token that ends the text there is nothing to guess, and no grammar goes on.
+                # Nothing follows a token that ends the text, and a grammar accepts no further token.
                 is_end = token[0].token_id in requests[i].stop_token_ids
                 if not is_end and len(drafts[i]) < requests[i].chunk.num_drafts:
                     chunks[i] = _next_chunk(done[i], token[0].token_id)
@@ -98,8 +99,8 @@ class DraftModelDrafter:
         pass
 
     def _catch_up(self, requests: Sequence[DraftRequest]) -> dict[int, ScheduledChunk]:
-        """By place in `requests`: what the draft model has not computed yet, as far as a step may; at least the newest
-        token, whose logits are wanted."""
+        """By index in `requests`: the next tokens for the draft model to compute, within the step's budget; at least
+        the newest token, whose logits are needed."""
         chunks, budget = {}, self._max_catch_up
         for i, (chunk, token_ids, *_) in enumerate(requests):
             num_cut, start = self._place_in_text(chunk.block_ids, len(token_ids))
@@ -139,7 +140,7 @@ class DraftModelDrafter:
         return num_tokens - 1
 
     def _claim(self, block_ids: Sequence[int], num_cut: int) -> None:
-        """What these blocks will hold counts with this cut; what they held with another one is worthless."""
+        """Set the cut of these blocks; slots filled with another cut are invalid."""
         for block in block_ids:
             if block != FREED and self._num_cut[block] != num_cut:
                 self._num_cut[block], self._num_held[block] = num_cut, 0
@@ -161,10 +162,10 @@ def _without(token_ids: Sequence[int], start: int, num_tokens: int) -> Sequence[
 
 
 def draft_window(spec: AttentionSpec, window: SlidingWindow | None) -> SlidingWindow | None:
-    """What a draft model's queries see where the large model's see `window`: an eighth less, for being behind.
+    """A draft model's window for the large model's `window`: an eighth narrower, to allow a lag.
 
     Args:
-        spec: The draft model's own attention; it may see less.
+        spec: The draft model's own attention, whose window may be narrower.
     """
     if window is None:
         return None if spec.window is None else SlidingWindow(spec.window, spec.num_sinks)
@@ -184,14 +185,14 @@ def open_draft_model(
     max_model_len: int,
     window: SlidingWindow | None = None,
 ) -> tuple[LlamaModel, KVCacheSpec, SlidingWindow | None]:
-    """The draft model, what its cache stores (never quantised), and what its queries see.
+    """The draft model, its cache's spec (never quantised), and its sliding window.
 
     Args:
-        window: What the target's queries see: blocks outside are freed for both.
+        window: The target's sliding window: blocks outside are freed for both models.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: It has another vocabulary than the target, or too few positions; or an option that cannot work.
+        ConfigError: It has another vocabulary than the target, or too few positions; or an invalid option.
     """
     folder = resolve_model(name)
     config = load_config(folder)
@@ -203,8 +204,8 @@ def open_draft_model(
         )
     if config.is_mixed:
         raise ConfigError(
-            f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model uses "
-            f"the blocks of the model it guesses for. Use a draft model whose layers all see the same keys."
+            f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model "
+            f"shares the target model's blocks. Use a draft model whose layers all see the same keys."
         )
     torch_dtype = resolve_dtype(dtype, config, device)
     spec = spec_from_option(
@@ -227,12 +228,12 @@ def open_draft_model(
 def _check_vocabulary(folder: Path, config: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
     if config.vocab_size != target.vocab_size:
         raise ConfigError(
-            f"A draft model must have the vocabulary of the model it guesses for: {folder.name} has "
+            f"A draft model must have the target model's vocabulary: {folder.name} has "
             f"{config.vocab_size} tokens, the model {target.vocab_size}. Use a smaller model of the same family."
         )
     if tokenizer is not None and _vocabulary(Tokenizer.from_folder(folder)) != _vocabulary(tokenizer):
         raise ConfigError(
-            f"A draft model must have the vocabulary of the model it guesses for: both have {config.vocab_size} "
+            f"A draft model must have the target model's vocabulary: both have {config.vocab_size} "
             f"tokens, but the tokenizer of {folder.name} numbers them differently. Use a model of the same family."
         )
 

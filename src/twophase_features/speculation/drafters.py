@@ -1,4 +1,4 @@
-"""A drafter that looks the next tokens up in the text so far; and which tokens of a draft can be verified."""
+"""N-gram lookup in the text so far, and the check of a drafter's tokens."""
 
 from collections.abc import Sequence
 from typing import final
@@ -8,7 +8,7 @@ from twophase.engine.drafter import DraftRequest
 
 
 def usable(drafts: Sequence[int], vocab_size: int, stop_token_ids: frozenset[int]) -> list[int]:
-    """The drafts up to the first that is no token id, or that ends the sequence: nothing after it needs guessing.
+    """The drafts before the first invalid token id, or up to the first token that ends the sequence.
 
     Worked example, 10 tokens, stop id 9: [3, 9, 4] is cut to [3, 9], [3, 12, 4] to [3].
     """
@@ -24,7 +24,7 @@ def usable(drafts: Sequence[int], vocab_size: int, stop_token_ids: frozenset[int
 
 @final
 class NgramIndex:
-    """Where each n-gram of one growing text was last followed by something. Reads every token once.
+    """The position after the latest occurrence of each n-gram in one growing text. Reads every token once.
 
     Args:
         min_tokens, max_tokens: n, from .. to.
@@ -36,7 +36,7 @@ class NgramIndex:
         self._end_of: dict[tuple[int, ...], int] = {}  # n-gram -> position after its latest occurrence
 
     def lookup(self, token_ids: Sequence[int], max_drafts: int) -> list[int]:
-        """What followed the last tokens when they came before: the longest match, of these the latest.
+        """The continuation of the longest earlier occurrence of the last tokens; of equal ones, the latest.
 
         A continuation that reaches the end of the text goes on with itself, as a copy in LZ77 does.
 
@@ -62,7 +62,7 @@ class NgramIndex:
 
 @final
 class NgramDrafter:
-    """Prompt lookup: what followed the newest tokens when they came before in prompt or output.
+    """Prompt lookup: the continuation of an earlier occurrence of the newest tokens, in prompt or output.
 
     Wins where a text repeats its prompt: extraction, summaries, edits, code (A. Saxena, "Prompt lookup decoding",
     2023).

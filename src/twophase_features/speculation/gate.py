@@ -1,21 +1,21 @@
 """Measures whether speculative decoding pays.
 
-Verifying drafts makes a step longer; accepted ones make steps fewer. Which wins depends on the text, the sampling, the
-batch and the machine, and changes while requests come and go. So the engine tries both ways side by side, does what
-came out cheaper, and tries again later: soon at first, then less and less often.
+Verifying drafts makes steps longer, and accepted drafts make them fewer. The balance depends on the text, the sampling,
+the batch and the machine, and changes with the running requests. So the engine measures both variants in turn, runs the
+faster one, and repeats the trial: soon at first, then less and less often.
 """
 
 from typing import final
 
-TRIAL_STEPS = 8  # per way; the batch hardly changes meanwhile
-WARMUP_STEPS = 2  # of these not measured: a drafter may have to catch up first
+TRIAL_STEPS = 8  # per variant; the batch hardly changes meanwhile
+WARMUP_STEPS = 2  # not measured: a drafter may have to catch up first
 FIRST_REST_STEPS = 32  # until the next trial
 MAX_REST_STEPS = 1024  # so that at most one step in 128 runs the slower variant
 
 
 @final
 class SpeculationGate:
-    """Decides step by step. Deterministic: it sees only the durations it is told.
+    """Decides step by step. Deterministic: it uses only the durations passed to it.
 
         trial (8 steps one way, 8 the other) -> rest (32 steps the cheaper way) -> trial -> rest (64) -> ... 1024
                                                  |  back to 32 as soon as a trial turns out otherwise
@@ -48,7 +48,7 @@ class SpeculationGate:
             self._stage, self._num_left, self._cost = 0, TRIAL_STEPS, {}
 
     def _judge(self) -> None:
-        """The trial is over: the cheaper way for a while, and longer if it was so the last time too."""
+        """End the trial: choose the faster mode for a while, and for longer if it won the last trial too."""
         (with_s, with_tokens), (without_s, without_tokens) = self._cost[True], self._cost[False]
         winner = with_s * without_tokens < without_s * with_tokens
         is_confirmed = winner == self._winner

@@ -1,5 +1,5 @@
-"""Speculation as an engine's options ask for it: a draft model is loaded before the K/V pool is sized, and gets its own
-cache, of as many blocks, afterwards."""
+"""Opens an engine's drafter: a draft model is loaded before the K/V pool is sized, and then gets its own cache with the
+same number of blocks."""
 
 from dataclasses import dataclass
 from typing import final
@@ -25,12 +25,12 @@ from twophase_features.windows.sliding_window import SlidingWindow
 @final
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What an engine guesses with, before there is a K/V cache.
+    """An engine's drafter before the K/V cache exists.
 
     Attributes:
-        options: How it guesses.
-        drafter: The user's own; None: a draft model's, or n-gram lookup.
-        draft: A draft model, what its cache stores, and what its queries see.
+        options: The options of speculative decoding.
+        drafter: A custom drafter; None: a draft model, or n-gram lookup.
+        draft: A draft model, its cache's spec, and its sliding window.
     """
 
     options: SpeculativeConfig
@@ -39,11 +39,11 @@ class Speculation:
 
     @property
     def bytes_per_block(self) -> int:
-        """Of the draft model's cache, beside each block of the model's own."""
+        """Bytes of the draft model's cache per block of the target model's."""
         return 0 if self.draft is None else self.draft[1].bytes_per_block
 
     def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> Speculator:
-        """What the engine asks for drafts; `kv_cache` is the model's, whose block tables a draft model shares."""
+        """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
         drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
         if self.draft is not None:
             model, spec, window = self.draft
@@ -62,11 +62,11 @@ def open_speculation(
     max_model_len: int,
     window: SlidingWindow | None,
 ) -> Speculation | None:
-    """The speculation that `config` asks for, with its draft model loaded; None: it asks for none.
+    """The speculation of `config`, with its draft model loaded; None: off.
 
     Args:
-        target, tokenizer: The model that tokens are guessed for.
-        window: What the target's queries see: blocks outside are freed for both.
+        target, tokenizer: The model that verifies drafts.
+        window: The target's sliding window: blocks outside are freed for both models.
 
     Raises:
         ModelFolderError, ConfigError: As `open_draft_model`.

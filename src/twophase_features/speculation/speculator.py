@@ -1,4 +1,4 @@
-"""Speculative decoding in the engine: any drafter made safe, paced by whether it pays, and counted."""
+"""Isolates a drafter's errors, drafts only while drafting pays, and counts accepted drafts."""
 
 import logging
 from collections import Counter
@@ -19,7 +19,7 @@ class Speculator:
     """The engine's `PacedDrafter` around any drafter.
 
     Args:
-        drafter: Proposes tokens. An exception, or a draft that no sequence could have, costs time and nothing else.
+        drafter: Proposes tokens. Its exceptions and invalid drafts cost time and do not change outputs.
         max_drafts: Drafts a sequence may have in a step.
         gate: Decides whether drafting pays; None: always draft.
 
@@ -49,7 +49,7 @@ class Speculator:
             self._complain(error)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Drafts that can be verified; none for requests that the drafter fails on, or if it missed the plan."""
+        """Valid drafts; [] for requests on which the drafter fails, and for all if it failed on the plan."""
         if not self._knows_plan:
             return [[]] * len(requests)
         proposals = isolate(self._propose, requests)
@@ -75,15 +75,15 @@ class Speculator:
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:
-        # Once: what fails at one step will mostly fail at thousands.
+        # Once: a drafter that fails in one step mostly fails in thousands.
         if not self._has_complained:
-            logger.warning("drafting failed, and those steps go without: %s: %s", type(error).__name__, error)
+            logger.warning("drafting failed; such steps run without drafts: %s: %s", type(error).__name__, error)
         self._has_complained = True
 
     def note_results(
         self, plan: StepPlan, results: Mapping[int, tuple[SampledToken, ...] | Exception], elapsed_s: float
     ) -> None:
-        """Count the drafts and the accepted ones, by place; the gate learns from steps of decodes alone."""
+        """Count drafts and accepted drafts by position; the gate measures steps without prefills only."""
         runs = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}
         if self.gate is not None and not plan.prefills:
             self.gate.note_step(elapsed_s, sum(map(len, runs.values())))

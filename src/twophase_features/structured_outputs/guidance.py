@@ -40,16 +40,16 @@ from twophase_features.worker_process import WorkerProcess, WorkLimitError
 WORD_BITS = 32  # tokens per word of a mask
 MAX_MESSAGE = 300  # characters of a message of the library
 
-# What a grammar may cost. Ordinary schemas take a few milliseconds and megabytes.
+# Limits of a grammar. Ordinary schemas take a few milliseconds and megabytes.
 MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
 MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
-MAX_SLOW_STEPS = 3  # tokens of one request, all its completions together, that may take longer all the same
+MAX_SLOW_STEPS = 3  # slow tokens allowed per request, over all its completions
 STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
 TRIAL_WALKS, TRIAL_STEPS = 4, 16
 OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
 TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
 
-# Each of these is said, because a schema may bring its own ("x-guidance"), which may not loosen anything.
+# All options are set, because a schema may bring its own ("x-guidance"), which must not loosen a rule.
 JSON_OPTIONS: Any = {
     "lenient": False,  # a keyword that is not enforced is an error
     "coerce_one_of": False,  # nor is oneOf taken for anyOf
@@ -57,26 +57,26 @@ JSON_OPTIONS: Any = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
-    # Not u: \u0061 would be a second way to write "a", and slip past what the schema says of property "a".
+    # Not u: \u0061 would be a second way to write "a", and would bypass the schema of property "a".
     "json_allowed_escapes": '"\\bfnrt',
 }
 
-# In a regular expression \d, \w and \s mean ASCII: what they are beyond that differs between Rust, Python and editions
-# of Unicode, so that an output could fail the reader's own check.
+# In a regular expression \d, \w and \s mean ASCII: beyond it, Rust, Python and editions of Unicode differ, so an output
+# could fail the client's own check.
 ASCII_CLASSES = "dws"
 
 
 class GuidanceError(TwophaseError):
-    """The grammar library gave up on one sequence."""
+    """The grammar library failed for one sequence."""
 
 
 @final
 class Guidance:
     """The engine's `GrammarCompiler`, by llguidance. Threads may share it.
 
-    A schema or pattern is a program of the library's, and some never end or take all memory. So each is tried first in
-    a worker process of limited time and memory, which starts, as the vocabulary is loaded, with the first of them. What
-    passes is compiled here: it cannot be brought over.
+    A schema or pattern is a program for the library, and some never end or take all memory. So each is tried first in a
+    worker process with limits on time and memory, which starts with the first request (and so does the vocabulary). A
+    grammar that passes is compiled again here, because it cannot be sent.
 
     Args:
         tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
@@ -98,7 +98,7 @@ class Guidance:
     def compile(self, params: SamplingParams) -> "Grammar":
         """The grammar of a request that has structured outputs.
 
-        Every request compiles its own: requests that shared one would also share what it has computed, and its faults.
+        Every request compiles its own grammar: a shared one would also share its cached state and its faults.
 
         Raises:
             InvalidRequestError: The schema or regular expression is wrong, cannot be enforced, accepts nothing, or is
@@ -126,7 +126,7 @@ class Guidance:
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
     def _load(self) -> Callable[[StructuredOutputs], str]:
-        """Load the vocabulary; returns what tries an output out."""
+        """Load the vocabulary; returns the function that tries an output out."""
         tokenizer_json = self._tokenizer_json()
         self._vocabulary = _load_vocabulary(tokenizer_json, self._eos_token_ids)
         if not self._is_limited:
@@ -165,15 +165,15 @@ class Grammar:
 class Guide:
     """The state of one completion in its grammar, a function of its tokens: the engine's `Constraint`.
 
-    It is told all of them each time and reads those that are new. So a step that is repeated, or a preemption after
-    which the prompt and the output are computed once more, leaves it where it should be.
+    Each call passes all tokens, and the guide reads only the new ones. So a repeated step, or a preemption with its
+    recomputation, does not disturb the state.
     """
 
     def __init__(
         self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int], slow_steps: list[float] | None = None
     ) -> None:
         self._matcher = matcher
-        self._slow_steps = [] if slow_steps is None else slow_steps  # seconds; those of the request's other guides, too
+        self._slow_steps = [] if slow_steps is None else slow_steps  # seconds; shared by all guides of the request
         self._num_library_words = -(-vocab_size // WORD_BITS)
         # A model may have tokens, stop ids among them, of which its tokenizer knows nothing.
         self._num_words = max(self._num_library_words, max(end_token_ids) // WORD_BITS + 1)
@@ -183,14 +183,14 @@ class Guide:
     def allowed_after(
         self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int] = ()
     ) -> UInt32[np.ndarray, "W"]:
-        """Which tokens may come next: bit i % 32 of word i // 32 is token i's; those beyond the last word may not.
+        """Which tokens may come next: bit i % 32 of word i // 32 is token i's; tokens beyond the last word may not.
 
-        A token that ends the completion may come exactly where the output is complete, also one that could be read as
-        text; a special token of any other kind never.
+        A token that ends the completion may come exactly where the output is complete, even if the token is also text;
+        other special tokens may never come.
 
         Args:
             token_ids: The prompt and the completion's tokens so far.
-            drafts: Tokens that may come after them, all allowed. The guide itself stays before them.
+            drafts: Allowed draft tokens after `token_ids`. The guide's own state stays before them.
 
         Raises:
             GuidanceError: The library gave up (a grammar beyond its limits), no token is left, or too many tokens of
@@ -246,9 +246,9 @@ class Guide:
 
 
 def _matcher(vocabulary: Any, grammar: str) -> Any:
-    """The library's automaton, at its start; raises ValueError for what it cannot enforce or what accepts nothing.
+    """The library's automaton in its start state; raises ValueError for an unsupported or empty grammar.
 
-    Other threads of Python go on meanwhile.
+    Releases the GIL meanwhile.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -277,7 +277,8 @@ def _try_in_worker(outputs: StructuredOutputs) -> str:
 
 
 def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
-    """Compile it and go some way into outputs: what would go wrong or take long in the engine's thread does so here.
+    """Compile the grammar and walk into sample outputs, so that errors and slow steps occur here and not in the
+    engine's thread.
 
     Returns the grammar.
 
@@ -292,7 +293,7 @@ def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
         for first in (*openings, *[[]] * TRIAL_WALKS):
             if matcher.validate_tokens(first) == len(first):
                 _walk(matcher.deep_copy(), first, rng, vocabulary.eos_tokens)
-    except (ValueError, OverflowError) as error:  # ours too; text that is no Unicode, numbers that are none or huge
+    except (ValueError, OverflowError) as error:  # our own too; text that is not Unicode, numbers that are NaN or huge
         raise _refusal(outputs, str(error)) from error
     return grammar
 

@@ -1,6 +1,6 @@
-"""What the grammar library would let through although a JSON Schema forbids it: refused by name, or said more narrowly.
+"""JSON Schema rules that the grammar library does not enforce: refused by name, or replaced by narrower ones.
 
-All of it takes time in proportion to the schema, and none of it calls itself: schemas come from anywhere.
+Schemas are untrusted input, so all checks take linear time and are not recursive.
 """
 
 import json
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 Part = dict[str, Any]
 
 NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}  # the keys inside are names
-DATA = {"const", "enum"}  # what is inside is no schema
+DATA = {"const", "enum"}  # their values are data, not schemas
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 MAX_MULTIPLE = 2**32  # the library computes least common multiples modulo this
 
@@ -23,8 +23,8 @@ _DATE = f"(?:{_YEAR}-{_MONTH_AND_DAY}|{_LEAP_YEAR}-02-29)"
 _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_ZONE}"
 _LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-# Where the library's own pattern has texts that readers refuse: the 29th of February in any year, the year 0, leap
-# seconds at any time, names of hosts of any length.
+# Formats whose pattern in the library accepts texts that validators refuse: the 29th of February in any year, the year
+# 0, leap seconds at any time, host names of any length.
 FORMATS: dict[str, Part] = {
     "date": {"pattern": f"^{_DATE}$"},
     "time": {"pattern": f"^{_TIME}$"},
@@ -68,7 +68,7 @@ def _parts(schema: Any) -> Iterator[Part]:
 
 
 def _groups(parts: list[Part], schema: Any) -> Iterator[list[Part]]:
-    """Parts that may apply to the same value: those joined by allOf, anyOf, oneOf or $ref, in either direction.
+    """Parts that may apply to the same value: parts joined by allOf, anyOf, oneOf or $ref, in either direction.
 
     More may be in a group than ever apply together: two parts that refer to a third.
     """
@@ -97,7 +97,7 @@ def _joined_to(part: Part, schema: Any) -> list[Part]:
 
 
 def _resolved(reference: str, schema: Any) -> Any:
-    """What '#/$defs/name' refers to; None: there is no such place, as the library will say."""
+    """The target of '#/$defs/name'; None: there is no such place, as the library will report."""
     if reference != "#" and not reference.startswith("#/"):
         raise ValueError(f"$ref={reference[:80]!r}; refer to a place in the schema, such as '#/$defs/name'")
     for key in reference.split("/")[1:]:
@@ -112,7 +112,7 @@ def _resolved(reference: str, schema: Any) -> Any:
 
 
 def _check_min_properties(part: Part) -> None:
-    """Refuses minProperties where the library could meet it by writing one property twice, which readers count once."""
+    """Refuses minProperties where the library could meet it by writing one property twice, which parsers count once."""
     at_least, required = part.get("minProperties"), part.get("required")
     num_required = len(required) if isinstance(required, list) else 0
     if isinstance(at_least, int) and at_least > max(1, num_required):
@@ -120,7 +120,8 @@ def _check_min_properties(part: Part) -> None:
 
 
 def _check_exclusive_bounds(group: list[Part]) -> None:
-    """Refuses an exclusive bound that the library lets through: a whole number, with the other bound less than 1 away.
+    """Refuses an exclusive bound that the library does not enforce: a whole number, with the other bound less than 1
+    away.
 
     It writes {"exclusiveMinimum": 1, "maximum": 1.5} as if 1 were allowed.
     """
@@ -129,7 +130,7 @@ def _check_exclusive_bounds(group: list[Part]) -> None:
         ("exclusiveMinimum", ("maximum", "exclusiveMaximum")),
         ("exclusiveMaximum", ("minimum", "exclusiveMinimum")),
     ):
-        whole = (math.floor, math.ceil)  # less than 1 away from a whole number is what is rounded to it
+        whole = (math.floor, math.ceil)  # an integer less than 1 away from a bound is the bound's floor or ceiling
         near: dict[int | float, tuple[str, int | float]] = {
             to_whole(other): (name, other) for name in others for other in bounds[name] for to_whole in whole
         }

@@ -57,7 +57,7 @@ class ModelShape:
     def why_not_quantized(self, name: str) -> str | None:
         """Why the engine refuses `quantization=name` when it loads these weights; None: it does not."""
         if self.scheme is not None:
-            return f"rounds plain weights, and those of {self.name} are quantised already"
+            return f"rounds plain weights, but the weights in {self.name} are already quantised"
         size = SCHEMES[name].group_size or 1
         for inputs in (self.hidden_size, self.num_heads * self.head_dim, self.intermediate_size):
             if inputs % size:

@@ -104,7 +104,7 @@ MUTANTS = {
         ("parameters cut off", "state.parameters[source.base] & (1 << bits) - 1", "state.parameters[source.base] & (1 << 32) - 1"),
     ],
     ("movement", test_memory): [
-        ("wait_all waits for groups alone", "    state.copies.commit(state.blocks)  # those of no group yet, too\n", ""),
+        ("wait_all waits for groups alone", "    state.copies.commit(state.blocks)  # copies without a group, too\n", ""),
         ("masks do not mask", "addresses = address(state)[lanes]\n        if", "lanes = slice(None)\n        addresses = address(state)[lanes]\n        if"),
         ("copies of nothing copy", "full = sizes == num_bytes", "full = sizes >= 0"),
         ("waits for one group fewer", "return lambda state: state.copies.wait(state, keep)", "return lambda state: state.copies.wait(state, keep + 1)"),

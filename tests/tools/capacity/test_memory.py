@@ -19,7 +19,7 @@ from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase_features.parallel.sharding import Shard
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.linear import StoredLinear
+from twophase_features.quantization.linear import PackedLinear
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_tools.capacity import memory
 from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
@@ -73,7 +73,9 @@ def test_a_plan_refuses_what_the_engine_refuses(tmp_path):
         plan(model="smollm2-135m", quantization="int4_g128", max_model_len=2048)
     folder, _ = make_folder("llama", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
     say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
-    with pytest.raises(ConfigError, match=r"quantization rounds plain weights, and those of .* are quantised already"):
+    with pytest.raises(
+        ConfigError, match=r"quantization rounds plain weights, but the weights in .* are already quantised"
+    ):
         plan(model=folder, quantization="int4", max_model_len=64)
     config = parse_config(
         text(model=folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
@@ -197,7 +199,7 @@ def check_bytes_held(
 
 def as_on_a_gpu(weight, bias, dtype, keeps_plain=True):
     """What `make_quantized_linear` makes where Triton compiles."""
-    return (StoredLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
+    return (PackedLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
 
 
 @pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])

@@ -87,7 +87,7 @@ def test_a_gpu_keeps_no_copies(saved, monkeypatch):
 def test_what_the_engine_refuses(tmp_path):
     folder, _ = make_folder("llama", tmp_path, intermediate_size=256, **SIZES)
     say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
-    with pytest.raises(ConfigError, match="quantised already"):
+    with pytest.raises(ConfigError, match="already quantised"):
         weights_here(folder, EngineConfig(quantization="int4"))
 
 
