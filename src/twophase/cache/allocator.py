@@ -177,9 +177,9 @@ class KVAllocator(Protocol):
         blocks that hold no other token. Only an engine with speculative decoding asks for it."""
         raise CacheStateError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
 
-    @abstractmethod
     def fork(self, table: Any) -> Any:
         """A second table over the same blocks, for the next completion of the same prompt."""
+        raise CacheStateError(f"{type(self).__name__} does not fork: ask for one completion per request (n=1).")
 
     @abstractmethod
     def close(self, table: Any) -> None:
