@@ -112,8 +112,8 @@ class EngineConfig:
             that makes the LLM, and closes it to let the others go (see twophase_features.parallel.tensor_parallel).
         enable_expert_parallel: Share out whole experts among these processes, as many to each, not a part of each.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
-        cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching); None:
-            `CacheManager`. A cache of your own frees no blocks outside a window unless it does so by itself.
+        cache_factory: Makes the `KVAllocator` from (num_blocks, block_size, enable_prefix_caching); None: the engine's
+            own. A cache of your own frees no blocks outside a window unless it does so by itself.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
 
     Raises:
