@@ -12,15 +12,16 @@ Each method is a line or two over a pool and tables:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from twophase.cache.allocator import KVTable
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase_labs.kit.own_allocator import OwnAllocator
 
 
 @final
-class OwnTable(KVTable):
-    """A learner's table as the scheduler sees it."""
+class OwnTable:
+    """A learner's table as the scheduler sees it: a `KVTable` without prefix hits."""
+
+    num_cached_tokens = num_offered_tokens = 0
 
     def __init__(self, table: Any) -> None:
         self.table = table
