@@ -114,8 +114,8 @@ class EngineConfig:
             that makes the LLM, and closes it to let the others go (see twophase_features.parallel.tensor_parallel).
         enable_expert_parallel: Share out whole experts among these processes, as many to each, not a part of each.
         peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
-        cache_factory: Makes the cache manager from (num_blocks, block_size, enable_prefix_caching); None:
-            `CacheManager`. A custom manager must itself free the blocks that leave a sliding window.
+        cache_factory: Makes the `KVAllocator` from (num_blocks, block_size, enable_prefix_caching); None: the engine's
+            own. A custom allocator must itself free the blocks that leave a sliding window.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
 
     Raises:

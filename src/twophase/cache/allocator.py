@@ -46,30 +46,20 @@ class CacheStats:
 
 @runtime_checkable
 class KVTable(Protocol):
-    """The blocks of one sequence. Only the allocator changes them; the scheduler and the step's plan read."""
+    """The blocks of one sequence. Only the allocator changes them; the scheduler and the step's plan read.
 
-    @property
-    def block_ids(self) -> Sequence[int]:
-        """In order: position p is in slot p % block_size of block `block_ids[p // block_size]`.
+    Attributes:
+        block_ids: In order: position p is in slot p % block_size of block `block_ids[p // block_size]`. A planned step
+            keeps the list that it read: growing may append to it, and taking blocks away makes a new list.
+        num_tokens: Tokens that have a slot.
+        num_cached_tokens: Tokens whose K and V were found by `open`, or loaded by `load`: whole blocks.
+        num_offered_tokens: Tokens behind these that the KV tier has, for `load`: whole blocks.
+    """
 
-        A planned step keeps what it read here. Growing may append to it; taking blocks away makes a new list.
-        """
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that have a slot."""
-        ...
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Tokens whose K and V were found by `open`, or loaded by `load`: whole blocks."""
-        return 0
-
-    @property
-    def num_offered_tokens(self) -> int:
-        """Tokens behind these that the KV tier has, for `load`: whole blocks."""
-        return 0
+    block_ids: Sequence[int]
+    num_tokens: int
+    num_cached_tokens: int = 0
+    num_offered_tokens: int = 0
 
 
 @runtime_checkable
@@ -177,9 +167,9 @@ class KVAllocator(Protocol):
         blocks that hold no other token. Only an engine with speculative decoding asks for it."""
         raise CacheStateError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
 
-    @abstractmethod
     def fork(self, table: Any) -> Any:
         """A second table over the same blocks, for the next completion of the same prompt."""
+        raise CacheStateError(f"{type(self).__name__} does not fork: ask for one completion per request (n=1).")
 
     @abstractmethod
     def close(self, table: Any) -> None:

@@ -66,18 +66,16 @@ def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLeng
 
 def num_growing(cache: KVAllocator, sequence: Sequence) -> int:
     """Completions of a sequence that may still need blocks beyond those that it has, or takes when it is admitted."""
-    num_tokens = len(sequence.token_ids)
-    num_slots = -(-num_tokens // cache.block_size) * cache.block_size
+    num_slots = -(-len(sequence.token_ids) // cache.block_size) * cache.block_size
     may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
     if not may_grow and sequence.table is not None and sequence.is_decoding:
         # It grows in this step, if its decode is not planned yet: into a new block, or a copy of a shared one.
-        may_grow = cache.num_blocks_needed(sequence.table, num_tokens) > 0
+        may_grow = cache.num_blocks_needed(sequence.table, len(sequence.token_ids)) > 0
     return sequence.num_completions if may_grow else 0
 
 
 def num_blocks_up_to(cache: KVAllocator, sequence: Sequence, table: KVTable, num_tokens: int) -> int:
-    """Blocks that its completions take at most until each has `num_tokens` tokens in the cache, beyond those for the
-    tokens that it has.
+    """Blocks that its completions take at most, beyond those for the tokens that it has, until each has `num_tokens`.
 
     Worked example, block size 4: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each copies the
     second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that share a block

@@ -63,7 +63,7 @@ class WindowedCache(CacheManager):
        in a group that sees all keys those up to the prompt's end, in the others at most those of a window.
     2. Its reservation is that number less the blocks that it alone holds. A block that it takes lowers the reservation
        by one; a block that leaves its window and becomes free raises it by one, until the prompt's end is in sight.
-    3. `num_free_blocks` is what is free less all reservations, and only that is given to others: it is never negative.
+    3. `num_free_blocks` is what is free less all reservations, and no other table takes more than that.
     4. So a prefill, once begun, never waits: its reservation always has room for the rest of a block.
     5. A hit of blocks that only one prefill held raises that prefill's reservation, for they will not come back to it:
        after `open`, `num_free_blocks` may be negative, and the table must be closed again.
@@ -189,11 +189,12 @@ class WindowedCache(CacheManager):
         while self.tier is not None and table.offered:
             num_tokens = self.room(table, table.num_tokens + table.num_offered_tokens, num_free=0)
             num_keys = self._index((num_tokens - table.num_tokens) // self.block_size)
-            keys, rest = table.offered[:num_keys], table.offered[num_keys:]
+            keys, table.offered = table.offered[:num_keys], table.offered[num_keys:]
             self.grow(table, num_tokens)
-            block_ids = self._fill(self.tier, table, token_ids, keys)
+            block_ids = self._fill(self.tier, table, token_ids, keys) if keys else []
             loaded += block_ids
-            table.offered = rest if len(block_ids) == num_keys > 0 else ()
+            if not keys or len(block_ids) < len(keys):  # there is no room, or the tier has lost some
+                table.offered = ()
         return loaded
 
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:

@@ -134,9 +134,6 @@ class OwnPrefixes(OwnAllocator):
             self._drop(table.block_ids[num_kept:], [])
         table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens
 
-    def fork(self, table: Any) -> Any:
-        raise CacheStateError("This cache does not fork: ask for one completion per request (n=1).")
-
     def close(self, table: Any) -> None:
         self.require_open(table)
         # A name that is still pending stays so: what it names was never computed.

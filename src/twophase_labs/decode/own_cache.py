@@ -12,15 +12,16 @@ Each method is a line or two over a pool and tables:
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from twophase.cache.allocator import KVTable
-from twophase.core.errors import CacheStateError, ConfigError
+from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 from twophase_labs.kit.own_allocator import OwnAllocator
 
 
 @final
-class OwnTable(KVTable):
-    """A learner's table as the scheduler sees it."""
+class OwnTable:
+    """A learner's table as the scheduler sees it: a `KVTable` without prefix hits."""
+
+    num_cached_tokens = num_offered_tokens = 0
 
     def __init__(self, table: Any) -> None:
         self.table = table
@@ -97,7 +98,7 @@ class OwnCache(OwnAllocator):
     def fork(self, table: Any) -> Any:
         self.require_open(table)
         if self._fork is None:
-            raise CacheStateError("This cache does not fork: ask for one completion per request (n=1).")
+            return super().fork(table)
         self.tables.append(OwnTable(self._fork(table.table)))
         self._name(self.tables[-1])
         return self.tables[-1]
@@ -106,12 +107,6 @@ class OwnCache(OwnAllocator):
         self.require_open(table)
         table.table.free()
         self.tables.remove(table)
-
-    def check_integrity(self) -> None:
-        held = [block for table in self.tables for block in table.block_ids]
-        num_held = len(set(held))
-        assert self._fork is not None or len(held) == num_held, f"a block has two owners: {sorted(held)}"
-        assert num_held + self.num_free_blocks == self.num_blocks, f"{num_held} held, {self.num_free_blocks} free"
 
     def _must_copy(self, table: Any, num_tokens: int) -> bool:
         """Whether tokens will be written into a last block that another table holds, too."""
