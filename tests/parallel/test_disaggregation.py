@@ -517,7 +517,9 @@ class TestTransfersThatFail:
         assert again.keys == first.keys[2:]
         assert [said.keys for said in engines.to_decode.pages_said()] == [first.keys[:2], first.keys[2:], again.keys]
         assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 0)
-        assert [done.num_cached_tokens for done in engines.engine.take_transfers()[1]] == [16]
+        transfers, (done,) = engines.engine.take_transfers()
+        assert done.num_cached_tokens == 16
+        assert [record.num_blocks for record in transfers] == [2 * 2, 3 * 2, 3 * 2]  # in two layers
         assert completions(outputs) == completions(expected(folder, [prompt_of(0, 23)], GREEDY))
 
     @pytest.mark.parametrize(("hole", "num_cached"), [(0, 0), (2, 8)])

@@ -51,7 +51,7 @@ from twophase_features.parallel.prefill_worker import PREFILL, PrefillWorker
 from twophase_features.parallel.remote_tier import RemoteTier
 
 MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, their tokens are computed here
-MAX_PREFILLS = 10_000  # the newest ones are kept until `take_transfers`
+MAX_RECORDS = 10_000  # the newest ones are kept until `take_transfers`
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ class DecodeEngine:
         self._remote: dict[str, _Remote] = {}  # in the order of requests
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
         self.recoveries = Recoveries()
-        self._prefills: deque[wire.Done] = deque(maxlen=MAX_PREFILLS)
+        self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
+        self._transfers: deque[TransferRecord] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
         self._workers = self._meet(llm)
 
@@ -234,9 +235,10 @@ class DecodeEngine:
 
     def take_transfers(self) -> tuple[tuple[TransferRecord, ...], tuple[wire.Done, ...]]:
         """How pages travelled, and how long each prompt took whose pages have come, since the last call."""
-        prefills = tuple(self._prefills)
+        transfers, prefills = tuple(self._transfers), tuple(self._prefills)
+        self._transfers.clear()
         self._prefills.clear()
-        return tuple(record for done in prefills for record in done.transfers), prefills
+        return transfers, prefills
 
     def close(self) -> None:
         """Let the workers go."""
@@ -293,8 +295,10 @@ class DecodeEngine:
 
     def _hear(self, message: wire.Message) -> None:
         match message:
-            case wire.Done(request_id) if request_id in self._remote:
-                self._take_in(message)
+            case wire.Done(request_id):
+                self._transfers += message.transfers
+                if request_id in self._remote:
+                    self._take_in(message)
             case wire.Failed(request_id, error) if request_id in self._remote:
                 logger.warning("the prefill side could not compute request %r: %s", request_id, error)
                 self._compute_rest(request_id)
