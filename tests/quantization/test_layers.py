@@ -12,9 +12,9 @@ from twophase.model.linear import Linear
 from twophase_features.quantization import linear, rounding, weight
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import (
+    ConcatLinear,
     DynamicInt8Linear,
     Int4Linear,
-    ConcatLinear,
     PackedLinear,
     make_quantized_linear,
 )

@@ -32,7 +32,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_hal
 
 
 def _llama3_scaled(inv_freq: Float[Tensor, "D_half"], rope: RopeConfig) -> Float[Tensor, "D_half"]:
-    """Llama 3.1's stretching: slow pairs turn `factor` times slower, fast pairs are unchanged, pairs in between are
+    """Llama 3.1's scaling: slow pairs turn `factor` times slower, fast pairs are unchanged, pairs in between are
     blended.
 
     A pair is slow if a full rotation takes more than original context / low_freq_factor positions, fast if it takes
