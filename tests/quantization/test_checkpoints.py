@@ -118,7 +118,7 @@ REFUSED = {
     "GPTQ per layer": (GPTQ | {"dynamic": {"x": {}}}, "'dynamic'"),
     "sparse": (compressed_config("marlin-24", 4, 32, True), "format 'marlin-24'"),
     "4 bits in bytes": (compressed_config("int-quantized", 4, 32, True), "of 4 bits"),
-    "floats as integers": (compressed_config("int-quantized", 8, None, True, type="float"), "do contradict"),
+    "floats as integers": (compressed_config("int-quantized", 8, None, True, type="float"), "contradict the format"),
     "a type of its own": (compressed_config("int-quantized", 8, None, True, type="nf4"), "type must be"),
     "a scale per tensor": (compressed_config("int-quantized", 8, None, True, strategy="tensor"), "scale per 'tensor'"),
     "K/V": (compressed_config("pack-quantized", 4, 32, True) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_dtype"),
