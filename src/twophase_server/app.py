@@ -23,7 +23,7 @@ from twophase_server.tenants import Tenants, read_tenants
 from twophase_server.token_texts import TokenTexts
 from twophase_server.tokens import detokenize, tokenize
 
-COUNTED = ("/v1/", "/tokenize", "/detokenize")  # paths whose requests a server that stops waits for
+COUNTED = ("/v1/", "/tokenize", "/detokenize")  # a stopping server waits for requests to these paths
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
