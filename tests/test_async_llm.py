@@ -527,7 +527,7 @@ def test_a_crash_is_told_to_everybody(tiny_folder, monkeypatch, can_abort):  # n
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     monkeypatch.undo()
     if not can_abort:
-        with pytest.raises(InvalidRequestError, match=r"died of .*planted.* could not be aborted .* the model anew"):
+        with pytest.raises(InvalidRequestError, match=r"died of .*planted.* could not be aborted .* the model again"):
             AsyncLLM.of(llm)
     else:
         check_idle(llm.engine)

@@ -135,7 +135,8 @@ def _available_in_cgroup(root: Path) -> int | None:
 
 
 def _available_from_sysconf() -> int:
-    """Free pages where the system tells (not macOS), else half of all pages, else a fixed modest figure (Windows)."""
+    """Free pages where the system reports them (not macOS), else half of all pages, else a fixed modest figure
+    (Windows)."""
     for pages_name, share in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
         try:
             return int(os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE") * share)

@@ -84,4 +84,6 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     """A bug: the traceback goes to the log and not to the client."""
-    return await _refuse(request, ApiError(500, "the server failed on this request; its log tells why.", "internal"))
+    return await _refuse(
+        request, ApiError(500, "the server failed on this request; its log has the reason.", "internal")
+    )
