@@ -31,7 +31,7 @@ DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 # model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
-# Where neither Linux's /proc nor POSIX sysconf is available: enough for the default model, safe on any laptop.
+# Without Linux's /proc and POSIX sysconf: enough for the default model, safe on any laptop.
 FALLBACK_FREE_BYTES = 2 * GIB
 
 

@@ -19,7 +19,7 @@ class Completion:
 
     Attributes:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
-        include_stop: Whether the stop token's or stop string's text stays in its text.
+        include_stop: Whether the text of the stop token or string is kept.
         logprobs: One entry per token if requested, else None.
         constraint: Restricts its tokens, for structured outputs.
     """

@@ -119,8 +119,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {FIX}")
     for tensor, name in weight_map.items():
-        # A plain name, because an untrusted model must not open other files of this machine. The file may be a link
-        # (Hugging Face's cache consists of links): only the owner of the folder can have made it.
+        # A plain name: an untrusted model must not open other files of this machine. The file may be a link (Hugging
+        # Face's cache has links): only the owner of the folder can have made it.
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
             raise ModelFolderError(
                 f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "
