@@ -37,7 +37,7 @@ PHRASES = {
     r"dearer|dearest|dear": "say slower, or more expensive",
     r"cures?": "say `fix`",
     r"tells? of|told of|tells? apart|told apart": "say report, or distinguish",
-    r"in company|(?:smaller|larger) company": "say batch",
+    r"in (?:\w+ )?company": "say batch",
     r"stands? still|stood still|by turns": "say stall, or round-robin",
     r"as it (?:is|was|were) (?:said|told)|all the same|the lot": "leave it out",
     r"goes with|go with|went with": "say requires, or belongs to",
@@ -62,11 +62,14 @@ _PATTERNS = [(re.compile(rf"(?<![\w`-])(?:{phrase})(?![\w`])"), advice) for phra
 def texts_of(source: str, where: str) -> Iterator[Text]:
     """Docstrings, comments and the strings with a space in them; comments on consecutive lines are one text."""
     lines: list[tuple[int, str]] = []
+    goes_on = False  # behind code a comment is a text of its own
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            if lines and (lines[-1][0] != token.start[0] - 1 or token.line.strip()[0] != "#"):
+            is_alone = token.line.strip()[0] == "#"
+            if lines and not (goes_on and is_alone and lines[-1][0] == token.start[0] - 1):
                 yield _text(where, lines[0][0], " ".join(line for _, line in lines))
                 lines = []
+            goes_on = is_alone
             lines.append((token.start[0], token.string.lstrip("#: ")))
     if lines:
         yield _text(where, lines[0][0], " ".join(line for _, line in lines))

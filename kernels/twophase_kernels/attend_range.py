@@ -106,7 +106,7 @@ def kernel_kv_format(kv_format: KVFormat, generation: Generation) -> str:
 
 
 def padded_head_dim(head_dim: int) -> int:
-    """Columns of a tile: `tl.arange` wants a power of two, `tl.dot` at least 16."""
+    """Columns of a tile: `tl.arange` requires a power of two, `tl.dot` at least 16."""
     return max(16, next_power_of_2(head_dim))
 
 

@@ -72,7 +72,7 @@ E4M3_PAIRS: tl.constexpr = tl.constexpr("""
 def pair_decoder(kv_format: KVFormat, dtype: torch.dtype, head_dim: int, generation: Generation) -> str:
     """The kernels' argument PAIRS: the way to unpack two codes at once, or 'no': codes are converted one by one.
 
-    fp32 queries would lose digits in fp16. `tl.dot` wants 16 columns, even and odd. AMD has other instructions;
+    fp32 queries would lose digits in fp16. `tl.dot` requires 16 columns, even and odd. AMD has other instructions;
     unpacking pairs has not been tried there. The interpreter has no PTX ('plain': the same steps except the
     conversion).
     """

@@ -1,6 +1,6 @@
 """The rules that queries, a paged cache and its block tables obey, checked by the attention kernels' wrappers.
 
-Only shapes, dtypes, strides and devices are looked at: nothing here waits for the device. That page ids lie in the
+Only shapes, dtypes, strides and devices are checked, so nothing here waits for the device. That page ids lie in the
 pool and lengths in the table is the cache manager's promise.
 """
 

@@ -252,7 +252,7 @@ def _merge_splits_configs() -> tuple[AotConfig, ...]:
 class MetaLinear:
     """A linear layer as it occurs in production, for compiling ahead of time.
 
-    Llama-3-8B's output projection unless said otherwise; 576 inputs are SmolLM2's, and fill no whole number of steps.
+    Llama-3-8B's output projection unless stated otherwise; 576 inputs are SmolLM2's, and fill no whole number of steps.
     """
 
     dtype: torch.dtype

@@ -139,7 +139,7 @@ def rope_kv_write(
         q: [T, H, D], mutated; k, v: [T, H_kv, D], read only. Last dimension contiguous; views of one fused qkv tensor
             will do.
         cos, sin: fp32 [num_positions, D/2], contiguous; row p holds the angles of position p.
-        positions: int64 [T], each below num_positions (not looked at: that would wait for the device).
+        positions: int64 [T], each below num_positions (not checked: a check would wait for the device).
         slot_mapping, k_cache, v_cache, k_scale, v_scale: as for `kv_write`. A token with a negative slot still has its
             q rotated.
 

@@ -32,9 +32,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-# How long a waiting thread of GNU's OpenMP spins before it gives its core away. By default that is milliseconds:
-# beside a busy process a decode step takes four times as long as alone; with this, three times, and alone hardly longer
-# than by default. Without spinning it takes 1.5 times as long alone (docs/log.md). Read when torch is first imported.
+# How long a waiting thread of GNU's OpenMP spins before it yields its core. The default, milliseconds, makes a decode
+# step beside a busy process four times slower than alone; this value three times, at hardly any cost alone. Without
+# spinning a step alone takes 1.5 times as long (docs/log.md). Read when torch is first imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

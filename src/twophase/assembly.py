@@ -1,4 +1,4 @@
-"""Where an engine is put together, and nowhere else: check options, join other processes, load, size, build.
+"""The only place where an engine is assembled: check options, join other processes, load, size, build.
 
 A feature is named here by a string (`doors.feature`) and imported when an option or the model asks for it.
 """
@@ -52,7 +52,7 @@ class Parts:
 
 @plain_context()
 def assemble(model: str, config: EngineConfig) -> Parts:
-    """Open a model and build an engine around it. Everything that can be refused is, before a weight is read.
+    """Open a model and build an engine around it. Invalid options are refused before a weight is read.
 
     Raises:
         ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
@@ -133,7 +133,7 @@ def _check(model: str, config: EngineConfig) -> _Target:
 
 
 def _find(model: str) -> Path:
-    """A model's folder. The models that have names, and the hub's, are in the model store."""
+    """A model's folder; the built-in and the hub's models come from the model store."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not model.startswith(DEFAULT_MODEL):
         return folder
@@ -207,7 +207,7 @@ def _build(
     config, eos_token_ids, limits = target.config, target.model_config.eos_token_ids, target.limits
     places = None if target.groups is None else target.groups.places
     kv_cache = KVCache(target.kv_spec(executor.part), num_blocks, executor.device, places=places)
-    # A wait for other processes that has a time limit is a decision of the host, which a graph cannot hold.
+    # A CUDA graph cannot contain a wait for other processes with a time limit.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(model, kv_cache, limits.max_model_len, use_cuda_graphs))
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)

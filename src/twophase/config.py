@@ -51,7 +51,7 @@ def _has(*methods: str) -> Callable[[Any], bool]:
 
 
 def _is_device(value: Any) -> bool:
-    """Text, or a torch.device, which has a type; which devices there are is known when torch is imported."""
+    """Text, or a torch.device, which has a type; the available devices are known when torch is imported."""
     return isinstance(value, str) or hasattr(value, "type")
 
 

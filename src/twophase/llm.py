@@ -35,7 +35,7 @@ class LLM:
     Args:
         model: The built-in default, a local Hugging Face folder, or a hub id.
         config: The engine's options; None: the defaults.
-        options: In place of `config`'s own: the fields of `EngineConfig`, where each is explained.
+        options: Fields of `EngineConfig`, in place of `config`'s.
 
     Attributes:
         config: Every option of the engine.
@@ -61,10 +61,10 @@ class LLM:
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
         self._lending = threading.Lock()
-        self._why_not: str | None = None  # why its engine cannot be used
+        self._why_not: str | None = None  # the reason why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
-        self._latest: dict[str, RequestOutput | None] = {}  # of the requests that a caller is waiting for
+        self._latest: dict[str, RequestOutput | None] = {}  # outputs of the requests that a caller is waiting for
 
     def close(self) -> None:
         """End the other processes of a tensor-parallel model; later requests fail. May be called again."""
@@ -188,8 +188,8 @@ class LLM:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Continue one prompt, yielding the text piece by piece; joined, the pieces are `generate`'s text.
 
-        The request is made when the first piece is asked for, and aborted when the iterator is closed early. Several
-        streams may be read in turns.
+        The request is added at the first `next`, and aborted when the iterator is closed early. Several streams may be
+        read alternately.
 
         Raises:
             InvalidRequestError: As `generate`; or more than one completion is asked for.
@@ -224,7 +224,7 @@ class LLM:
         return request_id
 
     def _step(self) -> None:
-        # Outputs are cumulative, so the latest is enough, and any caller may step for all.
+        # Outputs are cumulative, so the latest is enough, and any caller may run a step for all.
         for output in self.engine.step():
             if output.request_id in self._latest:
                 self._latest[output.request_id] = output

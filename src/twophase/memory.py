@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     import torch
 
 GIB = 1024**3
-SCALE_BYTES = 4  # of a scale, one for each token and head, for K and for V: float32
+SCALE_BYTES = 4  # bytes of a scale, one for each token and head, for K and for V: float32
 ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
-MLP_UNIT = 16  # rows of the MLP that stay together when ranks share them; theirs then start at multiples of 16 bytes
-SAMPLING_COPIES = 4  # of a row's logits in float32: logits, scaled, sorted, probabilities
-SCORED_ROWS = 64  # prompt positions whose logits are there at the same time, before any row is sampled
+MLP_UNIT = 16  # rows of the MLP that ranks do not split, so that each rank's start at multiples of 16 bytes
+SAMPLING_COPIES = 4  # copies of a row's logits in float32: logits, scaled, sorted, probabilities
+SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 
 # A prefill chunk delays the decodes beside it: about a second at these sizes on a CPU, a few milliseconds on a GPU.
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-# A GPU serves nothing else; a CPU's memory belongs to everyone, and 2 GiB hold 46,000 tokens of the default model.
+# A GPU serves only the engine; a CPU's memory is shared by all processes, and 2 GiB hold 46,000 tokens of the default
+# model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
-# Where neither Linux's /proc nor POSIX sysconf tells: enough for the small default model, safe on any laptop.
+# Without Linux's /proc and POSIX sysconf: enough for the default model, safe on any laptop.
 FALLBACK_FREE_BYTES = 2 * GIB
 
 
@@ -126,15 +127,16 @@ def _available_in_cgroup(root: Path) -> int | None:
     ):
         try:
             limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
-        except (OSError, ValueError):  # there is no such file, or it says 'max': no limit
+        except (OSError, ValueError):  # no such file, or 'max': no limit
             continue
-        # File pages not in active use are given back under pressure, so they count as free.
+        # Inactive file pages are released under memory pressure, so they count as free.
         return max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
     return None
 
 
 def _available_from_sysconf() -> int:
-    """Free pages where the system tells (not macOS), else half of all pages, else a fixed modest figure (Windows)."""
+    """Free pages where the system reports them (not macOS), else half of all pages, else a fixed modest figure
+    (Windows)."""
     for pages_name, share in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
         try:
             return int(os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE") * share)
@@ -185,7 +187,7 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: "torch.device") 
 def num_useful_blocks(
     limits: SchedulerConfig, block_size: int, window_blocks: int | None = None, sees_all: Sequence[bool] = (False,)
 ) -> int:
-    """Blocks of a pool that could ever be used at once. Groups of layers have blocks of their own.
+    """The most blocks that could be used at once. Groups of layers have separate blocks.
 
     Args:
         window_blocks: Blocks of the window that a sequence keeps; a step's tokens are written before blocks are freed.

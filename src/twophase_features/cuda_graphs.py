@@ -25,7 +25,7 @@ from twophase.model.llama import LlamaModel
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAPH_BATCH = 256  # beyond it a step computes long enough to hide its launches
+MAX_GRAPH_BATCH = 256  # larger batches compute long enough to hide their launches
 MIN_GRAPH_CONTEXT = 1024
 CONTEXT_GROWTH = 4  # 1024, 4096, 16384, ...: the number of splits is chosen for the rounded context
 NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the capture
@@ -48,7 +48,7 @@ class _Graph(NamedTuple):
 def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
     """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
     if not model.can_be_captured:
-        logger.info("which experts multiply which rows is decided by the host: decodes run eagerly")
+        logger.info("the host assigns rows to experts: decodes run eagerly")
         return None
     if model.backend.name != "triton":
         logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
@@ -72,7 +72,8 @@ class DecodeGraphs:
         self._has_failed = False
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
-        """Hidden states of a batch of decodes, by token; None if it has to run eagerly. Valid until the next run."""
+        """Hidden states of a batch of decodes, by token; None if the batch must run eagerly. Valid until the next
+        run."""
         is_decode = all(len(chunk.token_ids) == 1 + chunk.num_drafts for chunk in chunks)
         max_query_len = max(len(chunk.token_ids) for chunk in chunks)
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size

@@ -29,7 +29,7 @@ Verifier = Callable[[Prompt, CompletionOutput], float | bool]
 
 
 def sum_logprob(completion: CompletionOutput) -> float:
-    """The completion's log-probability, in nats: how likely the model thought it. Short ones are likelier.
+    """The completion's log-probability, in nats: its likelihood under the model. Short completions are likelier.
 
     Raises:
         InvalidRequestError: The request did not ask for log-probabilities.
@@ -42,28 +42,28 @@ def sum_logprob(completion: CompletionOutput) -> float:
 
 
 def mean_logprob(completion: CompletionOutput) -> float:
-    """Log-probability per token; of no token, 0."""
+    """Log-probability per token; 0 for an empty completion."""
     return sum_logprob(completion) / max(1, len(completion.token_ids))
 
 
 def best_of(output: RequestOutput, scorer: Scorer) -> CompletionOutput:
-    """The completion with the highest score; of equal ones the first. Failed ones count only if all failed."""
+    """The completion with the highest score, the first of equals. Failed completions count only if all failed."""
     usable = [each for each in output.outputs if each.error is None] or list(output.outputs)
     return max(usable, key=scorer)
 
 
-# -- self-consistency (Wang et al., arXiv:2203.11171): the answer that most samples come to, on whatever way
+# -- self-consistency (Wang et al., arXiv:2203.11171): the most frequent answer, over all ways of reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """How completions voted.
+    """The result of a vote among completions.
 
     Attributes:
         winner: The answer with the most weight; None if no completion has one.
-        weights: By answer, the winner's first; without a verifier a completion weighs 1.
+        weights: Weight of each answer, the winner's first; without a verifier a completion weighs 1.
         share: The winner's share of all votes' weight; 0 without a winner.
-        completion: The first that gave the winner.
+        completion: The first completion with the winning answer.
     """
 
     winner: Hashable | None
@@ -115,7 +115,7 @@ def _likeliest(completions: Iterable[CompletionOutput]) -> float:
     return max(known, default=0.0)
 
 
-# -- a verifier that can tell a right answer: sample until it accepts one
+# -- sampling until a verifier accepts an answer
 
 
 @runtime_checkable
@@ -181,9 +181,9 @@ def first_accepted(
     """Draw completions in rounds until a verifier accepts one, or the budget is spent.
 
     Args:
-        verifier: True or a score above `threshold` accepts. It sees each completion once, in order, and none after the
-            one it accepts; failed completions it does not see.
-        params: How to draw; n is the budget's business. With a seed, each round has one of its own, counted up.
+        verifier: True or a score above `threshold` accepts. Called once per completion, in order, until it accepts;
+            failed completions are skipped.
+        params: Sampling parameters; n comes from the budget. With a seed, each round uses the next seed.
 
     Raises:
         InvalidRequestError: As `LLM.generate`; nothing was drawn.

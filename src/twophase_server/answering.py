@@ -114,7 +114,7 @@ class Work:
                 raise refusal
 
     async def _submit(self, position: int, call: EngineCall) -> None:
-        # Noted one by one: should the client leave while the others are not accepted yet, this one must be aborted.
+        # Recorded one by one: if the client leaves before all are accepted, the accepted ones must be aborted.
         self._streams[position] = await self._service.llm.submit(
             {"prompt_token_ids": call.prompts[position]},
             call.params,
@@ -137,7 +137,7 @@ class Work:
                 yield position, output
 
     async def _merged(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        if len(self._streams) == 1:  # as nearly always; tasks would cost half as much again as all else here
+        if len(self._streams) == 1:  # the usual case; tasks would add half of this function's other cost
             async for output in self._streams[0]:
                 yield 0, output
             return

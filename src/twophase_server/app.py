@@ -23,7 +23,7 @@ from twophase_server.tenants import Tenants, read_tenants
 from twophase_server.token_texts import TokenTexts
 from twophase_server.tokens import detokenize, tokenize
 
-COUNTED = ("/v1/", "/tokenize", "/detokenize")  # paths whose requests a server that stops waits for
+COUNTED = ("/v1/", "/tokenize", "/detokenize")  # a stopping server waits for requests to these paths
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
@@ -84,4 +84,6 @@ async def _refuse_path(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     """A bug: the traceback goes to the log and not to the client."""
-    return await _refuse(request, ApiError(500, "the server failed on this request; its log tells why.", "internal"))
+    return await _refuse(
+        request, ApiError(500, "the server failed on this request; its log has the reason.", "internal")
+    )

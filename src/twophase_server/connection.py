@@ -13,8 +13,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from twophase_server.errors import ApiError
 from twophase_server.service import Service
 
-MAX_HEAD_BYTES = 64 * 1024  # of a request's path and headers together
-FREE_PARTS, BYTES_PER_PART = 256, 64  # of a body: beyond the first parts, each brings this much on average
+MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's path and headers
+FREE_PARTS, BYTES_PER_PART = 256, 64  # average bytes of a body's parts, after the first parts
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -41,7 +41,7 @@ class Connection(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, limits for their heads, and JSON for all errors.
 
     The timeout counts from a request's first byte (of the first request: from the connection on) to the last byte of
-    its body, however slowly they come. It never counts while an answer is made or sent.
+    its body. It does not run while an answer is made or sent.
     """
 
     def __init__(self, service: Service, **options: Any) -> None:

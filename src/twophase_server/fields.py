@@ -42,7 +42,7 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
             valid JSON object.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":  # a web page can send other types to a server on this machine, unasked
+    if media_type != "application/json":  # web pages can send other types without asking
         raise ApiError(
             415, f"content-type must be application/json, got {shown(media_type)}.", "unsupported_media_type"
         )

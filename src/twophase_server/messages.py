@@ -36,7 +36,7 @@ _MESSAGE_UNSUPPORTED = {
 
 
 def read_messages(given: list[Any]) -> list[dict[str, str]]:
-    """Each with a role and its text.
+    """The messages, each with a role and its text.
 
     Raises:
         ApiError: 400, with the message and the part of it that is wrong.

@@ -57,7 +57,7 @@ PROMPT_TOKENS_TOTAL = _counter("prompt_tokens", "Prompt tokens of scheduled requ
 GENERATION_TOKENS_TOTAL = _counter("generation_tokens", "Tokens generated.")
 PREEMPTIONS = _counter("num_preemptions", "Times a sequence lost its blocks.")
 PREFIX_CACHE_QUERIES = _counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Prompt tokens found there.")
+PREFIX_CACHE_HITS = _counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
 REQUEST_SUCCESS = _counter("request_success", "Requests that ended, by reason.")
 
 WAITING = _gauge("num_requests_waiting", "Sequences waiting for a place or blocks, or for the running step.")
@@ -69,7 +69,7 @@ KV_CACHE_USAGE_PEAK = _gauge("kv_cache_usage_perc_peak", "The largest share of t
 QUEUE_AGE = _gauge("queue_age_seconds", "How long the oldest request in the queue has waited.")
 FRAGMENTATION = _gauge("kv_cache_fragmentation_perc", "Share of the slots of blocks in use without a token.")
 BLOCKS = _gauge("kv_cache_blocks", "KV blocks by state: in_use, cached (evictable) or free.")
-EVICTIONS = _counter("kv_cache_evictions", "Times a cached block was given up for another sequence.")
+EVICTIONS = _counter("kv_cache_evictions", "Cached blocks evicted for another sequence.")
 REFUSED = _counter("requests_refused", "Requests that got an error, by HTTP status and error code.")
 ENGINE_UP = _gauge("engine_up", "1 while the engine serves, 0 when its thread has died or was closed.")
 

@@ -112,7 +112,7 @@ class ChatFormat(AnswerFormat):
         self._service = service
         self._wants_logprobs, self._usage_wish = wants_logprobs, usage_wish
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
-        self._num_shown: dict[int, tuple[int, int]] = {}  # of completions that have begun: characters and tokens
+        self._num_shown: dict[int, tuple[int, int]] = {}  # characters and tokens of begun completions
         self._ended: set[int] = set()
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class CompletionFormat(AnswerFormat):
     """`text_completion`. The choices of the prompt at position i begin at index i * n.
 
     Args:
-        echo: The prompts as they were given, if the text is to begin with them.
+        echo: The prompts as given, if the text must begin with them.
     """
 
     def __init__(

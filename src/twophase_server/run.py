@@ -23,9 +23,9 @@ from twophase_server.service import Service
 from twophase_server.settings import ServerSettings
 from twophase_server.tenants import read_tenants
 
-BACKLOG = 2048  # connections that the system accepts for us while we are busy
-KEEP_ALIVE_S = 75  # for a connection's next request: longer than clients keep theirs, so that it is they who close
-LAST_WORDS_S = 1  # at least, for the errors that waiting clients get at the end
+BACKLOG = 2048  # connections that the system accepts while the server is busy
+KEEP_ALIVE_S = 75  # idle seconds of a connection: longer than clients' own limits, so that clients close first
+LAST_WORDS_S = 1  # minimum, for the errors that waiting clients get at the end
 
 
 def serve(model: str | Path, config: EngineConfig | None = None, settings: ServerSettings | None = None) -> None:

@@ -96,7 +96,7 @@ def _structure(fields: Mapping[str, Any]) -> StructuredOutputs | None:
     if structure is None:
         return form
     if form is not None:
-        raise invalid("response_format and structured_outputs both say what the text looks like; give one of them.")
+        raise invalid("response_format and structured_outputs both constrain the text; give one of them.")
     return StructuredOutputs(**read_fields(structure, _STRUCTURE_RULES, within="structured_outputs."))
 
 

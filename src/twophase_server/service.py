@@ -19,7 +19,7 @@ from twophase_server.settings import ServerSettings
 from twophase_server.tenants import Lease, Tenants
 from twophase_server.token_texts import TokenTexts
 
-MOST_WAIT_S = 60  # that a client is ever told to wait
+MOST_WAIT_S = 60  # the longest time that a client is told to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Service:
 
     def __post_init__(self) -> None:
         if self.llm.tokenizer is not None:
-            # Made once, and now: all other requests would wait for the first text that needs one of these.
+            # Made in advance: otherwise the first text that needs one would delay all requests.
             _ = self.llm.tokenizer.token_length, self.llm.tokenizer.special_text.tokenizer
             _ = self.llm.tokenizer.chat_template
 
@@ -50,7 +50,7 @@ class Service:
         """Accept a request.
 
         Raises:
-            ApiError: 401, it has no key; 429, too much was asked already; 503, the engine is dead.
+            ApiError: 401, the request has no valid key; 429, the quota or the queue is full; 503, the engine is dead.
         """
         account = self.tenants.find(request.headers.get("authorization", ""))
         if not self.llm.is_alive:
@@ -121,7 +121,7 @@ class Service:
         """The error as sent to the client."""
         told = error if isinstance(error, ApiError) else as_api_error(error)
         if isinstance(error, QueueFullError):
-            # Who comes now waits about as long as the oldest one in the queue has waited.
+            # A new request waits about as long as the oldest queued one has waited.
             wait_s = min(MOST_WAIT_S, max(1, math.ceil(self.llm.queue_age_s or 0.0)))
             told.headers["retry-after"] = str(wait_s)
         return told

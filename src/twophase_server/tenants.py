@@ -96,7 +96,7 @@ class Account:
         self._num_running = 0
 
     def salt(self, own: str) -> str:
-        """The cache salt of its requests: different for each tenant, whatever `own` salt a request has."""
+        """The cache salt of its requests: different for each tenant, even if requests have the same `own` salt."""
         return f"{len(self.name)}:{self.name}:{own}" if self.name else own
 
     def enter(self) -> "Lease":
@@ -180,13 +180,13 @@ class Tenants:
         # Headers are decoded as Latin-1: these are the bytes that were sent.
         digest = hashlib.sha256(key.strip().encode("latin-1", "replace")).digest()
         found = None
-        for known, account in self._keys.items():  # all of them, and each in constant time: a clock tells nothing
+        for known, account in self._keys.items():  # all keys, each in constant time, so that timing reveals nothing
             if hmac.compare_digest(known, digest):
                 found = account
         if found is None or scheme.lower() != "bearer":
             raise ApiError(
                 401,
-                "this server wants a key that it knows, in the header 'authorization: Bearer KEY'.",
+                "this server requires a valid key in the header 'authorization: Bearer KEY'.",
                 "invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -213,7 +213,7 @@ def read_tenants(path: Path) -> Tenants:
     """The tenants of a file.
 
     Raises:
-        ConfigError: It cannot be read, or breaks a rule; names the tenant and the rule, and never shows a key.
+        ConfigError: The file cannot be read or breaks a rule; names the tenant and the rule, but shows no key.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

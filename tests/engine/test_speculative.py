@@ -311,8 +311,8 @@ class TestOptions:
             ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number >= 1, got 0"),
             ({"num_speculative_tokens": 33}, "at most 32, got 33"),
             ({"prompt_lookup_min": 4}, "got 4 > 3"),
-            ({"method": "draft_model"}, "needs a model"),
-            ({"model": "x"}, "no other takes one"),
+            ({"method": "draft_model"}, "requires a model"),
+            ({"model": "x"}, "other methods take none"),
         ],
     )
     def test_what_cannot_work_is_refused(self, options, words):

@@ -154,7 +154,7 @@ def test_penalised_tokens_do_not_depend_on_guesses(tiny_folder, llm):
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
 def test_penalties_out_of_range(name):
     for value in (2.1, -2.1, float("nan"), "1", None):
-        with pytest.raises(InvalidRequestError, match=rf"{name} must be in \[-2, 2\] \(0 is none\), got"):
+        with pytest.raises(InvalidRequestError, match=rf"{name} must be in \[-2, 2\] \(0: no penalty\), got"):
             SamplingParams(**{name: value})
 
 

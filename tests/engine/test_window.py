@@ -189,7 +189,7 @@ def test_a_ready_made_backend_keeps_its_own_view(case):
     spec = LLM(folder, **OPTIONS).model.backend.spec
     ready = OPTIONS | {"attention_backend": TorchBackend(spec, 4)}
     assert not isinstance(LLM(folder, **ready).scheduler.cache, WindowedCache)
-    with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*what it was made for"):
+    with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*was made without the window"):
         LLM(folder, **ready, sliding_window=8)
     made = LLM(folder, **(OPTIONS | {"attention_backend": lambda spec: TorchBackend(spec, 4)}), sliding_window=8)
     assert made.model.backend.spec.window == 8

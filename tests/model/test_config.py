@@ -219,7 +219,7 @@ REFUSED = {
         r"num_experts_per_tok 5 is more than the 4",
     ),
     "no number of experts": (MIXTRAL | {"num_local_experts": ABSENT}, r"'num_experts' is missing"),
-    "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"two names of one number"),
+    "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"must agree; found two numbers"),
     "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
     "sigmoid router": (MIXTRAL | {"scoring_func": "sigmoid"}, r"scoring_func 'sigmoid' is not supported"),
     "a flag for a number of groups": (MIXTRAL | {"n_group": True}, r"n_group True is not supported"),

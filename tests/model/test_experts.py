@@ -128,7 +128,7 @@ def test_a_step_that_fails_half_way_is_not_counted(tmp_path):
 def test_what_cannot_be_watched_is_said(model, tiny_folder_without_experts):
     with pytest.raises(ValueError, match="LlamaForCausalLM has no experts"):
         ExpertLoad(tiny_folder_without_experts)
-    with ExpertLoad(model), pytest.raises(ValueError, match="watched already"), ExpertLoad(model):
+    with ExpertLoad(model), pytest.raises(ValueError, match="already open"), ExpertLoad(model):
         pass
     assert model.watch_experts is None
 

@@ -102,7 +102,7 @@ def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
     ours, exact = (Pages(each.model, 1).run([(0, PROMPT)])[0] for each in (llm, plain))
     if llm.model.weights.dtype == torch.bfloat16:  # a CPU that multiplies it
         assert float((ours - exact).abs().max()) < 0.05 * float(exact.abs().max())
-    with pytest.raises(ConfigError, match=r"quantization='int8' rounds plain weights, and those of .* already"):
+    with pytest.raises(ConfigError, match=r"quantization='int8' rounds plain weights, but the weights in .* already"):
         LLM(str(tmp_path), quantization="int8")
 
 
@@ -118,7 +118,7 @@ REFUSED = {
     "GPTQ per layer": (GPTQ | {"dynamic": {"x": {}}}, "'dynamic'"),
     "sparse": (compressed_config("marlin-24", 4, 32, True), "format 'marlin-24'"),
     "4 bits in bytes": (compressed_config("int-quantized", 4, 32, True), "of 4 bits"),
-    "floats as integers": (compressed_config("int-quantized", 8, None, True, type="float"), "do not go with"),
+    "floats as integers": (compressed_config("int-quantized", 8, None, True, type="float"), "contradict the format"),
     "a type of its own": (compressed_config("int-quantized", 8, None, True, type="nf4"), "type must be"),
     "a scale per tensor": (compressed_config("int-quantized", 8, None, True, strategy="tensor"), "scale per 'tensor'"),
     "K/V": (compressed_config("pack-quantized", 4, 32, True) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_dtype"),

@@ -441,13 +441,6 @@ MUTANTS = [
         module="ledger",
     ),
     scheduler_mutant(
-        "a sequence without its copy goes on",
-        "or sequence.seq_id in self._failed:",
-        "or False:",
-        lambda: None,
-        module="step",
-    ),
-    scheduler_mutant(
         "copies forgotten",
         "            self.copies += copies\n",
         "            pass\n",

@@ -29,7 +29,7 @@ def elementwise(
     kinds: tuple[str, ...] = (),
     result: str = "",
 ) -> Execute:
-    """d = function(a, b, ...); operands and result have the instruction's last type unless said otherwise."""
+    """d = function(a, b, ...); operands and result have the instruction's last type unless stated otherwise."""
     kind = instruction.modifiers[-1]
     target, *sources = instruction.operands
     kinds = kinds or (kind,) * len(sources)

@@ -185,7 +185,7 @@ class SharedMemory:
         return granules
 
     def end_product(self, granules: np.ndarray, blocks: np.ndarray, warps: np.ndarray) -> None:
-        """The products have read; `warps` waited for them, and only a barrier lets others know."""
+        """The products have read; `warps` waited for them, and only a barrier makes this known to other warps."""
         for mine, block, warp in zip(granules, blocks, warps, strict=True):
             self._multiplying[mine] -= 1
             self._stamp_read(mine, self.epoch[block] * 64, self.epoch[block] * 64 + warp)

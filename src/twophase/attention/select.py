@@ -8,7 +8,7 @@ from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.torch_backend import FUSED_SEQS, TorchBackend
 from twophase.core.errors import BackendUnavailableError
 
-MIN_CAPABILITY = (8, 0)  # of an NVIDIA GPU: what Triton supports
+MIN_CAPABILITY = (8, 0)  # Triton's minimum for NVIDIA GPUs
 
 logger = logging.getLogger(__name__)
 

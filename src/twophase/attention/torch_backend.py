@@ -26,7 +26,7 @@ SPLIT_KEYS = 128
 
 # Decodes at most that one fused scaled_dot_product_attention serves. Measured likewise, one sequence of 128 keys, fused
 # against a product, a softmax and a product: bf16 21 us and 109, fp32 21 and 51; 32 sequences 415 and 352. For bf16,
-# whose small products are slow, that was a seventh of a step with 4-bit weights; fp32 would gain 3 %, and keeps sums
+# whose small products are slow, this saved a seventh of a step with 4-bit weights; fp32 would gain 3 %, and keeps sums
 # that do not depend on the number of sequences.
 FUSED_SEQS = 8
 
@@ -54,7 +54,7 @@ class ChunkPlan:
     """Consecutive tokens of one sequence: L queries, S gathered keys.
 
     Attributes:
-        tokens: Which tokens of the flat batch they are.
+        tokens: Their slice of the flat batch.
         rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the keys' pages.
         keys: Which of the gathered keys they read: the last page has an unused tail.
         mask: None where plain causality is enough: for a fresh prompt, and for a single query that sees all `keys`.
@@ -91,7 +91,7 @@ class TorchBackend(AttentionBackend):
     Args:
         split_keys: Keys of a split.
         fused_seqs: Decodes at most that one fused call serves, if none needs more than one split; 0: none. A single
-            decode is served by one fused call, whatever its length.
+            decode of any length is served by one fused call.
     """
 
     name = "torch"

@@ -82,7 +82,7 @@ class RequestOutput:
 
     Attributes:
         prompt_logprobs: One entry per prompt token when `SamplingParams.prompt_logprobs` was set, else None. The first
-            entry is None, for nothing comes before that token; the last ones are missing until they are computed.
+            entry is None, because the first token has no context; the last entries are missing until they are computed.
     """
 
     request_id: str
@@ -103,7 +103,7 @@ class StepTrace:
         start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
             sampling) and bookkeeping.
         chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
-        num_decodes: How many of them are decodes of one token: the first ones.
+        num_decodes: The first chunks, which are decodes of one token.
         preempted: (request id, completion index) that lost their blocks.
         finished: (request id, completion index) that ended in this step.
         num_waiting, num_running: After the step.

@@ -19,7 +19,7 @@ _MOST_ITEMS = MAX_SHOWN // 3 + 2  # of a list: each takes three characters at le
 
 
 class Rule(NamedTuple):
-    """`words` completes "<name> must be ..."; `read` returns the value as it is kept, or raises."""
+    """`words` completes "<name> must be ..."; `read` returns the normalised value, or raises."""
 
     words: str
     read: Callable[[Any], Any]
@@ -35,7 +35,7 @@ def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = 
 
 
 def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRequestError) -> Any:
-    """The value as it is kept.
+    """The normalised value.
 
     Raises:
         InvalidRequestError, or `error_type`: The value breaks the rule; names the field, the rule and the value.
@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
 
 
 def _beginning(value: Any, depth: int = 3) -> Any:
-    """As much of a text, a list or a mapping as a message can show."""
+    """The beginning of a text, a list or a mapping, short enough for a message."""
     if isinstance(value, str | bytes):
         return value[: MAX_SHOWN + 1]
     if type(value) not in (list, tuple, dict):

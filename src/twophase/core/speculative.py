@@ -46,7 +46,7 @@ class SpeculativeConfig:
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
             raise ConfigError(
                 f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}: "
-                f"the last of that many drafts are hardly ever right."
+                f"later drafts are hardly ever accepted."
             )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
@@ -55,6 +55,6 @@ class SpeculativeConfig:
             )
         if (self.method == "draft_model") != (self.model is not None):
             raise ConfigError(
-                f"method 'draft_model' needs a model, and no other takes one; got method={self.method!r} with "
+                f"method 'draft_model' requires a model, other methods take none; got method={self.method!r} with "
                 f"model={self.model!r}."
             )

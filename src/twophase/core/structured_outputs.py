@@ -9,7 +9,7 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
-MAX_SCHEMA_DEPTH = 100  # objects and lists, one in the other; the grammar library gives up a little later
+MAX_SCHEMA_DEPTH = 100  # nesting of objects and lists; the grammar library fails a little later
 # Checked before a grammar is compiled; its compiler limits the work.
 MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)

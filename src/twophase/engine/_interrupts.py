@@ -1,4 +1,4 @@
-"""Ctrl-C between, never inside, the changes that belong together."""
+"""Delays Ctrl-C until a group of related changes is complete."""
 
 import signal
 import threading

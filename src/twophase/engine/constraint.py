@@ -27,8 +27,8 @@ class Constraint(Protocol):
             def num_allowed(self, token_ids, num_prompt_tokens, drafts):
                 return next((i for i, draft in enumerate(drafts) if draft % 2), len(drafts))
 
-    The same question may come twice: a step that failed is repeated, and a preempted sequence is computed anew. An
-    exception ends this completion with finish reason 'error', and no other.
+    A call may be repeated: a failed step is retried, and a preempted sequence is recomputed. An exception ends only
+    this completion, with finish reason 'error'.
     """
 
     def allowed_after(
@@ -44,7 +44,7 @@ class Constraint(Protocol):
         ...
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
-        """How many of these drafts, the first ones, may come one after the other. End tokens are not counted."""
+        """The number of leading drafts that are allowed in sequence. End tokens are not counted."""
         ...
 
 
@@ -53,7 +53,7 @@ class Grammar(Protocol):
     """The form that a request's outputs must have."""
 
     def constraint(self) -> Constraint:
-        """For a completion that has no tokens yet."""
+        """A new completion's constraint."""
         ...
 
     def accepts(self, text: str) -> bool:

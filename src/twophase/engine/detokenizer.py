@@ -10,14 +10,14 @@ from twophase.core.sampling_params import SamplingParams
 REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one
 
-# Tokens that are kept while they end in no whole character. Twice a character: if the window then begins in
-# mid-character, its end still reads as it would behind the whole text.
+# Tokens kept while they do not end in a whole character. Two characters long: even if the window begins in
+# mid-character, its end decodes as in the whole text.
 MAX_PENDING_TOKENS = 2 * MAX_CHARACTER_TOKENS
 
 
 @runtime_checkable
 class TextDecoder(Protocol):
-    """The part of a tokenizer that is needed here."""
+    """The part of a tokenizer that the detokenizer uses."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -28,7 +28,7 @@ class Detokenizer:
 
     The text is `decode(prompt + output)` without its common prefix with `decode(prompt)`: a U+FFFD at the end of the
     prompt belongs to the prompt, unless the output completes the character. Only the newest tokens are decoded, so a
-    step costs the same however long the text is:
+    step's cost does not depend on the text's length:
 
         [ context, ends in a whole character | pending: from there to the newest token ]
 
@@ -64,7 +64,7 @@ class Detokenizer:
             self._add(token_id)
         if may_end is not None:  # a structured output completes no character of the prompt's
             self._pending, self._pending_text = [], ""
-        self._settled = self._pending_text  # the beginning of the pending text that is released, or the prompt's
+        self._settled = self._pending_text  # the released prefix of the pending text, or the prompt's
         self._pieces: list[str] = []
         self._held = ""
         self._num_tokens = 0
@@ -92,7 +92,7 @@ class Detokenizer:
         return matched
 
     def _stop_at(self, token_id: int) -> str | None:
-        """The stop string, if a special token that is left out of the text is one by itself."""
+        """The stop string, if a skipped special token is one by itself."""
         stop = self._decoder.decode([token_id], skip_special_tokens=False) if self._params.stop else ""
         is_stop = stop in self._params.stop and self._num_tokens > self._params.min_tokens
         if not is_stop or not self._may_end(self.text + self._held):
@@ -118,7 +118,7 @@ class Detokenizer:
         return piece
 
     def _has_text(self, token_id: int) -> bool:
-        """False for a special token that is left out. Twice, because a single space may be stripped."""
+        """False for a skipped special token. Decoded twice in a row, because a single space may be stripped."""
         return bool(self._decode([token_id, token_id]))
 
     def _read(self, token_ids: list[int]) -> str:
@@ -127,7 +127,7 @@ class Detokenizer:
         return text[len(self._context_text) :] if text.startswith(self._context_text) else self._decode(token_ids)
 
     def _find_character(self) -> int:
-        """Find a whole character at the end that stray bytes before it hide; returns its number of tokens, or 0.
+        """The number of tokens of the last complete character, when stray bytes precede it; else 0.
 
         Only a decoder with byte tokens hides a character: elsewhere text ends in U+FFFD wherever it begins.
         """
@@ -193,7 +193,7 @@ def matches(text: str, stops: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def longest_partial_match(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a stop string."""
+    """Characters at the end of `text` that may be the beginning of a stop string."""
     longest = max((len(stop) for stop in stops), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)
     return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)

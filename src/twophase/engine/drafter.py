@@ -4,8 +4,8 @@ The engine asks before each step:
 
     note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
 
-A draft can cost time, and nothing else: the model draws each token by itself (`rejection.py`), so a drafter cannot
-change outputs.
+A draft costs time, and cannot change outputs: the model draws each token by itself (`rejection.py`), so a drafter
+cannot change outputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ class DraftRequest(NamedTuple):
             their slots.
         token_ids: The sequence so far, its newest token included; read-only.
         stop_token_ids: Tokens that end it.
-        row_after: How the token after these drafts is drawn, with the random number that belongs to its position.
-        num_allowed: How many of these drafts, the first ones, its constraint allows.
+        row_after: The sampling inputs for the token after these drafts, with its position's random number.
+        num_allowed: The number of leading drafts that its constraint allows.
         vocab_size: Token ids are below it.
     """
 
@@ -60,7 +60,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
-        """Drafts for each request, at most `chunk.num_drafts`, perhaps none. Must be safe to repeat."""
+        """At most `chunk.num_drafts` drafts for each request. Must be safe to repeat."""
         ...
 
     def forget(self, seq_id: int) -> None:

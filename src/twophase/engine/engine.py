@@ -30,12 +30,12 @@ class Engine:
     """Serves requests by continuous batching. Not thread-safe, except `prepare`.
 
     Faults: an exception while a sequence is computed, constrained, sampled or detokenised ends that sequence with
-    finish reason 'error' and frees its blocks; the others go on (see `isolate`). A Ctrl-C during a step takes effect
-    after the step, and the next call returns the step's outputs.
+        finish reason 'error' and frees its blocks; other sequences continue (see `isolate`). A Ctrl-C during a step
+        takes effect after the step, and the next call returns the step's outputs.
 
     Args:
         runner: The model with its K/V cache.
-        scheduler: Over a cache manager of as many blocks as the runner's.
+        scheduler: Its cache manager has as many blocks as the runner's cache.
         vocab_size: Token ids are below it.
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
@@ -102,14 +102,14 @@ class Engine:
     ) -> PreparedRequest:
         """Make tokens of a request's text and a grammar of its schema. Any thread may do this, also during a step.
 
-        Raises InvalidRequestError if no engine of this model could serve it as asked.
+        Raises InvalidRequestError if no engine of this model could serve it.
 
         Args:
             request_id: Unique among the unfinished requests.
             prompt, cache_salt, tenant: See `parse_prompt`.
             priority, ttft_slo_s: See `Request`.
-            arrival_s: When it came, on the engine's clock; now if None.
-            stream: Report its progress after every step, instead of its end alone.
+            arrival_s: Its arrival on the engine's clock; now if None.
+            stream: Return its output after every step, not only at its end.
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
@@ -135,7 +135,7 @@ class Engine:
         """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, seed = request.request_id, request.sampling_params.seed
-        # Before the state, which has a part for each of the n completions: only now is n known to be possible.
+        # Before the state, which allocates all n completions: only now is n known to be valid.
         self._scheduler.add(request)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)
@@ -196,7 +196,7 @@ class Engine:
 
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
-        """The plan with drafts in the room that it has for them."""
+        """The plan, with proposed drafts in its reserved places."""
         if self.speculator is None:
             return plan
         self.speculator.note_plan(plan)
@@ -212,7 +212,7 @@ class Engine:
         run = partial(run_and_sample, self._runner)
         for each, result in zip(batch, isolate(run, batch), strict=True):
             if isinstance(result, Exception) and each.chunk.num_drafts:
-                # Its drafts may be to blame, and they must harm no other sequence.
+                # Its drafts may be the cause, and must not affect other sequences.
                 (result,) = isolate(run, [each.without_drafts()])
             results[each.chunk.seq_id] = result
         return results
@@ -223,7 +223,7 @@ class Engine:
         return BatchEntry(with_num_scored(chunk, state), sequence, state)
 
     def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
-        """Tell the scheduler the results: failures first, so that it leaves them out of the rest."""
+        """Pass the results to the scheduler: failures first, so that it skips failed sequences."""
         failed = {seq_id: result for seq_id, result in results.items() if isinstance(result, Exception)}
         updates = [update for seq_id, error in failed.items() for update in self._scheduler.fail(seq_id, error)]
         sampled = {seq_id: result for seq_id, result in results.items() if not isinstance(result, Exception)}

@@ -15,7 +15,7 @@ from twophase.model.weights import ALL_EXPERTS
 
 @runtime_checkable
 class Executor(Protocol):
-    """A process's part of a model, and how the parts come together. Each process that has a part makes an executor.
+    """A process's part of a model, and the communication between the parts. Each process makes an executor.
 
     To distribute a model in another way, implement these members; `twophase_features.parallel.tensor_parallel` cuts
     every layer and has rank 0 schedule for all.
@@ -23,7 +23,7 @@ class Executor(Protocol):
     Attributes:
         part: The model that this process computes: of fewer heads, for example, than the whole model.
         device: Where this process computes.
-        experts: The experts of which this process has weights.
+        experts: The experts whose weights this process has.
         is_driver: Whether this process schedules and samples. The other processes follow the driver's runner.
         sum_over_ranks: Adds up, in place, the processes' partial outputs of a layer; None: this process has all.
         dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
@@ -61,7 +61,7 @@ class Executor(Protocol):
 
 @final
 class ThisProcess:
-    """The executor of a model that one process has whole."""
+    """The executor of a whole model in one process."""
 
     experts = ALL_EXPERTS
     is_driver = True
@@ -83,7 +83,7 @@ class ThisProcess:
 
 
 def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> Executor:
-    """The executor that `config` asks for, once all processes of the model are there.
+    """The executor for `config`, once all processes of the model have joined.
 
     Raises:
         ConfigError, PeerLostError: As `TensorParallelGroup.join`.

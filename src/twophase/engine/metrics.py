@@ -33,7 +33,7 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float | int, int, Waiting]] = []  # the number decides between equal arrivals
+        self._heap: list[tuple[float | int, int, Waiting]] = []  # the number breaks ties
         self._num_added = 0
 
     def add(self, arrival_s: float | int, request: Waiting) -> None:
@@ -53,7 +53,7 @@ def _has_left(request: Waiting) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. Counts are since the engine was made; `num_waiting`, `num_running` and `cache` are of now.
+    """A snapshot. Counts begin at the engine's construction; `num_waiting`, `num_running` and `cache` are of now.
 
     Attributes:
         num_steps: Steps that ran.
@@ -61,7 +61,7 @@ class EngineStats:
         num_computed_tokens: Tokens run through the model, recomputed ones again.
         num_output_tokens: Tokens sampled.
         num_preemptions: Times a sequence lost its blocks.
-        num_finished, num_aborted, num_failed: Completions by how they ended: 'stop' or 'length', 'abort', 'error'.
+        num_finished, num_aborted, num_failed: Completions by finish reason: 'stop' or 'length', 'abort', 'error'.
         num_draft_tokens, num_accepted_tokens: Drafts that the model verified, and drafts that it accepted.
         kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
     """

@@ -38,7 +38,7 @@ def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled 
     scored = [each for each in batch if each.chunk.num_scored]
     scorer = PromptScorer([scored_rows(each.chunk, each.state) for each in scored])
     logits = runner.run([each.chunk for each in batch], scorer.take)
-    # Only now: on a GPU the constraints find their tokens while the model is still computing.
+    # After the launch: on a GPU the constraints compute their masks while the model runs.
     rows = [row for each in batch for row in sampling_rows(each)]
     sampled = iter(() if logits is None else sample(logits, rows))
     for each, logprobs in zip(scored, scorer.results(), strict=True):

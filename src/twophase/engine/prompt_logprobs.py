@@ -30,7 +30,7 @@ class ScoredRows(NamedTuple):
 
 
 def with_num_scored(chunk: ScheduledChunk, state: RequestState) -> ScheduledChunk:
-    """The chunk, and how many of its tokens come before a prompt token whose log-probability is wanted and unknown."""
+    """The chunk, and the number of its rows that score a prompt token with a missing log-probability."""
     if state.prompt_logprobs is None:
         return chunk
     num_prompt_tokens = len(state.request.prompt_token_ids)

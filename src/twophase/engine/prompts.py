@@ -20,7 +20,7 @@ class TextCodec(TextDecoder, Protocol):
 
 
 class ParsedPrompt(NamedTuple):
-    """A prompt as a request has it; `text` is None where token ids were given."""
+    """A checked prompt; `text` is None where token ids were given."""
 
     token_ids: tuple[int, ...]
     text: str | None
@@ -42,12 +42,12 @@ def parse_prompt(
         prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
             if wanted; or token ids.
         cache_salt, tenant: See `Request`; they override the prompt's own.
-        max_model_len: A prompt of more tokens is refused before they are looked at; None: any number may come.
+        max_model_len: Longer prompts are refused before their ids are checked; None: unlimited.
 
     Raises:
-        InvalidRequestError: It is neither text nor a list nor a mapping with one of "prompt" and "prompt_token_ids", it
-            is text and there is no tokenizer, it is empty or too long, an id is not in the vocabulary, or its salt or
-            tenant is not text.
+        InvalidRequestError: The prompt is neither text nor a list nor a mapping with one of "prompt" and
+            "prompt_token_ids"; it is text and there is no tokenizer; it is empty or too long; an id is not in the
+            vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):

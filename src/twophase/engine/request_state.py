@@ -18,7 +18,7 @@ class Completion:
 
     Attributes:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
-        include_stop: Whether the stop token's or stop string's text stays in its text.
+        include_stop: Whether the text of the stop token or string is kept.
         logprobs: One entry per token if requested, else None.
         constraint: Restricts its tokens, for structured outputs.
     """
@@ -69,7 +69,7 @@ class Completion:
 
 
 class PreparedRequest(NamedTuple):
-    """A request whose text is tokens and whose schema is a grammar, ready for `Engine.add`."""
+    """A tokenised request with its compiled grammar, ready for `Engine.add`."""
 
     request: Request
     grammar: Grammar | None
@@ -78,15 +78,15 @@ class PreparedRequest(NamedTuple):
 
 @dataclass(slots=True)
 class RequestState:
-    """A request on its way. Only the engine changes it.
+    """An unfinished request. Only the engine changes it.
 
     Attributes:
-        stream: Whether every step's progress is reported, or the end alone.
+        stream: Whether every step returns its output, or only the last.
         num_unfinished: Completions without a finish reason.
-        seed: The request's own, or one drawn for it.
+        seed: The request's own seed, or a drawn one.
         first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
-        bias: Its `logit_bias` as the sampler takes it, made once for all steps and completions.
+        bias: Its `logit_bias` in the sampler's form, made once for all steps and completions.
     """
 
     request: Request
@@ -129,7 +129,8 @@ class RequestState:
         return self.num_unfinished == 0
 
     def take(self, update: SequenceUpdate, now_s: float) -> int:
-        """Give an update's tokens to its completion; returns how many it took, as a stop string may cut a run short.
+        """Give an update's tokens to its completion; returns the number of tokens added, because a stop string may end
+        the run early.
 
         Ends the completion if the update, a stop string or an error of the detokeniser ends it.
         """

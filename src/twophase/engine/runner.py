@@ -67,10 +67,9 @@ class ModelRunner:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
         A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. Before that, `score`
-        is given the logits of the chunks' scored tokens, in order and `SCORED_ROWS` at a time, which is all that is
-        there of them.
-
-        Running a chunk again, alone or in other company, is harmless: it writes the same K and V into the same slots.
+        is given the logits of the chunks' scored tokens, in order and at most `SCORED_ROWS` at a time, which bounds
+        their memory. A chunk may be run again, alone or in another batch: it writes the same K and V into the same
+        slots.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
@@ -88,7 +87,7 @@ class ModelRunner:
         return self._logits(chunks, hidden)
 
     def close(self) -> None:
-        """Nothing to do: a runner that has other processes at work releases them here."""
+        """Does nothing: a runner with other processes ends them here."""
 
     def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
         rows: list[int] = []

@@ -22,8 +22,8 @@ from twophase.core.plan import SampledToken
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.philox import uniforms
 
-TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; a row where they do not is sorted whole
-MIN_SCORE = -80.0  # e**-80 is far beyond what a 53-bit uniform can hit; exp near underflow is 30 times slower
+TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole
+MIN_SCORE = -80.0  # a 53-bit uniform cannot hit e**-80; exp near underflow is 30 times slower
 WORD_BITS = 32  # tokens per word of `SampleRow.allowed`
 CDF_CHUNK = 128  # tokens summed before the CDF is accumulated in fp64
 
@@ -192,7 +192,7 @@ def _draw_random(
 
 
 def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> None:
-    """Set the weight of each token that its row's top-k, top-p or min-p drops to 0.
+    """Set the weight of each token dropped by its row's top-k, top-p or min-p to 0.
 
     A weight is a token's probability over that of its row's best token.
     """
@@ -276,7 +276,7 @@ def _invert(cdf: Float[Tensor, "D K"], u: Float[Tensor, "D"]) -> tuple[Int[Tenso
 def _with_logprobs(
     logits: Float[Tensor, "R V"], rows: Sequence[SampleRow], row_of_draw: Sequence[int], token_ids: Int[Tensor, "D"]
 ) -> list[SampledToken]:
-    """The drawn tokens; where asked for, with log-probabilities of the model's own distribution."""
+    """The drawn tokens; if requested, with log-probabilities of the model's own distribution."""
     drawn = [SampledToken(token_id) for token_id in token_ids.tolist()]
     num_top = {r: row.params.logprobs for r, row in enumerate(rows) if row.params.logprobs is not None}
     if not num_top:

@@ -1,4 +1,4 @@
-"""How much text one token can stand for: a text that cannot fit is refused by its length, before it is encoded."""
+"""Bounds the characters per token, so that a text that cannot fit is refused by its length, before it is encoded."""
 
 import re
 from collections.abc import Collection
@@ -13,7 +13,7 @@ _SPACES = '"type":"Replace","pattern":{"String":" "},"content":"▁"'  # Llama 2
 
 
 class TokenLength(NamedTuple):
-    """Characters that one token stands for at most, and characters without a token, which leave nothing."""
+    """The most characters of one token, and the characters that have no token and are dropped."""
 
     longest: int
     dropped: str
@@ -54,6 +54,6 @@ def _dropped(model: Any, types: Collection[str], vocabulary: Collection[str]) ->
 
 
 def _written(character: str) -> str:
-    """As a byte-level vocabulary writes it: a character for each of its bytes."""
+    """A byte-level vocabulary's form of a character: one character for each of its bytes."""
     ((text, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(character)
     return text

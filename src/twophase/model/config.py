@@ -13,12 +13,12 @@ from twophase.doors import feature
 from twophase.model.json_file import Fields, JsonFile, Rule
 from twophase.model.rope_config import RopeConfig, read_rope
 
-MAX_LAYERS = 10_000  # layers are listed one by one before the weights are looked at: nonsense must not fill the memory
+MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the forward pass and the cache need to know about a model.
+    """The configuration of a model for the forward pass and the cache.
 
     Attributes:
         architecture: The Hugging Face class name it was written for.
@@ -266,7 +266,7 @@ def _architecture(file: JsonFile) -> str:
         )
     expected = family_of(found[0]).model_type
     file.refuse_if(
-        model_type != expected,  # transformers goes by the model_type alone
+        model_type != expected,  # transformers uses the model_type alone
         f"model_type {shown(model_type)} contradicts architectures {found}, whose model_type is {expected!r}. "
         "Correct the wrong field, or download the model again.",
     )

@@ -1,4 +1,4 @@
-"""The torch device and dtype that a user's options name."""
+"""The torch device and dtype for a user's options."""
 
 import torch
 
@@ -10,7 +10,7 @@ from twophase.model.linear import can_pack
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
     """The torch dtype for a user's `dtype`: 'auto' is the dtype of the saved weights, but fp32 on a CPU.
 
-    With weights of few bits it is bf16 on a CPU that multiplies it, because torch's int4 operator takes nothing else.
+    With quantised weights it is bf16 on a CPU that multiplies bf16, because torch's int4 operator requires bf16.
     """
     if option == "auto" and device.type == "cpu":
         option = "bfloat16" if is_quantized and can_pack(torch.bfloat16) else "float32"

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 
-MAX_INT = 2**53  # no size of a model comes near
-# Nonsense takes up to 25 times its size in memory, lists and objects most. The largest real files of this kind,
+MAX_INT = 2**53  # larger than any model's sizes
+# Parsed JSON takes up to 25 times its size in memory, lists and objects most. The largest real files of this kind,
 # tokenizer_config.json of Gemma 3 and the index of a large mixture, have 1.2 MB with 6,200 objects, and 4 MB with 2.
 MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-# oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 are
-# equally fast for all of them, the one chosen for 1 row is up to twice as slow beyond it.
+# oneDNN chooses the layout for a batch of this many rows. Measured for 1 to 300 rows: layouts chosen for 32 or 512 rows
+# are equally fast for all; the layout chosen for 1 row is up to twice as slow for more rows.
 PACK_FOR_ROWS = 32
 
 
 @runtime_checkable
 class Linear(Protocol):
-    """The door of a layer's product: x @ weight.T + bias, whatever the weight is stored as.
+    """The door of a layer's product: x @ weight.T + bias, for any format of the weight.
 
     `TorchLinear` stores the weight plain. The loader makes quantised layers (twophase_features.quantization.linear) and
     custom ones in its place.
@@ -52,7 +52,7 @@ class TorchLinear:
 
     @property
     def num_bytes(self) -> int:
-        return self.weight.numel() * self.weight.dtype.itemsize  # packed, a tensor does not tell its bytes
+        return self.weight.numel() * self.weight.dtype.itemsize  # a packed tensor does not report its bytes
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.is_packed:

@@ -1,6 +1,6 @@
 """The Llama family's forward pass over paged K/V: Llama, SmolLM2, Mistral, Qwen2, Qwen3, Gemma 3, Mixtral, Qwen3-MoE.
 
-Plain functions over frozen weights. The batch is one flat row of tokens; only attention knows sequences apart.
+Plain functions over frozen weights. The batch is one flat row of tokens; only attention separates sequences.
 """
 
 from collections.abc import Callable
@@ -173,7 +173,7 @@ def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one: torch follows its tensors by itself, Triton launches on the current device."""
+    """Makes a GPU the current one: torch uses its tensors' device, Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -32,8 +32,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_hal
 
 
 def _llama3_scaled(inv_freq: Float[Tensor, "D_half"], rope: RopeConfig) -> Float[Tensor, "D_half"]:
-    """Llama 3.1's stretching: slow pairs turn `factor` times slower, fast pairs are unchanged, pairs in between are
-    blended.
+    """Llama 3.1's scaling: slow pairs turn `factor` times slower, fast pairs are unchanged, others blended.
 
     A pair is slow if a full rotation takes more than original context / low_freq_factor positions, fast if it takes
     less than original context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)

@@ -11,13 +11,13 @@ RopeType = Literal["default", "linear", "llama3"]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding (RoPE, arXiv:2104.09864) and how it is stretched for longer contexts.
+    """Rotary position embedding (RoPE, arXiv:2104.09864) and its scaling for longer contexts.
 
     Attributes:
         theta: Base of the geometric series of wavelengths.
         rope_type: 'default'; 'linear' divides every frequency by `factor` (arXiv:2306.15595);
             'llama3' divides only the low ones (see `rope.py`).
-        factor: By how much; >= 1.
+        factor: The scaling factor, >= 1.
         low_freq_factor, high_freq_factor, original_max_position_embeddings: 'llama3' only.
     """
 

@@ -16,7 +16,8 @@ from twophase.model.json_file import read_json_object
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# A tensor takes about 100 bytes in either, and large mixtures of experts have 37,000. safetensors itself reads 100 MB.
+# A tensor takes about 100 bytes in either file, and large mixtures of experts have 37,000 tensors. safetensors itself
+# reads 100 MB.
 MAX_HEADER_BYTES, MAX_INDEX_BYTES = 8 * 2**20, 16 * 2**20
 END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
 FIX = "Download the model again."
@@ -42,7 +43,7 @@ class TensorFiles:
     """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied.
 
     Raises:
-        ModelFolderError: A file is missing, truncated or no safetensors file.
+        ModelFolderError: A file is missing, truncated or not a safetensors file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,7 +108,7 @@ def has_safetensors(folder: Path) -> bool:
 def _weight_paths(folder: Path) -> list[Path]:
     """The single file, or every shard the index names."""
     index = folder / INDEX_FILE
-    if (folder / WEIGHTS_FILE).is_file():  # as in transformers: an index beside it is of other weights
+    if (folder / WEIGHTS_FILE).is_file():  # as in transformers: an index beside it belongs to other weights
         return [folder / WEIGHTS_FILE]
     if not index.is_file():
         raise ModelFolderError(
@@ -118,8 +119,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {FIX}")
     for tensor, name in weight_map.items():
-        # A plain name, because an untrusted model must not open other files of this machine. The file may be a link
-        # (Hugging Face's cache consists of links): only the owner of the folder can have made it.
+        # A plain name: an untrusted model must not open other files of this machine. The file may be a link (Hugging
+        # Face's cache has links): only the owner of the folder can have made it.
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
             raise ModelFolderError(
                 f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "

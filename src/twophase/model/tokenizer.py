@@ -24,7 +24,7 @@ class Tokenizer:
     Args:
         fast: The library's tokenizer.
         special_tokens: Role ('bos_token', 'eos_token', 'image_token' ...) to token text.
-        folder: Where the chat template is; None: there is no chat template.
+        folder: The folder with the chat template; None: no chat template.
     """
 
     def __init__(self, fast: FastTokenizer, special_tokens: Mapping[str, str], folder: Path | None = None) -> None:
@@ -49,7 +49,7 @@ class Tokenizer:
 
     @cached_property
     def token_length(self) -> TokenLength | None:
-        """How much text one token can stand for; None: no bound is known."""
+        """The bound on characters per token; None: unknown."""
         return token_length(self.fast)
 
     def encode(
@@ -71,7 +71,7 @@ class Tokenizer:
             encoding = fast.encode(text, add_special_tokens=add_special_tokens)
         else:
             (encoding,) = fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        if max_model_len is not None and len(encoding) >= max_model_len:  # before the ids become Python's
+        if max_model_len is not None and len(encoding) >= max_model_len:  # before the ids become Python ints
             raise prompt_too_long(f"{len(encoding)} tokens", max_model_len)
         return encoding.ids
 

@@ -37,7 +37,7 @@ class MLP(Protocol):
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold it: nothing in it is decided by the host."""
+        """Whether a CUDA graph can contain it: the host decides nothing in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class ModelWeights:
 
     Attributes:
         dtype: The dtype of activations and weights, except `embed` and gains with an offset, which are fp32.
-        embed: [V, N]. Keeps the file's dtype where that is the smaller one: only the rows of a step's tokens are read,
-            and widening them then is as exact as widening them all before.
+        embed: [V, N]. Keeps the file's dtype if that is smaller: only the rows of a step's tokens are read and
+            converted, which is exact.
         layers: In order.
         final_norm: [N].
         lm_head: N -> V.
@@ -267,7 +267,7 @@ class PlainLoader:
         return make_linear(self._stacked(self.plain_parts(*names)), self.bias(*names))
 
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
-        if name == EMBED and embed.dtype == self.dtype:  # a CPU wants a layout of its own, a GPU has them once
+        if name == EMBED and embed.dtype == self.dtype:  # a CPU needs another layout, a GPU shares the memory
             return make_linear(self._cut(EMBED, embed))
         return self.linear(name.removesuffix(".weight"))
 

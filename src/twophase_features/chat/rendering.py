@@ -1,7 +1,7 @@
 """Chat templates, rendered as transformers renders them ('Writing a chat template' in its documentation).
 
-A template is a program that comes with a model from anywhere: it runs in a sandbox, in a worker process with limits on
-time and memory. The worker imports this module, so the module imports nothing heavy.
+A template is an untrusted program: it runs in a sandbox, in a worker process with limits on time and memory. The worker
+imports this module, so the module imports nothing heavy.
 """
 
 import json
@@ -46,7 +46,7 @@ def render_here(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def message(value: Any) -> dict[str, Any]:
-    """A message as templates get it: without entries that are None, and with its reasoning under the usual names.
+    """A message for templates: without entries that are None, and with its reasoning under the usual names.
 
     Raises:
         TypeError: The message is not a mapping, or holds a value that JSON does not have.
@@ -83,7 +83,7 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)  # names set inside are not set after it
+        return nodes.Scope(body, lineno=line)  # names set inside the block are undefined after it
 
 
 def _raise_exception(message: str) -> NoReturn:

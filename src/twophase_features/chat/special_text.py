@@ -30,7 +30,7 @@ class SpecialText:
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
         added = [token for token in fast.get_added_tokens_decoder().values() if token.special]
-        self._specials = sorted(added, key=lambda token: -len(token.content))  # one may begin as another does
+        self._specials = sorted(added, key=lambda token: -len(token.content))  # one may be a prefix of another
         nonce = "".join(chr(secrets.choice(_NONCE)) for _ in range(10))
         self._mark_of = {each.content: nonce + chr(code) for each, code in zip(self._specials, _MARKS, strict=False)}
 

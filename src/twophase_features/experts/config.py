@@ -15,7 +15,7 @@ from twophase.model.config import (
 from twophase.model.json_file import Fields, JsonFile, Rule
 from twophase.model.rope_config import read_rope
 
-MAX_EXPERTS = 2**16  # of all layers together, listed one by one; Qwen3-235B-A22B has 12,032
+MAX_EXPERTS = 2**16  # experts in all layers together, listed one by one; Qwen3-235B-A22B has 12,032
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ def _read(file: JsonFile, size: int, norm_topk_prob: bool, sparse_layers: tuple[
 
 
 def _num_experts(file: JsonFile) -> int:
-    """Under the name of the hub's files or under that of transformers 5, which may stand side by side."""
+    """The number of experts, under the name in the hub's files or under transformers 5's; a file may have both."""
     names = [key for key in ("num_experts", "num_local_experts") if file.values.get(key) is not None]
     counts = {file.positive_int(key) for key in names or ["num_experts"]}
-    file.refuse_if(len(counts) > 1, "num_experts and num_local_experts are two names of one number; found two numbers.")
+    file.refuse_if(len(counts) > 1, "num_experts and num_local_experts must agree; found two numbers.")
     count, num_layers = counts.pop(), num_layers_of(file)
     file.refuse_if(
         count * num_layers > MAX_EXPERTS,

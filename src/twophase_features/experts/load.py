@@ -32,7 +32,7 @@ class ExpertLoad:
 
     def __enter__(self) -> "ExpertLoad":
         if self._model.watch_experts is not None:
-            raise ValueError("the experts of this model are being watched already; leave the other `with` block first.")
+            raise ValueError("another `ExpertLoad` is already open for this model; leave the other `with` block first.")
         self._model.watch_experts = self._note
         return self
 

@@ -1,9 +1,9 @@
 """The forward pass of a layer with experts: a router chooses K of E MLPs for each token.
 
 A token's K choices make K rows. The rows are sorted by expert, so that an expert multiplies all of its rows at once,
-whichever tokens they belong to: the weights of an expert are read once in a step, or not at all. Then the rows go back
-to their tokens and are added up in the order of the choices, best first, so that a token's result does not depend on
-which other tokens share its experts.
+for all tokens: the weights of an expert are read at most once in a step. Then the rows go back to their tokens and are
+added up in the order of the choices, best first, so that a token's result does not depend on which other tokens share
+its experts.
 
 The router is Mixtral's (arXiv:2401.04088, section 2.1) and Qwen3-MoE's (arXiv:2505.09388): a softmax over all experts,
 the K largest, divided by their sum or not.
@@ -98,7 +98,7 @@ def mix_experts(
 
 
 def sort_by_expert(experts: Int[Tensor, "P"], num_experts: int) -> tuple[Int[Tensor, "P"], Int[Tensor, "E"]]:
-    """The rows in the order of their experts, equals in the order they have, and how many rows each expert has."""
+    """The rows sorted by expert (stably), and the number of rows of each expert."""
     counts = torch.zeros(num_experts, dtype=torch.int64, device=experts.device)
     counts.scatter_add_(0, experts, torch.ones_like(experts))  # unlike bincount, does not wait for a GPU
     return experts.argsort(stable=True), counts

@@ -72,7 +72,7 @@ class SparseMLP:
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether the host need not know which rows are whose."""
+        """Whether the product needs no row counts on the host."""
         return self.gate_up.stacked is not None and self.down.stacked is not None
 
     @staticmethod

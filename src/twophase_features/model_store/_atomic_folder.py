@@ -1,7 +1,7 @@
-"""A folder that is either absent or complete, at every moment, kills and full disks included.
+"""A folder that is either absent or complete, even after a kill or with a full disk.
 
 Files are made in a work folder beside the target. Each finished one is recorded in the manifest there, so that a later
-run goes on where a killed one stopped; one rename then puts the whole in place.
+run continues after a killed one; one rename then puts the folder in place.
 """
 
 import errno
@@ -53,7 +53,7 @@ def build(
 
     Raises:
         ModelFolderError: The disk is full; the unfinished file is removed, finished files are kept for the next run.
-        OSError: Anything else that goes wrong with the disk.
+        OSError: Any other error of the disk.
     """
     work = work_folder(target)
     work.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _put_in_place(work: Path, target: Path) -> None:
 
 
 def _fsync_folder(folder: Path) -> None:
-    if sys.platform == "win32":  # which cannot open folders, and needs no flush of them
+    if sys.platform == "win32":  # Windows cannot open folders, and needs no flush
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

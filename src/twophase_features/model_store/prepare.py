@@ -1,4 +1,4 @@
-"""Which folder a model's name means: the default model (made once, then found at once), a local folder, or a hub id."""
+"""The folder for a model's name: the default model (prepared once), a local folder, or a hub id."""
 
 import hashlib
 import importlib.util
@@ -24,7 +24,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Raise the version when other files are written: folders prepared before are then made anew.
 RECIPE = {"version": 1, "source": f"{PACKAGE} {PACKAGE_VERSION}", "source_sha256": GGUF_SHA256}
-SMALL_FILES_BYTES = 8 * 2**20  # everything but the weights, generously
+SMALL_FILES_BYTES = 8 * 2**20  # upper bound on all files except the weights
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -43,7 +43,7 @@ def cache_home() -> Path:
 
 
 def default_model_dir() -> Path:
-    """Where the default model is, or will be once prepared."""
+    """The default model's folder, which may not be prepared yet."""
     return cache_home() / DEFAULT_MODEL
 
 

@@ -1,4 +1,4 @@
-"""KV tiers: blocks that leave the pool are kept elsewhere, and found again by a later request for the same prefix.
+"""KV tiers: evicted blocks are stored outside the pool, and loaded by a later request with the same prefix.
 
 Public: `host_memory`, `disk`.
 """

@@ -66,7 +66,7 @@ class DiskTier:
                 return i
             try:
                 contents = load_file(self.folder / name)
-            except Exception:  # deleted or damaged by someone else: a miss, and no longer ours
+            except Exception:  # deleted or damaged by another program: a miss, and no longer ours
                 self._delete(name)
                 return i
             for part, page in enumerate(self._pages):

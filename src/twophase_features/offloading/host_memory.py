@@ -1,5 +1,5 @@
-"""A KV tier in host memory: a preempted sequence's blocks are offloaded when others need their place, and found again
-when it is admitted anew. So preemption costs two copies over PCIe where recomputing costs a prefill."""
+"""A KV tier in host memory: a preempted sequence's blocks are offloaded when they are evicted, and loaded when it is
+admitted again. So preemption costs two copies over PCIe instead of a prefill."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class HostBlocks(Protocol):
 
 @final
 class HostMemoryTier:
-    """A `KVTier` of `num_blocks` blocks; a block that is needed for another is the one used longest ago.
+    """A `KVTier` of `num_blocks` blocks; the least recently used block is evicted first.
 
     Args:
-        num_blocks: None: as many as the pool has, in at most a quarter of the free host memory. They are pinned for a
-            CUDA device, so that moves need no staging copy, and no other process can have them.
+        num_blocks: None: as many as the pool has, in at most a quarter of the free host memory. The memory is pinned
+            for a CUDA device, so that moves need no staging copy; other processes cannot use it.
 
     Raises:
         ConfigError: `num_blocks` is below 1, or, from `attach`, the memory is not there.
@@ -64,7 +64,7 @@ class HostMemoryTier:
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         num_held = next((i for i, key in enumerate(keys) if key not in self._place_of), len(keys))
-        for key in reversed(keys[:num_held]):  # about to be used; without its first block a prefix is worth nothing
+        for key in reversed(keys[:num_held]):  # about to be used; without its first block a prefix is useless
             self._place_of.move_to_end(key)
         return num_held
 
@@ -89,7 +89,7 @@ class HostMemoryTier:
         places = self._free[: len(new)]
         if new and self._blocks is not None:
             self._blocks.save(list(map(BlockCopy, new.values(), places)))
-        del self._free[: len(new)]  # only now: had it raised, these places would hold nothing
+        del self._free[: len(new)]  # after the move: if it had raised, these places would be empty
         self._place_of |= zip(new, places, strict=True)
         return len(new)
 

@@ -30,7 +30,7 @@ class TenantCounters:
     def __init__(self) -> None:
         self._counters: dict[str, int] = defaultdict(int)
         self._waiting: dict[str, set[int]] = {}  # seq_ids, of the tenants that have any
-        self._last = ""  # the tenant that stopped waiting last
+        self._last = ""  # the last tenant that stopped waiting
 
     def __getitem__(self, tenant: str) -> int:
         """0 for a tenant without requests so far."""
@@ -40,7 +40,7 @@ class TenantCounters:
         self._counters[tenant] += amount
 
     def begin_waiting(self, sequence: Sequence) -> None:
-        """A sequence joined the queue. A preempted one is not new, and lifts no counter."""
+        """A sequence joined the queue. A preempted sequence raises no counter."""
         tenant = sequence.request.tenant
         if sequence.num_preemptions == 0:  # (if its tenant waits already, the least is no more than its own counter)
             least = min((self[other] for other in self._waiting), default=self[self._last])
@@ -48,7 +48,7 @@ class TenantCounters:
         self._waiting.setdefault(tenant, set()).add(sequence.seq_id)
 
     def end_waiting(self, sequence: Sequence) -> None:
-        """A sequence was admitted, or ended; nothing happens if it did not wait."""
+        """A sequence was admitted, or ended; ignored if it did not wait."""
         tenant = sequence.request.tenant
         if sequence.seq_id in self._waiting.get(tenant, ()):
             self._waiting[tenant].remove(sequence.seq_id)
@@ -105,7 +105,7 @@ class FairPolicy(Policy):
                 del of_tenant[tenant]
 
     def _admit(self, step: Step, sequence: Sequence) -> bool:
-        """Admit a sequence and charge its prompt. A preempted one was charged before: its tenant is not to blame."""
+        """Admit a sequence and charge its prompt. A preempted sequence is not charged again."""
         if not step.admit(sequence):
             return False
         self.counters.end_waiting(sequence)

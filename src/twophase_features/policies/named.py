@@ -30,10 +30,10 @@ POLICIES: Mapping[str, type] = {
 
 
 def policy_from_text(text: str) -> Policy:
-    """The policy that 'name' or 'name:parameter=number,...' stands for; the parameters are the class's own.
+    """The policy for 'name' or 'name:parameter=number,...'; the parameters are the class's fields.
 
     Raises:
-        ConfigError: No such policy or parameter, a parameter too few, or a value that is no number or not allowed.
+        ConfigError: No such policy or parameter, a parameter too few, or an invalid value.
     """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
@@ -52,7 +52,7 @@ def usage(name: str) -> str:
 
 
 def _parameters(name: str) -> list[Field[Any]]:
-    """The fields that a policy is made with, without its counters."""
+    """A policy's parameters, without its counters."""
     return [field for field in fields(POLICIES[name]) if field.init]
 
 

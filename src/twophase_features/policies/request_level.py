@@ -33,8 +33,7 @@ class StaticPolicy(Policy):
 @final
 @dataclass(frozen=True, slots=True)
 class DynamicPolicy(Policy):
-    """Batches that wait for company: a batch starts when it is full, or when its oldest request has waited
-    `timeout_s` seconds."""
+    """Dynamic batching: a batch starts when it is full, or when its oldest request has waited `timeout_s` seconds."""
 
     batch_size: int
     timeout_s: int | float

@@ -73,7 +73,7 @@ def _q6_k(blocks: UInt8[Tensor, "N bytes"]) -> Codes:
 
 
 class BlockType(NamedTuple):
-    """A type of block: weights in it, bytes, and how it is read."""
+    """A type of block: its weights, its bytes, and the function that decodes it."""
 
     num_weights: int
     num_bytes: int

@@ -152,7 +152,7 @@ def _field(reader: Any, name: str) -> Any:
 
 
 def to_half_split(rows: Tensor, num_heads: int) -> Tensor:
-    """Undo llama.cpp's order of query and key rows, whatever a row holds.
+    """Undo llama.cpp's order of query and key rows.
 
     GGUF keeps the two members of a RoPE pair side by side (rows 0 and 1 of a head), Hugging Face half a head apart.
     For D = 4 the GGUF row order 0 2 1 3 becomes 0 1 2 3. (llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute.)

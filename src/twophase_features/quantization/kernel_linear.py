@@ -20,7 +20,7 @@ class KernelLinear:
     """A weight in the layout that a kernel reads.
 
     Attributes:
-        kernel: Which one.
+        kernel: The kernel's name.
         codes: Packed for it: int16 [runs, O, 32]; of 'fp8', e4m3 [O, I].
         scales: [I / G, O], or [O] where each output has one.
         minima: Like scales; None: all zero.
@@ -37,7 +37,7 @@ class KernelLinear:
 
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "KernelLinear":
-        """Raises ValueError for a weight that `kernel_for` knows no kernel for."""
+        """Raises ValueError for a weight without a kernel."""
         from twophase_kernels.packed_codes import pack_int4, pack_int8
 
         kernel = kernel_for(weight)

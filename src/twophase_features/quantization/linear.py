@@ -27,9 +27,9 @@ from twophase_features.quantization.kernel_linear import KernelLinear, kernel_fo
 from twophase_features.quantization.schemes import Scheme
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 
-INT4_GROUPS = (32, 64, 128, 256)  # that torch's operator has kernels for
+INT4_GROUPS = (32, 64, 128, 256)  # group sizes of torch's operator
 INT4_OUTPUTS = 16  # whose multiple it wants
-FEW_ROWS = 4  # that it multiplies faster than oneDNN multiplies bf16
+FEW_ROWS = 4  # up to this number of rows it is faster than oneDNN with bf16
 INT8_MAX = 127
 
 
@@ -39,7 +39,7 @@ def make_quantized_linear(
     """The fastest layer for this weight on its device, for activations of `dtype`.
 
     Args:
-        keeps_plain: Whether there is memory for the weight in bf16 besides, for steps of many rows.
+        keeps_plain: Whether there is memory for a bf16 copy of the weight, for steps of many rows.
     """
     if weight.codes.device.type != "cpu":
         has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
@@ -130,8 +130,8 @@ class Int4Linear:
 @dataclass(frozen=True, slots=True)
 class DynamicInt8Linear:
     """int8 weights, a scale per output, and activations rounded to int8, a scale per token: sums of whole numbers are
-    exact, so a token's result does not depend on the rows beside it. With tensor parallelism a rank rounds its part of
-    a token's inputs with a scale of its own: closer than one scale for all of them, and not quite the same.
+    exact, so a token's result does not depend on the rows beside it. With tensor parallelism each rank rounds its part
+    of a token's inputs with its own scale, so results differ slightly from one process's.
 
     Attributes:
         codes: int8 [O, I].
@@ -183,7 +183,7 @@ class Float32Linear:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A weight that stays as it is stored, two 4-bit codes in a byte, and is made plain in each call.
+    """A weight stored in few bits, two 4-bit codes in a byte, and dequantised in each call.
 
     Attributes:
         stored: With the codes packed where `is_packed`.
@@ -215,7 +215,7 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class ConcatLinear:
-    """Linear layers of the same input whose weights are not of one kind, their outputs one after the other."""
+    """Linear layers of the same input with different kinds of weights; concatenates their outputs."""
 
     layers: tuple[Linear, ...]
 
@@ -238,7 +238,8 @@ def _suits_int4_operator(bits: int, group_size: int, num_outputs: int) -> bool:
 
 @functools.cache
 def _has_int4_operator() -> bool:
-    """Whether this build of torch multiplies 4-bit weights on this CPU: tried out on a small product. No public API."""
+    """Whether this build of torch multiplies 4-bit weights on this CPU: tried out on a small product, because the
+    operator is not a public API."""
     codes = torch.arange(16 * 32, dtype=torch.int32).view(16, 32) % 16
     x = torch.eye(32, dtype=torch.bfloat16)[:1]
     scales_and_middles = torch.tensor([1.0, 8.0], dtype=torch.bfloat16).expand(1, 16, 2).contiguous()

@@ -22,7 +22,7 @@ from twophase_features.quantization.rounding import NotFiniteError, quantize
 from twophase_features.quantization.schemes import Scheme, head_scheme
 from twophase_features.quantization.weight import QuantizedWeight, can_stack, stack
 
-PLAIN_MEMORY_FRACTION = 0.25  # of a host's free memory, for a second, plain form of quantised weights
+PLAIN_MEMORY_FRACTION = 0.25  # share of the free host memory for a plain copy of quantised weights
 
 
 class CheckpointWeights:

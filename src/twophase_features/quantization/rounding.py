@@ -13,7 +13,7 @@ INT8_MAX = 127
 
 
 class NotFiniteError(ValueError):
-    """A weight is infinite or no number."""
+    """A weight is infinite or NaN."""
 
 
 def quantize(weight: Float[Tensor, "O I"], scheme: Scheme) -> QuantizedWeight:
@@ -70,9 +70,8 @@ def _to_e4m3(groups: Float[Tensor, "O G S"], scheme: Scheme) -> QuantizedWeight:
 
 
 def _scales(exact: Float[Tensor, "O G"]) -> Float[Tensor, "O G"]:
-    """In 16 bits, which is how kernels keep them, before anything is divided by them; 1 where all weights are zero.
-
-    They are wrong by at most 1 in 512, so that no rounded code leaves its range: 127 becomes 127.25 at most.
+    """The scales in 16 bits, as kernels store them, before the division by them; 1 where all weights are zero. Their
+    error is at most 1 in 512, so that no rounded code leaves its range: 127 becomes 127.25 at most.
     """
     scales = exact.bfloat16().float()
     return torch.where(scales > 0, scales, torch.ones_like(scales))

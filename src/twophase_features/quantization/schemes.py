@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SCALE_BYTES = 2  # of a scale, and of a minimum, beside the codes: 16 bits, in files and for a CPU's operator
-GPU_SCALE_BYTES = 4  # of the same in layers on a GPU: float32, since a minimum is no number of 16 bits
+SCALE_BYTES = 2  # bytes of a scale or a minimum in files and for a CPU's operator: 16 bits
+GPU_SCALE_BYTES = 4  # the same in layers on a GPU: float32, since 16 bits cannot hold a minimum
 
 
 @dataclass(frozen=True, slots=True)

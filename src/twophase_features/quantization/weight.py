@@ -1,4 +1,4 @@
-"""A linear layer's weight in few bits, as it is stored, whatever layout a kernel wants."""
+"""A linear layer's weight in few bits, independent of a kernel's layout."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

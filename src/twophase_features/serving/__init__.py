@@ -1,4 +1,4 @@
-"""An engine in a thread of its own, for callers in an event loop.
+"""An engine in its own thread, for callers in an event loop.
 
 Public: `async_llm`, `thread` (runs the engine's steps), `openmp` (has other threads leave it the cores).
 """

@@ -142,7 +142,7 @@ class AsyncLLM:
     def _start(self, llm: LLM, max_queue: int | None, model_name: str) -> None:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
-        release_openmp_workers()  # this thread has loaded the model, and from now on another one computes
+        release_openmp_workers()  # this thread has loaded the model; from now on another thread computes
         llm.lend()
         self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=llm.take_back)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
@@ -179,8 +179,8 @@ class AsyncLLM:
             QueueFullError: `max_queue` requests wait already.
             DrainingError: `drain` was called.
             DeadlineError: The request was not finished by its deadline; its output so far has been yielded.
-            EngineDeadError: The engine's thread died, before or meanwhile (`error` tells why), or was closed, or this
-                process is a fork of the engine's process.
+            EngineDeadError: The engine's thread died, before or meanwhile (`error` has the reason), or was closed, or
+                this process is a fork of the engine's process.
         """
         outputs = await self.submit(
             prompt,
@@ -244,7 +244,7 @@ class AsyncLLM:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are served: neither died nor closed."""
+        """Whether requests are served: the thread has neither died nor been closed."""
         return self._thread.is_alive
 
     @property
@@ -282,12 +282,12 @@ class AsyncLLM:
     # -- observation
 
     def stats(self) -> EngineStats:
-        """As of the end of the latest step. Never waits for one."""
+        """Statistics as of the end of the latest step. Does not wait for a step."""
         return self._thread.stats
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for a place or blocks; requests that have come during the running step are among them."""
+        """Sequences that wait for a place or blocks; includes requests submitted during the running step."""
         return self._thread.num_waiting
 
     @property

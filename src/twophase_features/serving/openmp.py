@@ -5,7 +5,7 @@ import os
 
 import torch
 
-SOFT = 1  # omp_pause_soft: they come back with the next parallel operation
+SOFT = 1  # omp_pause_soft: the workers return with the next parallel operation
 
 
 def release_openmp_workers() -> None:

@@ -219,8 +219,8 @@ class EngineThread:
         if isinstance(self.error, EngineDeadError):
             return EngineDeadError(str(self.error))
         return EngineDeadError(
-            f"the engine's thread died of {type(self.error).__name__}: {self.error}. Nothing can be served any more; "
-            f"start it anew."
+            f"the engine's thread died of {type(self.error).__name__}: {self.error}. No request can be served; "
+            f"start it again."
         )
 
     # -- in the two threads that prepare requests
@@ -391,7 +391,7 @@ class EngineThread:
                 self._abort_in_engine(request_id)
             return None
         except Exception as error:
-            return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model anew."
+            return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model again."
 
     def end_in_fork(self) -> None:
         """Called in a fork, where only the forking thread exists; another thread may have held the lock of

@@ -109,7 +109,7 @@ def test_a_stream_that_breaks_off():
 def test_a_server_without_usage_in_chunks_is_asked_without():
     def answer(body, number):
         if "continuous_usage_stats" in body["stream_options"]:
-            return refusal(400, "there is no field 'stream_options.continuous_usage_stats' here.")
+            return refusal(400, "unknown field 'stream_options.continuous_usage_stats'.")
         return completion(1)
 
     server = FakeServer(answer)
