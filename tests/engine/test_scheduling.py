@@ -170,9 +170,9 @@ class TestLLM:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"preemption_mode": "drop"}, "'recompute' or 'swap', got 'drop'"),
+            ({"preemption_mode": "drop"}, "one of recompute, swap, got 'drop'"),
             ({"num_swap_blocks": 4}, "sizes the host memory"),
-            ({"preemption_mode": "swap", "num_swap_blocks": 0}, "a whole number >= 1, got 0"),
+            ({"preemption_mode": "swap", "num_swap_blocks": 0}, "a whole number >= 1, or None, got 0"),
             ({"kv_tier": HostMemoryTier}, "must be a KV tier "),
             ({"kv_tier": HostMemoryTier(1), "preemption_mode": "swap"}, "give one of them"),
             ({"kv_tier": HostMemoryTier(1), "enable_prefix_caching": False}, "leave enable_prefix_caching on"),
