@@ -1000,8 +1000,9 @@ plt.show()
 # all requests grow at once. Then a decode needs a block, and none is free: some request is preempted.
 #
 # There are two ways to bring it back. **Recompute**: drop K and V, keep the tokens, and compute them again like a
-# prompt. **Swap**: copy the blocks to host memory, and back when there is room. Neither may change a token of the
-# answer.
+# prompt. **Offload** (vLLM once called it swapping): full blocks go to host memory when another request needs their
+# place; when the preempted one is admitted again, the prefix cache looks for them there, by what they hold. Neither may
+# change a token of the answer.
 
 # %% [markdown]
 # When a decode needs a block and none is free, the worst-ranked running sequence that is not planned yet in this step
@@ -1106,7 +1107,8 @@ pressure_pictures.hatch_preempted(figure)
 plt.show()
 
 # %% [markdown]
-# **Read the result.** The tokens are the same all three times. Hatched is a request without blocks: it waits, and then
+# **Read the result.** The tokens are the same all three times. With offloading, full blocks are loaded back from host
+# memory or are still in the pool; what is computed again are the tokens of each last block, which was not full. Hatched is a request without blocks: it waits, and then
 # an orange step computes its prompt *and the part of its answer that it already had*. Under greedy decoding the next
 # token depends only on the tokens before it. For sampled answers the engine's generator depends on the seed and the
 # position alone, so a repeated step draws the same token again. (In 16 bits the logits of a recomputed position agree
