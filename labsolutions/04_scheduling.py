@@ -1108,11 +1108,12 @@ plt.show()
 
 # %% [markdown]
 # **Read the result.** The tokens are the same all three times. With offloading, full blocks are loaded back from host
-# memory or are still in the pool; what is computed again are the tokens of each last block, which was not full. Hatched is a request without blocks: it waits, and then
-# an orange step computes its prompt *and the part of its answer that it already had*. Under greedy decoding the next
-# token depends only on the tokens before it. For sampled answers the engine's generator depends on the seed and the
-# position alone, so a repeated step draws the same token again. (In 16 bits the logits of a recomputed position agree
-# only up to rounding, since its step is composed differently; once in a while another token wins.)
+# memory or are still in the pool; what is computed again are the tokens of each last block, which was not full.
+# Hatched is a request without blocks: it waits, and then an orange step computes its prompt *and the part of its
+# answer that it already had*. Under greedy decoding the next token depends only on the tokens before it. For sampled
+# answers the engine's generator depends on the seed and the position alone, so a repeated step draws the same token
+# again. (In 16 bits the logits of a recomputed position agree only up to rounding, since its step is composed
+# differently; once in a while another token wins.)
 
 # %% [markdown]
 # ### Thrashing, and three ways to admit
