@@ -152,7 +152,7 @@ def test_a_crash_is_told(chat_folder, monkeypatch):
 @pytest.mark.parametrize("streams", [False, True])
 def test_one_request_that_fails_harms_no_other(server, client, chat_folder, monkeypatch, streams):
     """The engine ends it by 'error'; the client is told, and the engine lives."""
-    from twophase.engine import engine as module
+    from twophase.engine import model_run as module
 
     real = module.sample
 

@@ -1,6 +1,7 @@
 """`bench kernels`: its dry run, and reports of times from a timer of our own; only the CUDA timer needs a GPU."""
 
 import json
+import re
 import subprocess
 import warnings
 from collections import Counter
@@ -192,7 +193,7 @@ def test_plot(report, tmp_path, ending):
 
 def test_a_results_file_is_named_by_date_and_gpu_and_never_overwritten(report, tmp_path):
     first, second = (report.save(tmp_path / "new folder") for _ in range(2))
-    name = kernels._device_name(report.machine).split()[0].lower()
+    name = re.split(r"[^a-z0-9]", kernels._device_name(report.machine).lower())[0]  # of "Intel(R) Xeon(R)": intel
     assert first.name.startswith(f"{report.machine.date_utc[:10]}-{name}")
     assert second.stem == f"{first.stem}-2"
     assert first.suffix == second.suffix == ".json"
