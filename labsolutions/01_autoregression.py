@@ -923,9 +923,9 @@ plt.show()
 # **Open the engine.** The engine computes the same in one line, and has one argument that yours has not:
 
 # %%
-from twophase.core import sizes
+from twophase import memory
 
-show_source(sizes.kv_bytes_per_token)
+show_source(memory.kv_bytes_per_token)
 
 # %% [markdown]
 # What is `scale_bytes` for, and why does it not depend on `head_dim`?
@@ -1159,7 +1159,7 @@ print(f"{rate:.3f} requests/s x {stay_s:.3f} s each = {rate * stay_s:.2f} inside
 # **Open the engine.** How the engine decides how many blocks it has:
 
 # %%
-from twophase.cache.kv_cache import num_blocks_that_fit
+from twophase.memory import num_blocks_that_fit
 
 show_source(num_blocks_that_fit, first="free_bytes =", last="num_blocks =")
 
