@@ -144,7 +144,7 @@ show_source(Engine.step)
 # %% [markdown]
 # Read it as three acts. `_schedule` decides which sequences run now, and with how many tokens each. `_run` packs these
 # tokens into one batch, runs the model once and samples. `_update` appends the new tokens, and `_report` hands them
-# out. The other lines serve requests that need more (drafts, memory moved to the CPU) or keep the record that the cell
+# out. The other lines serve requests that need more (drafts) or keep the record that the cell
 # above has read.
 #
 # **Think first.** Which share of a step's time is the model's?
