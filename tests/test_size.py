@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 9_103,  # goal 6,000
+    "lines of src/twophase": 9_111,  # goal 6,000
     "files of src/twophase": 74,  # goal 45
     "lines of the longest file": 344,  # goal 350
     "modules that `from twophase import LLM` loads": 72,  # goal 30

@@ -309,6 +309,17 @@ class TestOffloading:
         assert harness.num_loaded == 3
 
     @pytest.mark.parametrize("call", ["match", "load", "store"])
+    @pytest.mark.parametrize("answer", [None, -1, 10**6], ids=str)
+    def test_a_tier_that_answers_no_number_of_blocks_costs_no_request(self, call, answer, caplog):
+        harness = Harness(num_blocks=4, num_host_blocks=4)
+        setattr(harness.cache.tier, call, lambda *arguments: answer)
+        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
+        harness.run().check_outputs()
+        assert harness.preempted
+        assert harness.num_loaded == 0
+        assert "the KV tier failed in" in caplog.text
+
+    @pytest.mark.parametrize("call", ["match", "load", "store"])
     def test_a_tier_that_fails_costs_no_request(self, call, caplog):
         """It is logged, and its blocks are computed."""
 

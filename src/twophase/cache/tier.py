@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,11 @@ class KVTier(Protocol):
     A key stands for a block's tokens, all tokens before them and the salt: two blocks of one key hold the same K and
     V. If layers are in groups, each group's block has a key of its own.
 
+    Between `match` and `load` there may be a `store`, to make room for the very blocks that are loaded. So a tier with
+    a limit marks in `match` what it promises as just used.
+
     A tier may lose what it was given: a block that it no longer has is a miss, and its tokens are computed. A call
-    that raises counts as one that did nothing, and is logged.
+    that raises, or returns no number of blocks, counts as one that did nothing, and is logged.
     """
 
     def attach(self, runner: Any) -> None:
@@ -56,9 +60,13 @@ class KVTier(Protocol):
 
 
 def or_nothing(call: Callable[..., int], *arguments: Sequence[Any]) -> int:
-    """What a tier's call returns; 0, and a warning in the log, if it raises: a tier may fail, a request must not."""
+    """The number of blocks that a tier's call returns; 0, and a warning in the log, if it raises or returns no such
+    number: a tier may fail, a request must not."""
     try:
-        return call(*arguments)
+        num_blocks, most = index(call(*arguments)), len(arguments[0])
+        if not 0 <= num_blocks <= most:
+            raise ValueError(f"a number of blocks in [0, {most}] was expected, got {num_blocks}")
+        return num_blocks
     except Exception:
         logger.warning("the KV tier failed in %s: its blocks are computed instead", call.__name__, exc_info=True)
         return 0
