@@ -918,7 +918,7 @@ for name, run in list(real.items())[1:]:
 
 # %% [markdown]
 # The mean is almost the same in both rows: nearly the same work is done meanwhile, whether in one long gap or in many
-# slightly longer ones. The median does not show the long gap either, one of 39. p99 does, although with so few values
+# slightly longer ones. The median does not show the long gap either, a single one. p99 does, although with so few values
 # it is only a point between the two largest.
 
 # %% [markdown]
@@ -1120,7 +1120,7 @@ plt.show()
 #
 # Preemption rescues an engine that has admitted too many requests. It can also become most of what the engine does: a
 # request is admitted because a few blocks are free, an older one needs one of them in the next step, and the newcomer's
-# prefill was in vain. In the simulator, 64 requests come at once, with 16 prompt tokens and 240 to write, in a pool of
+# prefill was in vain. In the simulator, 64 requests come at once, with 16 prompt tokens that grow to 256, in a pool of
 # 1,024 slots.
 #
 # The cure is at admission. **Headroom** is one free block for each sequence that may outgrow its blocks, so that the
