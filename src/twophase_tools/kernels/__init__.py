@@ -1,0 +1,1 @@
+"""The kernels' code as compiled for GPUs that this machine does not have, and the least work that each must do."""
