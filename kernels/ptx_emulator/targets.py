@@ -1,4 +1,4 @@
-"""GPUs that Triton compiles for on a machine without one: a driver that claims to be such a GPU, and launches nothing."""
+"""GPUs that Triton compiles for on a machine without one: a driver that claims to be it and launches nothing."""
 
 import os
 from collections.abc import Callable

@@ -174,7 +174,8 @@ def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[Com
         raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
     rows: list[dict[str, Any]] = json.loads(result.stdout)
     # JSON has no tuples.
-    return [CompiledReport(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+    fields: list[dict[str, Any]] = [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    return [CompiledReport(**row) for row in fields]
 
 
 def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
