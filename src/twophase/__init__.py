@@ -40,9 +40,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from twophase.config import EngineConfig
 from twophase.core.errors import TwophaseError
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 
 if TYPE_CHECKING:
@@ -63,7 +61,12 @@ __all__ = [
 
 
 # Public names of features, and the modules of twophase_features that define them.
-_OF_FEATURES: Mapping[str, str] = {"AsyncLLM": "serving.async_llm", "BeamSearchParams": "beam_search.params"}
+_OF_FEATURES: Mapping[str, str] = {
+    "AsyncLLM": "serving.async_llm",
+    "BeamSearchParams": "beam_search.params",
+    "SpeculativeConfig": "speculation.config",
+    "StructuredOutputs": "structured_outputs.params",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.tier import KVTier
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine._context import plain_context
 from twophase.engine.engine import Engine
@@ -62,7 +62,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
     part = _load(target, executor)
     speculation = None
-    if config.speculation is not None and executor.is_driver:
+    if executor.is_driver and (config.speculative_config is not None or config.drafter is not None):
         speculation = feature("speculation.opening").open_speculation(
             config, target.model_config, tokenizer, executor.device, target.limits.max_model_len, target.window
         )

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
+from twophase.core.request import MAX_SEED
 from twophase.core.rules import FLAG, Rule, apply_rules, kept, limited, number, one_of, optional, read_int, whole_number
-from twophase.core.sampling_params import MAX_SEED
-from twophase.core.speculative import SpeculativeConfig
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -53,6 +52,10 @@ def _has(*methods: str) -> Callable[[Any], bool]:
 def _is_device(value: Any) -> bool:
     """Text, or a torch.device, which has a type; the available devices are known when torch is imported."""
     return isinstance(value, str) or hasattr(value, "type")
+
+
+def _is_speculative(value: Any) -> bool:
+    return isinstance(value, feature("speculation.config").SpeculativeConfig)
 
 
 def _is_backend(value: Any) -> bool:
@@ -149,9 +152,7 @@ class EngineConfig:
     preemption_mode: str = _option("recompute", one_of(*PREEMPTION_MODES))
     num_swap_blocks: int | None = _option(None, optional(whole_number(1)))
     admission_watermark: float | int = _option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
-    speculative_config: SpeculativeConfig | None = _own(
-        "a SpeculativeConfig(...)", lambda value: isinstance(value, SpeculativeConfig)
-    )
+    speculative_config: Any = _own("a SpeculativeConfig(...)", _is_speculative)
     drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", _has("note_plan", "propose", "forget"))
     tensor_parallel_size: int = _option(1, whole_number(1))
     enable_expert_parallel: bool = _option(False, FLAG)
@@ -188,13 +189,6 @@ class EngineConfig:
             raise ConfigError(f"{asked} finds blocks by their prefix-cache hashes: leave enable_prefix_caching on.")
         if self.cache_factory is not None:
             raise ConfigError(f"{asked} is asked by the engine's own CacheManager; leave cache_factory out.")
-
-    @property
-    def speculation(self) -> SpeculativeConfig | None:
-        """Options of speculative decoding, the default ones for a custom `drafter`; None: off."""
-        if self.speculative_config is None and self.drafter is not None:
-            return SpeculativeConfig()
-        return self.speculative_config
 
     @property
     def uses_features(self) -> bool:

@@ -12,8 +12,9 @@ from tests.mutation import KillTable, Mutant
 from twophase import config as config_module
 from twophase.config import RULES, EngineConfig, configured, help_for
 from twophase.core.errors import ConfigError
-from twophase.core.speculative import SpeculativeConfig
 from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_features.speculation.opening import open_speculation
 
 pytestmark = pytest.mark.unchecked_types
 
@@ -106,11 +107,17 @@ def test_options_in_place_of_a_configs_own():
 
 
 def test_who_guesses():
-    draft = SpeculativeConfig(method="draft_model", model="x")
-    drafter = SimpleNamespace(note_plan=len, propose=len, forget=len)
-    assert EngineConfig().speculation is None
-    assert EngineConfig(drafter=drafter).speculation == SpeculativeConfig()
-    assert EngineConfig(speculative_config=draft).speculation == draft
+    drafter, options = (
+        SimpleNamespace(note_plan=len, propose=len, forget=len),
+        SpeculativeConfig(disable_when_losing=False),
+    )
+    for given, expected in [
+        ({"drafter": drafter}, (SpeculativeConfig(), drafter)),
+        ({"speculative_config": options}, (options, None)),
+        ({"drafter": drafter, "speculative_config": options}, (options, drafter)),
+    ]:
+        found = open_speculation(EngineConfig(**given), None, None, torch.device("cpu"), 8, None)
+        assert (found.options, found.drafter) == expected
 
 
 @pytest.mark.mutants

@@ -31,9 +31,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
-from twophase.core.outputs import RequestOutput
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats

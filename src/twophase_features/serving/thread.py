@@ -20,9 +20,9 @@ from twophase.core.errors import (
     InvalidRequestError,
     QueueFullError,
 )
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import TEXT, checked
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
