@@ -8,12 +8,23 @@ run.
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import MAX_SEED
-from twophase.core.rules import FLAG, Rule, apply_rules, kept, limited, number, one_of, optional, read_int, whole_number
+from twophase.core.rules import (
+    FLAG,
+    Rule,
+    apply_rules,
+    number,
+    one_of,
+    option,
+    optional,
+    read_int,
+    rules_of,
+    whole_number,
+)
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -26,7 +37,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 ADMISSIONS = ("optimistic", "reserve", "estimate")
 PREEMPTION_MODES = ("recompute", "swap")
-_POWER_OF_TWO = limited(
+_POWER_OF_TWO = Rule(
     "a power of two of at least 1, because kernels tile pages by powers of two",
     read_int,
     lambda n: n.bit_count() == 1 <= n,
@@ -35,13 +46,9 @@ _POWER_OF_TWO = limited(
 _IN_PAIRS = ("sliding_window", "num_attention_sinks", "speculative_config", "drafter", "tensor_parallel_size")
 
 
-def _option(default: Any, rule: Rule) -> Any:
-    return field(default=default, metadata={"rule": rule})
-
-
 def _own(words: str, holds: Callable[[Any], bool]) -> Any:
     """An option that takes the user's own object, or None."""
-    return _option(None, optional(kept(words, holds)))
+    return option(None, optional(Rule(words, holds=holds)))
 
 
 def _has(*methods: str) -> Callable[[Any], bool]:
@@ -125,38 +132,39 @@ class EngineConfig:
         ConfigError: A field breaks its rule, or two contradict each other; names them, the rule and the values.
     """
 
-    device: Any = _option("auto", kept("'auto', 'cpu', 'cuda' or 'cuda:N'", _is_device))
-    dtype: str = _option("auto", one_of(*DTYPES))
-    quantization: str | None = _option(None, kept("None", lambda value: value is None))  # or see `__post_init__`
-    attention_backend: Any = _option(  # str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
-        "auto", kept("an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'", _is_backend)
+    device: Any = option("auto", Rule("'auto', 'cpu', 'cuda' or 'cuda:N'", holds=_is_device))
+    dtype: str = option("auto", one_of(*DTYPES))
+    quantization: str | None = option(None, Rule("None", holds=lambda value: value is None))  # or see `__post_init__`
+    attention_backend: Any = option(  # str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
+        "auto",
+        Rule("an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'", holds=_is_backend),
     )
-    block_size: int = _option(16, _POWER_OF_TWO)
-    num_kv_blocks: int | None = _option(None, optional(whole_number(1)))
-    kv_memory_fraction: float | int | None = _option(None, optional(number("in (0, 1]", lambda x: 0 < x <= 1)))
-    max_num_seqs: int = _option(DEFAULT_MAX_NUM_SEQS, whole_number(1))
-    max_num_batched_tokens: int | None = _option(None, optional(whole_number(1)))
-    max_model_len: int | None = _option(None, optional(whole_number()))  # the model knows the bounds: `limits_of`
-    enable_prefix_caching: bool = _option(True, FLAG)
-    enable_chunked_prefill: bool = _option(True, FLAG)
-    kv_cache_dtype: str = _option("auto", one_of(*KV_CACHE_DTYPES))
-    sliding_window: int | None = _option(None, optional(whole_number(1, note="keys, the token's own among them")))
-    num_attention_sinks: int = _option(0, whole_number(0))
-    seed: int = _option(0, whole_number(at_least=0, at_most=MAX_SEED))
-    skip_tokenizer_init: bool = _option(False, FLAG)
-    use_cuda_graphs: bool = _option(True, FLAG)
-    max_trace_steps: int | None = _option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
+    block_size: int = option(16, _POWER_OF_TWO)
+    num_kv_blocks: int | None = option(None, optional(whole_number(1)))
+    kv_memory_fraction: float | int | None = option(None, optional(number("in (0, 1]", lambda x: 0 < x <= 1)))
+    max_num_seqs: int = option(DEFAULT_MAX_NUM_SEQS, whole_number(1))
+    max_num_batched_tokens: int | None = option(None, optional(whole_number(1)))
+    max_model_len: int | None = option(None, optional(whole_number()))  # the model knows the bounds: `limits_of`
+    enable_prefix_caching: bool = option(True, FLAG)
+    enable_chunked_prefill: bool = option(True, FLAG)
+    kv_cache_dtype: str = option("auto", one_of(*KV_CACHE_DTYPES))
+    sliding_window: int | None = option(None, optional(whole_number(1, note="keys, the token's own among them")))
+    num_attention_sinks: int = option(0, whole_number(0))
+    seed: int = option(0, whole_number(at_least=0, at_most=MAX_SEED))
+    skip_tokenizer_init: bool = option(False, FLAG)
+    use_cuda_graphs: bool = option(True, FLAG)
+    max_trace_steps: int | None = option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
     policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", _has("rank", "plan", "fresh"))
-    admission: str = _option("optimistic", one_of(*ADMISSIONS))
+    admission: str = option("optimistic", one_of(*ADMISSIONS))
     kv_tier: Any = _own("a KV tier (twophase.cache.tier.KVTier)", _has("attach", "match", "load", "store"))
-    preemption_mode: str = _option("recompute", one_of(*PREEMPTION_MODES))
-    num_swap_blocks: int | None = _option(None, optional(whole_number(1)))
-    admission_watermark: float | int = _option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
+    preemption_mode: str = option("recompute", one_of(*PREEMPTION_MODES))
+    num_swap_blocks: int | None = option(None, optional(whole_number(1)))
+    admission_watermark: float | int = option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
     speculative_config: Any = _own("a SpeculativeConfig(...)", _is_speculative)
     drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", _has("note_plan", "propose", "forget"))
-    tensor_parallel_size: int = _option(1, whole_number(1))
-    enable_expert_parallel: bool = _option(False, FLAG)
-    peer_timeout_s: float | int = _option(
+    tensor_parallel_size: int = option(1, whole_number(1))
+    enable_expert_parallel: bool = option(False, FLAG)
+    peer_timeout_s: float | int = option(
         DEFAULT_STEP_TIMEOUT_S, number("a positive number of seconds", lambda x: x > 0)
     )
     cache_factory: Callable[..., Any] | None = _own("a function that makes a cache manager", callable)
@@ -219,4 +227,4 @@ def help_for(name: str) -> str:
 
 
 DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(EngineConfig)}
-RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(EngineConfig)}
+RULES = rules_of(EngineConfig)

@@ -1,95 +1,68 @@
 """A request: its prompt, how its tokens are chosen, and its outputs. Names and defaults follow vLLM's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import (
     FLAG,
-    NON_EMPTY_TEXT,
     TEXT,
     Rule,
     apply_rules,
     items_of,
     number,
+    option,
     optional,
     read_int,
-    several,
+    read_text,
+    rules_of,
     whole_number,
 )
 from twophase.doors import feature
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1  # a key of the random numbers has 64 bits (`twophase.engine.philox`)
-# Beyond these a penalised logit may leave the range of float32, and draws lose their meaning.
-MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
-MAX_OUTPUT_PENALTY = 2.0  # as in OpenAI's interface and vLLM
-MAX_BIAS = 100.0
 # Every token's step goes through all of them, in Python.
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
+
+_COUNT = whole_number(at_least=0)  # a token id, too
+_LOGPROBS = optional(whole_number(at_least=0, at_most=MAX_LOGPROBS))
+_STOP = Rule("", read_text, lambda text: 0 < len(text) <= MAX_STOP_CHARACTERS)
+_BIAS = number("in [-100, 100]", lambda x: abs(x) <= 100)
+# Beyond these bounds a penalised logit may leave the range of float32, and draws lose their meaning.
+_REPETITION_PENALTY = number("in [0.01, 100] (1: no penalty)", lambda x: 0.01 <= x <= 100)
+_OUTPUT_PENALTY = number("in [-2, 2] (0: no penalty)", lambda x: abs(x) <= 2)  # as in OpenAI's interface and vLLM
 
 
 def _read_top_k(value: Any) -> int:
     """-1 is vLLM's way to say 0."""
-    return 0 if (count := read_int(value)) == -1 else COUNT.read(count)
+    return 0 if (count := read_int(value)) == -1 else _COUNT.read(count)
 
 
-def _read_stop(value: Any) -> str:
-    text: str = NON_EMPTY_TEXT.read(value)
-    if len(text) > MAX_STOP_CHARACTERS:
-        raise ValueError
-    return text
+def _listed(value: Any) -> Iterable[Any]:
+    """One text is a list of one, None an empty list."""
+    return [value] if isinstance(value, str) else () if value is None else items_of(value)
 
 
 def _read_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """Pairs (token id, bias) in the order of their ids; each token once."""
-    if value is None:
-        return ()
-    pairs = value.items() if isinstance(value, Mapping) else items_of(value)
-    return tuple(sorted({COUNT.read(token_id): BIAS.read(bias) for token_id, bias in pairs}.items()))
+    pairs = value.items() if isinstance(value, Mapping) else _listed(value)
+    return tuple(sorted({_COUNT.read(token_id): _BIAS.read(bias) for token_id, bias in pairs}.items()))
 
 
-COUNT = whole_number(at_least=0)  # a token id, too
-BIAS = number(f"in [-{MAX_BIAS:g}, {MAX_BIAS:g}]", lambda x: abs(x) <= MAX_BIAS)
-OUTPUT_PENALTY = number(
-    f"in [-{MAX_OUTPUT_PENALTY:g}, {MAX_OUTPUT_PENALTY:g}] (0: no penalty)", lambda x: abs(x) <= MAX_OUTPUT_PENALTY
+_LOGIT_BIAS = Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {_BIAS.words}", _read_bias)
+_STOPS = Rule(
+    f"text or a list of at most {MAX_STOPS} texts (stop strings must be non-empty, and have at most "
+    f"{MAX_STOP_CHARACTERS} characters)",
+    lambda value: tuple(map(_STOP.read, _listed(value))),
+    lambda stops: len(stops) <= MAX_STOPS,
 )
-LOGPROBS = optional(whole_number(at_least=0, at_most=MAX_LOGPROBS))
-
-RULES = {
-    "n": whole_number(at_least=1),
-    "temperature": number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0),
-    "top_k": Rule(f"{COUNT.words} (0 or -1 keeps every token)", _read_top_k),
-    "top_p": number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1),
-    "min_p": number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1),
-    "repetition_penalty": number(
-        f"in [{MIN_PENALTY:g}, {MAX_PENALTY:g}] (1: no penalty)", lambda x: MIN_PENALTY <= x <= MAX_PENALTY
-    ),
-    "presence_penalty": OUTPUT_PENALTY,
-    "frequency_penalty": OUTPUT_PENALTY,
-    "seed": optional(whole_number(at_least=0, at_most=MAX_SEED)),
-    "max_tokens": whole_number(at_least=1),
-    "min_tokens": COUNT,
-    "stop": several(
-        Rule("", _read_stop),
-        of_one=str,
-        words=f"text or a list of at most {MAX_STOPS} texts (stop strings must be non-empty, and have at most "
-        f"{MAX_STOP_CHARACTERS} characters)",
-        at_most=MAX_STOPS,
-    ),
-    "stop_token_ids": several(
-        COUNT,
-        words=f"a list of at most {MAX_STOP_TOKEN_IDS} token ids, whole numbers >= 0",
-        at_most=MAX_STOP_TOKEN_IDS,
-    ),
-    "ignore_eos": FLAG,
-    "include_stop_str_in_output": FLAG,
-    "skip_special_tokens": FLAG,
-    "logit_bias": Rule(f"a mapping of token ids, whole numbers >= 0, to numbers {BIAS.words}", _read_bias),
-    "logprobs": LOGPROBS,
-    "prompt_logprobs": LOGPROBS,
-}
+_STOP_TOKEN_IDS = Rule(
+    f"a list of at most {MAX_STOP_TOKEN_IDS} token ids, whole numbers >= 0",
+    lambda value: tuple(map(_COUNT.read, _listed(value))),
+    lambda ids: len(ids) <= MAX_STOP_TOKEN_IDS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,25 +110,25 @@ class SamplingParams:
             and are passed over elsewhere.
     """
 
-    n: int = 1
-    temperature: float | int = 1.0
-    top_k: int = 0
-    top_p: float | int = 1.0
-    min_p: float | int = 0.0
-    repetition_penalty: float | int = 1.0
-    presence_penalty: float | int = 0.0
-    frequency_penalty: float | int = 0.0
-    seed: int | None = None
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    logit_bias: Any = ()  # Mapping[int, float], or the pairs of one
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    n: int = option(1, whole_number(at_least=1))
+    temperature: float | int = option(1.0, number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0))
+    top_k: int = option(0, Rule(f"{_COUNT.words} (0 or -1 keeps every token)", _read_top_k))
+    top_p: float | int = option(1.0, number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1))
+    min_p: float | int = option(0.0, number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1))
+    repetition_penalty: float | int = option(1.0, _REPETITION_PENALTY)
+    presence_penalty: float | int = option(0.0, _OUTPUT_PENALTY)
+    frequency_penalty: float | int = option(0.0, _OUTPUT_PENALTY)
+    seed: int | None = option(None, optional(whole_number(at_least=0, at_most=MAX_SEED)))
+    max_tokens: int = option(16, whole_number(at_least=1))
+    min_tokens: int = option(0, _COUNT)
+    stop: str | Sequence[str] = option((), _STOPS)
+    stop_token_ids: Sequence[int] = option((), _STOP_TOKEN_IDS)
+    ignore_eos: bool = option(False, FLAG)
+    include_stop_str_in_output: bool = option(False, FLAG)
+    skip_special_tokens: bool = option(True, FLAG)
+    logit_bias: Any = option((), _LOGIT_BIAS)  # Mapping[int, float], or the pairs of one
+    logprobs: int | None = option(None, _LOGPROBS)
+    prompt_logprobs: int | None = option(None, _LOGPROBS)
     structured_outputs: Any = None  # StructuredOutputs | None
 
     def __post_init__(self) -> None:
@@ -183,12 +156,7 @@ class SamplingParams:
         return 1
 
 
-REQUEST_RULES = {
-    "request_id": TEXT,
-    "arrival_s": number("a finite number of seconds"),
-    "priority": whole_number(note="(lower runs first)"),
-    "ttft_slo_s": optional(number("a finite number of seconds >= 0", lambda x: x >= 0)),
-}
+RULES = rules_of(SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,19 +180,22 @@ class Request:
             whole queue out of order.
     """
 
-    request_id: str
+    request_id: str = option(rule=TEXT)
     prompt_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
-    arrival_s: int | float = 0.0
+    arrival_s: int | float = option(0.0, number("a finite number of seconds"))
     eos_token_ids: frozenset[int] = frozenset()
     prompt: str | None = None
-    priority: int = 0
+    priority: int = option(0, whole_number(note="(lower runs first)"))
     cache_salt: str = ""
-    ttft_slo_s: int | float | None = None
+    ttft_slo_s: int | float | None = option(None, optional(number("a finite number of seconds >= 0", lambda x: x >= 0)))
     tenant: str = ""
 
     def __post_init__(self) -> None:
-        apply_rules(self, REQUEST_RULES)
+        apply_rules(self, _REQUEST_RULES)
+
+
+_REQUEST_RULES = rules_of(Request)
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
