@@ -10,11 +10,12 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import config as config_module
-from twophase.config import RULES, EngineConfig, configured, help_for
+from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
 from twophase.scheduling.default_policy import PriorityPolicy
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.opening import open_speculation
+from twophase_tools.cli.engine_options import help_for
 
 pytestmark = pytest.mark.unchecked_types
 
@@ -124,9 +125,14 @@ def test_who_guesses():
 @pytest.mark.parametrize(
     ("name", "old", "new", "check"),
     [
-        ("swap blocks of nothing", 'self.preemption_mode != "swap"', "False", check_together),
-        ("two sizes of a pool", "and self.kv_memory_fraction is not None", "and False", check_together),
-        ("two schedulers", "and self.scheduler_factory is not None", "and False", check_together),
+        ("swap blocks of nothing", "is not None and not swaps", "is not None and False", check_together),
+        (
+            "two sizes of a pool",
+            '("num_kv_blocks", "kv_memory_fraction",',
+            '("num_kv_blocks", "num_swap_blocks",',
+            check_together,
+        ),
+        ("two schedulers", '("policy", "scheduler_factory",', '("policy", "drafter",', check_together),
         ("values as they came", "apply_rules(self, rules, ConfigError)", "pass", check_numpy_scalars),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 26 else "",

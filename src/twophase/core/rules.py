@@ -25,7 +25,8 @@ ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`words` completes "<name> must be ..."; `convert` normalises a value, or raises; `holds` then tells if it may be."""
+    """What a field may be: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds`
+    is true for a valid result."""
 
     words: str
     convert: Callable[[Any], Any] = lambda value: value
