@@ -55,7 +55,7 @@ class LLM:
     def __init__(self, model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any) -> None:
         self.config = configured(config, options)
         parts = assemble(str(model), self.config)
-        self.model_dir, self.model_config, self.tokenizer = parts.folder, parts.model_config, parts.tokenizer
+        self.model_dir, self.model_config, self.tokenizer = parts.model_dir, parts.model_config, parts.tokenizer
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
