@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +58,6 @@ class LLM:
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
-        self._lending = threading.Lock()
         self._why_not: str | None = None  # the reason why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
@@ -72,11 +70,10 @@ class LLM:
     def lend(self) -> None:
         """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`. Raises as `generate`; and
         InvalidRequestError if there are unfinished requests."""
-        with self._lending:
-            self._check_usable()
-            if self.engine.has_unfinished_requests():
-                raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
-            self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
+        self._check_usable()
+        if self.engine.has_unfinished_requests():
+            raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
+        self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
         """The AsyncLLM returns the engine; `why_not` is the reason why this LLM cannot use the engine either."""
@@ -121,11 +118,9 @@ class LLM:
             EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
         self._check_usable()
-        several = _listed("prompts", prompts, (str, Mapping))
-        params: list[Any] = [None] * len(several)
-        if sampling_params is not None:
-            params = _listed("sampling_params", sampling_params, SamplingParams)
-            params *= len(several) if isinstance(sampling_params, SamplingParams) else 1
+        several = listed("prompts", prompts, (str, Mapping))
+        is_one = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        params: Any = [sampling_params] * len(several) if is_one else listed("sampling_params", sampling_params)
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
@@ -148,10 +143,8 @@ class LLM:
             InvalidRequestError: As `generate`.
         """
         self._check_usable()
-        found: list[Any] = feature("beam_search.search").search(
-            self, _listed("prompts", prompts, (str, Mapping)), params, use_tqdm
-        )
-        return found
+        several = listed("prompts", prompts, (str, Mapping))
+        return feature("beam_search.search").search(self, several, params, use_tqdm)
 
     def chat(
         self,
@@ -172,16 +165,7 @@ class LLM:
             InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
             ModelFolderError: The chat template cannot be read.
         """
-        if self.tokenizer is None:
-            raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
-        conversations = _listed("messages", messages)
-        if conversations and isinstance(conversations[0], Mapping):
-            conversations = [conversations]
-        options: dict[str, Any] = {
-            "special_tokens_in_content": special_tokens_in_content,
-            "max_model_len": self.scheduler.config.max_model_len,
-        }
-        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each, **options)} for each in conversations]
+        prompts = feature("chat.conversation").prompts_of(self, messages, special_tokens_in_content)
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
@@ -252,7 +236,7 @@ class LLM:
             self._latest.pop(request_id, None)
 
 
-def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
+def listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
     """`value` as a list; a bare `one` becomes a one-element list. Raises InvalidRequestError for a non-iterable."""
     if isinstance(value, one):
         return [value]

@@ -180,7 +180,7 @@ class Request:
             whole queue out of order.
     """
 
-    request_id: str = option(rule=TEXT)
+    request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling_params: SamplingParams
     arrival_s: int | float = option(0.0, number("a finite number of seconds"))
@@ -195,7 +195,7 @@ class Request:
         apply_rules(self, _REQUEST_RULES)
 
 
-_REQUEST_RULES = rules_of(Request)
+_REQUEST_RULES = {"request_id": TEXT} | rules_of(Request)
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -8,7 +8,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
@@ -40,7 +40,7 @@ class Rule:
         return found
 
 
-def option(default: Any = MISSING, rule: Rule | None = None) -> Any:
+def option(default: Any, rule: Rule) -> Any:
     """A field of a dataclass, with its rule."""
     return field(default=default, metadata={"rule": rule})
 
