@@ -15,7 +15,7 @@ import torch
 from twophase import memory
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.attention.select import make_backend
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
+from twophase.cache.kv_cache import KVCache, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
@@ -64,41 +64,47 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     # Check: each option alone, then pairs of options, then the options against the model's folder.
     device, folder = resolve_device(config.device), _find(model)
     model_config = load_config(folder)
-    dtype = _dtype(config, folder, model_config, device)
+    is_quantized, scheme = has_quantized_weights(folder, model_config), None
+    if config.quantization is not None:
+        scheme = feature("quantization.schemes").scheme_for(config.quantization, folder, is_quantized)
+    dtype = resolve_dtype(config.dtype, model_config, device, is_quantized or scheme is not None)
     if model_config.is_mixed or config.uses_features:
         feature("pairs").check_pairs(config, also=("mixed",) if model_config.is_mixed else ())
-    windows = None  # twophase_features.windows.resolve.Windows
+    windows: Any = None  # twophase_features.windows.resolve.Windows
     if model_config.sliding_window is not None or config.sliding_window is not None or config.num_attention_sinks:
         windows = feature("windows.resolve").resolve_windows(model_config, config)
+    groups = None if windows is None else windows.groups
     limits = limits_of(config, model_config, device)
     memory.check_rope_tables(model_config, limits.max_model_len)
-    _kv_spec(config, model_config, dtype, windows)  # raises for heads that blocks cannot hold
 
-    # Load this process's part of the model.
+    # Join the other processes, and load this process's part of the model.
     executor = join(config, model_config, device)
+    part = executor.part
+    kv_spec = spec_from_option(  # raises for heads that blocks cannot hold
+        config.kv_cache_dtype,
+        num_layers=part.num_layers if groups is None else groups.size,
+        num_kv_heads=part.num_kv_heads,
+        head_dim=part.head_dim,
+        block_size=config.block_size,
+        model_dtype=dtype,
+    )
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
-    backend, scheme = _backend(config, executor, dtype, windows), None
-    if config.quantization is not None:
-        scheme = feature("quantization.schemes").SCHEMES[config.quantization]
+    backend = _backend(config, executor, dtype, windows)
     weights = load_weights(folder, model_config, dtype, executor.device, executor.cut, executor.experts, scheme)
     reduce, dispatch = executor.sum_over_ranks, executor.dispatch_experts
-    llama = LlamaModel(executor.part, weights, backend, limits.max_model_len, reduce, dispatch)
-    speculation = None  # twophase_features.speculation.opening.Speculation
+    llama = LlamaModel(part, weights, backend, limits.max_model_len, reduce, dispatch)
+    speculation: Any = None  # twophase_features.speculation.opening.Speculation
     if executor.is_driver and (config.speculative_config is not None or config.drafter is not None):
         window = None if windows is None else windows.window
         speculation = feature("speculation.opening").open_speculation(
             config, model_config, tokenizer, executor.device, limits.max_model_len, window
         )
 
-    # Size the pool.
-    spec = _kv_spec(config, executor.part, dtype, windows)
-    bytes_per_block = spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
-    for_a_step = memory.step_bytes(executor.part, limits, dtype) if executor.device.type == "cuda" else 0
-    num_blocks = executor.smallest(_num_blocks(config, limits, windows, executor.device, bytes_per_block, for_a_step))
-
-    # Build.
-    places = None if windows is None or windows.groups is None else windows.groups.places
-    kv_cache = KVCache(spec, num_blocks, executor.device, places=places)
+    # Build, in the memory that is left.
+    bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
+    num_blocks = config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block)
+    num_blocks = executor.smallest(num_blocks)
+    kv_cache = KVCache(kv_spec, num_blocks, executor.device, places=None if groups is None else groups.places)
     # A CUDA graph cannot contain a wait for other processes with a time limit.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(llama, kv_cache, limits.max_model_len, use_cuda_graphs))
@@ -124,19 +130,7 @@ def _find(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir() and not model.startswith(DEFAULT_MODEL):
         return folder
-    resolved: Path = feature("model_store.prepare").resolve_model(model)
-    return resolved
-
-
-def _dtype(config: EngineConfig, folder: Path, model_config: ModelConfig, device: torch.device) -> torch.dtype:
-    """The dtype of activations and plain weights. Raises ConfigError for weights that would be rounded twice."""
-    is_stored_quantized = has_quantized_weights(folder, model_config)
-    if is_stored_quantized and config.quantization is not None:
-        raise ConfigError(
-            f"quantization={config.quantization!r} rounds plain weights, but the weights in {folder} are "
-            f"already quantised: leave it out."
-        )
-    return resolve_dtype(config.dtype, model_config, device, is_stored_quantized or config.quantization is not None)
+    return feature("model_store.prepare").resolve_model(model)
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
@@ -166,18 +160,6 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
     )
 
 
-def _kv_spec(config: EngineConfig, part: ModelConfig, dtype: torch.dtype, windows: Any) -> KVCacheSpec:
-    """The cache spec for `part`, this process's part of the model or all of it."""
-    return spec_from_option(
-        config.kv_cache_dtype,
-        num_layers=part.num_layers if windows is None or windows.groups is None else windows.groups.size,
-        num_kv_heads=part.num_kv_heads,
-        head_dim=part.head_dim,
-        block_size=config.block_size,
-        model_dtype=dtype,
-    )
-
-
 def _backend(config: EngineConfig, executor: Executor, dtype: torch.dtype, windows: Any) -> AttentionBackend:
     choice = config.attention_backend
     if isinstance(choice, AttentionBackend):
@@ -187,27 +169,21 @@ def _backend(config: EngineConfig, executor: Executor, dtype: torch.dtype, windo
         spec = spec if windows is None else windows.narrowed(spec)
         if isinstance(choice, str):
             return make_backend(choice, spec, device=executor.device, dtype=dtype, block_size=config.block_size)
-        backend: AttentionBackend = choice(spec)
-        return backend
+        return choice(spec)
 
     return model_backend(executor.part, make)
 
 
 def _num_blocks(
-    config: EngineConfig,
-    limits: SchedulerConfig,
-    windows: Any,
-    device: torch.device,
-    bytes_per_block: int,
-    reserved_bytes: int,
+    config: EngineConfig, limits: SchedulerConfig, windows: Any, model: LlamaModel, bytes_per_block: int
 ) -> int:
     """Blocks in this process's pool, once its weights are loaded: as many as fit, and as could be used at once."""
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
     useful = limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
     if windows is not None:
         useful = windows.num_useful_blocks(limits, config.block_size)
-    return min(useful, memory.num_blocks_that_fit(bytes_per_block, device, config.kv_memory_fraction, reserved_bytes))
+    for_a_step = memory.step_bytes(model.config, limits, model.weights.dtype) if model.device.type == "cuda" else 0
+    share = config.kv_memory_fraction
+    return min(useful, memory.num_blocks_that_fit(bytes_per_block, model.device, share, for_a_step))
 
 
 def _cache_factory(config: EngineConfig, windows: Any) -> Callable[..., Any]:
