@@ -169,20 +169,8 @@ class EngineConfig:
         for one, other, purpose in _EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"{one} and {other} both {purpose}; give one of them.")
-        swaps = self.preemption_mode == "swap"
-        if self.num_swap_blocks is not None and not swaps:
-            raise ConfigError(
-                f"num_swap_blocks sizes the host memory of preemption_mode='swap'; got {self.num_swap_blocks} with "
-                f"preemption_mode={self.preemption_mode!r}."
-            )
-        if swaps and self.kv_tier is not None:
-            raise ConfigError("preemption_mode='swap' makes a kv_tier of its own; give one of them.")
-        if swaps or self.kv_tier is not None:
-            tier = "preemption_mode='swap'" if swaps else "kv_tier"
-            if not self.enable_prefix_caching:
-                raise ConfigError(f"{tier} finds blocks by their prefix-cache hashes: leave enable_prefix_caching on.")
-            if self.cache_factory is not None:
-                raise ConfigError(f"{tier} is asked by the engine's own CacheManager; leave cache_factory out.")
+        if self.kv_tier is not None or self.num_swap_blocks is not None or self.preemption_mode == "swap":
+            feature("offloading.options").check_options(self)
 
     @property
     def uses_features(self) -> bool:

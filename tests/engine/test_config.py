@@ -125,7 +125,7 @@ def test_who_guesses():
 @pytest.mark.parametrize(
     ("name", "old", "new", "check"),
     [
-        ("swap blocks of nothing", "is not None and not swaps", "is not None and False", check_together),
+        ("swap blocks of nothing", "or self.num_swap_blocks is not None", "", check_together),
         (
             "two sizes of a pool",
             '("num_kv_blocks", "kv_memory_fraction",',

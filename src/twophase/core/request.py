@@ -33,11 +33,11 @@ _BIAS = number("in [-100, 100]", lambda x: abs(x) <= 100)
 # Beyond these bounds a penalised logit may leave the range of float32, and draws lose their meaning.
 _REPETITION_PENALTY = number("in [0.01, 100] (1: no penalty)", lambda x: 0.01 <= x <= 100)
 _OUTPUT_PENALTY = number("in [-2, 2] (0: no penalty)", lambda x: abs(x) <= 2)  # as in OpenAI's interface and vLLM
-
-
-def _read_top_k(value: Any) -> int:
-    """-1 is vLLM's way to say 0."""
-    return 0 if (count := read_int(value)) == -1 else _COUNT.read(count)
+_TOP_K = Rule(
+    "a whole number >= 0 (0 or -1 keeps every token)",
+    lambda value: 0 if (count := read_int(value)) == -1 else count,  # -1 is vLLM's way to say 0
+    lambda count: count >= 0,
+)
 
 
 def _listed(value: Any) -> Iterable[Any]:
@@ -112,7 +112,7 @@ class SamplingParams:
 
     n: int = option(1, whole_number(at_least=1))
     temperature: float | int = option(1.0, number("a finite number >= 0 (0 is greedy)", lambda x: x >= 0))
-    top_k: int = option(0, Rule(f"{_COUNT.words} (0 or -1 keeps every token)", _read_top_k))
+    top_k: int = option(0, _TOP_K)
     top_p: float | int = option(1.0, number("in (0, 1] (1 keeps every token)", lambda x: 0 < x <= 1))
     min_p: float | int = option(0.0, number("in [0, 1] (0 keeps every token)", lambda x: 0 <= x <= 1))
     repetition_penalty: float | int = option(1.0, _REPETITION_PENALTY)
