@@ -5,10 +5,9 @@ A feature is named here by a string (`doors.feature`) and imported when an optio
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -37,9 +36,7 @@ from twophase.scheduling.scheduler import Scheduler
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """An engine and its parts, as documented by `LLM`."""
 
     model_dir: Path

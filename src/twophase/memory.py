@@ -6,6 +6,8 @@ model, the sizes of one rank's part.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +56,7 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
     Args:
         shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
             None or has num_experts, num_experts_per_tok and intermediate_size.
-        num_tokens: Tokens of the step.
-        num_rows: Sampled rows.
-        value_bytes: Bytes of an activation.
+        num_tokens, num_rows, value_bytes: Tokens of the step, sampled rows, bytes of an activation.
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
@@ -104,26 +104,23 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
     """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
-    # Linux's own estimate of the memory for new allocations, page cache included (proc(5)), in KiB.
-    in_meminfo = _read_fields(root / "proc/meminfo").get("MemAvailable:")
-    candidates = [None if in_meminfo is None else 1024 * in_meminfo, _available_in_cgroup(root / "sys/fs/cgroup")]
-    known = [num_bytes for num_bytes in candidates if num_bytes is not None]
-    return min(known) if known else _available_from_sysconf()
+    reported = list(_reported_free_bytes(root))
+    return min(reported) if reported else _available_from_sysconf()
 
 
-def _available_in_cgroup(root: Path) -> int | None:
-    """The container's limit, where the host's figures do not apply: cgroup v2, then v1."""
+def _reported_free_bytes(root: Path) -> Iterator[int]:
+    """What the system has, and what the container may still take, by cgroup v2 or v1."""
+    with suppress(KeyError):  # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB
+        yield 1024 * _read_fields(root / "proc/meminfo")["MemAvailable:"]
+    cgroup = root / "sys/fs/cgroup"
     for folder, limit_name, usage_name in (
-        (root, "memory.max", "memory.current"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        (cgroup, "memory.max", "memory.current"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        try:
+        with suppress(OSError, ValueError):  # no such file, or 'max': no limit
             limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
-        except (OSError, ValueError):  # no such file, or 'max': no limit
-            continue
-        # Inactive file pages are released under memory pressure, so they count as free.
-        return max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
-    return None
+            # Inactive file pages are released under memory pressure, so they count as free.
+            yield max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
 
 
 def _available_from_sysconf() -> int:
