@@ -37,7 +37,7 @@ print("tokens computed per step:", [sum(chunk[3] for chunk in step.chunks) for s
 
 # The engine in reading order: from a request to its next token.
 READING: Mapping[str, str] = {
-    "core/request": "what is asked for",
+    "core/request": "what is asked for, and what comes back",
     "engine/engine": "`Engine.step`: schedule, run, sample, update, report",
     "scheduling/scheduler": "which requests take part in a step, and with how many tokens",
     "scheduling/default_policy": "what goes first",

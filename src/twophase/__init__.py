@@ -12,17 +12,9 @@ follow vLLM's where vLLM has the same option.
     for piece in llm.stream("Once upon a time", SamplingParams(temperature=0.8, seed=1)):
         print(piece, end="")
 
-Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each; `twophase_features.pairs` lists the
-combinations that are refused. Every error raised on purpose is a `TwophaseError`; it names the rule, the value and the
-likely fix.
-
-Where your own parts can go:
-
-    LLM(policy=...)             plans the steps: twophase.scheduling.policy.Policy
-    LLM(drafter=...)            proposes drafts: twophase.engine.drafter.Drafter
-    LLM(attention_backend=...)  computes attention: twophase.attention.interface.AttentionBackend
-    LLM(cache_factory=...)      allocates K/V blocks: twophase.cache.allocator.KVAllocator
-    LLM(kv_tier=...)            keeps blocks that leave the pool: twophase.cache.tier.KVTier
+Options are keywords of `LLM` or fields of an `EngineConfig`, which documents each, the places for your own parts among
+them; `twophase_features.pairs` lists the combinations that are refused. Every error raised on purpose is a
+`TwophaseError`; it names the rule, the value and the likely fix.
 
 `AsyncLLM` runs the same engine in a thread of its own, for callers in an event loop; `twophase serve` is built on it.
 Below both is `twophase.engine.engine.Engine`: `add_request`, `step`, `abort`, and a trace of the steps.
@@ -40,30 +32,21 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from twophase.config import EngineConfig
 from twophase.core.errors import TwophaseError
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 
 if TYPE_CHECKING:
     from twophase.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "BeamSearchParams",
-    "EngineConfig",
-    "SamplingParams",
-    "SpeculativeConfig",
-    "StructuredOutputs",
-    "TwophaseError",
-    "__version__",
-]
-
-
-# Public names of features, and the modules of twophase_features that define them.
-_OF_FEATURES: Mapping[str, str] = {"AsyncLLM": "serving.async_llm", "BeamSearchParams": "beam_search.params"}
+# Public names of features, and the modules that define them.
+_OF_FEATURES: Mapping[str, str] = {
+    "AsyncLLM": "serving.async_llm",
+    "BeamSearchParams": "beam_search.params",
+    "SpeculativeConfig": "speculation.config",
+    "StructuredOutputs": "structured_outputs.params",
+}
+__all__ = ["LLM", "EngineConfig", "SamplingParams", "TwophaseError", "__version__", *_OF_FEATURES]
 
 
 def __getattr__(name: str) -> Any:

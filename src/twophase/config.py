@@ -1,62 +1,68 @@
 """Every option of the engine, with its meaning, default and rule. `LLM`, the command line and the tests read them here.
 
-An option is a field of `EngineConfig` with its lines of documentation. Combinations are checked by
-`twophase_features.pairs`. Nothing heavy is imported: the command line reads this file before it knows which command to
-run.
+Nothing heavy is imported: the command line reads this file before it knows which command to run.
 """
 
 import difflib
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import FLAG, Rule, apply_rules, kept, limited, number, one_of, optional, read_int, whole_number
-from twophase.core.sampling_params import MAX_SEED
-from twophase.core.speculative import SpeculativeConfig
+from twophase.core.request import MAX_SEED
+from twophase.core.rules import (
+    FLAG,
+    Rule,
+    apply_rules,
+    number,
+    one_of,
+    option,
+    optional,
+    read_int,
+    rules_of,
+    whole_number,
+)
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_TRACE_STEPS = 10_000
 DEFAULT_STEP_TIMEOUT_S = 8.0  # so that a lost peer is an error within 10 seconds
 
 BACKENDS = ("auto", "torch", "triton")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8_e4m3")
 ADMISSIONS = ("optimistic", "reserve", "estimate")
-PREEMPTION_MODES = ("recompute", "swap")
-_POWER_OF_TWO = limited(
+# Options of which one is on in every pair that `twophase_features.pairs` refuses, unless the model is mixed.
+_IN_PAIRS = ("sliding_window", "num_attention_sinks", "speculative_config", "drafter", "tensor_parallel_size")
+_EXCLUSIVE = (
+    ("num_kv_blocks", "kv_memory_fraction", "size the pool"),
+    ("policy", "scheduler_factory", "decide how requests are scheduled"),
+)
+
+
+def _own(words: str, *methods: str) -> Any:
+    """An option that takes None or the user's own object: not its class, which has the same methods."""
+    return option(None, optional(Rule(words, holds=lambda value: _has(value, *methods))))
+
+
+def _has(value: Any, *methods: str) -> bool:
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+_POWER_OF_TWO = Rule(
     "a power of two of at least 1, because kernels tile pages by powers of two",
     read_int,
     lambda n: n.bit_count() == 1 <= n,
 )
-# Options of which one is on in every pair that `twophase_features.pairs` refuses, unless the model is mixed.
-_IN_PAIRS = ("sliding_window", "num_attention_sinks", "speculative_config", "drafter", "tensor_parallel_size")
-
-
-def _option(default: Any, rule: Rule) -> Any:
-    return field(default=default, metadata={"rule": rule})
-
-
-def _own(words: str, holds: Callable[[Any], bool]) -> Any:
-    """An option that takes the user's own object, or None."""
-    return _option(None, optional(kept(words, holds)))
-
-
-def _has(*methods: str) -> Callable[[Any], bool]:
-    """An object with these methods: not a class, which has them too, before it is called."""
-    return lambda value: not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
-
-
-def _is_device(value: Any) -> bool:
-    """Text, or a torch.device, which has a type; the available devices are known when torch is imported."""
-    return isinstance(value, str) or hasattr(value, "type")
-
-
-def _is_backend(value: Any) -> bool:
-    return value in BACKENDS if isinstance(value, str) else callable(value) or _has("plan", "attend")(value)
+# A torch.device has a type; the available devices are known when torch is imported.
+_DEVICE = Rule("'auto', 'cpu', 'cuda' or 'cuda:N'", holds=lambda x: isinstance(x, str) or hasattr(x, "type"))
+_BACKEND = Rule(
+    "an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'",
+    holds=lambda x: x in BACKENDS if isinstance(x, str) else callable(x) or _has(x, "plan", "attend"),
+)
+_FUNCTION = Rule("a function", holds=callable)
+_SPECULATION = Rule(
+    "a SpeculativeConfig(...)", holds=lambda value: isinstance(value, feature("speculation.config").SpeculativeConfig)
+)
 
 
 @final
@@ -122,79 +128,49 @@ class EngineConfig:
         ConfigError: A field breaks its rule, or two contradict each other; names them, the rule and the values.
     """
 
-    device: Any = _option("auto", kept("'auto', 'cpu', 'cuda' or 'cuda:N'", _is_device))
-    dtype: str = _option("auto", one_of(*DTYPES))
-    quantization: str | None = _option(None, kept("None", lambda value: value is None))  # or see `__post_init__`
-    attention_backend: Any = _option(  # str | AttentionBackend | Callable[[AttentionSpec], AttentionBackend]
-        "auto", kept("an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'", _is_backend)
-    )
-    block_size: int = _option(16, _POWER_OF_TWO)
-    num_kv_blocks: int | None = _option(None, optional(whole_number(1)))
-    kv_memory_fraction: float | int | None = _option(None, optional(number("in (0, 1]", lambda x: 0 < x <= 1)))
-    max_num_seqs: int = _option(DEFAULT_MAX_NUM_SEQS, whole_number(1))
-    max_num_batched_tokens: int | None = _option(None, optional(whole_number(1)))
-    max_model_len: int | None = _option(None, optional(whole_number()))  # the model knows the bounds: `limits_of`
-    enable_prefix_caching: bool = _option(True, FLAG)
-    enable_chunked_prefill: bool = _option(True, FLAG)
-    kv_cache_dtype: str = _option("auto", one_of(*KV_CACHE_DTYPES))
-    sliding_window: int | None = _option(None, optional(whole_number(1, note="keys, the token's own among them")))
-    num_attention_sinks: int = _option(0, whole_number(0))
-    seed: int = _option(0, whole_number(at_least=0, at_most=MAX_SEED))
-    skip_tokenizer_init: bool = _option(False, FLAG)
-    use_cuda_graphs: bool = _option(True, FLAG)
-    max_trace_steps: int | None = _option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
-    policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", _has("rank", "plan", "fresh"))
-    admission: str = _option("optimistic", one_of(*ADMISSIONS))
-    kv_tier: Any = _own("a KV tier (twophase.cache.tier.KVTier)", _has("attach", "match", "load", "store"))
-    preemption_mode: str = _option("recompute", one_of(*PREEMPTION_MODES))
-    num_swap_blocks: int | None = _option(None, optional(whole_number(1)))
-    admission_watermark: float | int = _option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
-    speculative_config: SpeculativeConfig | None = _own(
-        "a SpeculativeConfig(...)", lambda value: isinstance(value, SpeculativeConfig)
-    )
-    drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", _has("note_plan", "propose", "forget"))
-    tensor_parallel_size: int = _option(1, whole_number(1))
-    enable_expert_parallel: bool = _option(False, FLAG)
-    peer_timeout_s: float | int = _option(
-        DEFAULT_STEP_TIMEOUT_S, number("a positive number of seconds", lambda x: x > 0)
-    )
-    cache_factory: Callable[..., Any] | None = _own("a function that makes a cache manager", callable)
-    scheduler_factory: Callable[..., Any] | None = _own("a function that makes a scheduler", callable)
+    device: Any = option("auto", _DEVICE)
+    dtype: str = option("auto", one_of(*DTYPES))
+    quantization: str | None = option(None, Rule("None", holds=lambda value: value is None))  # or see `__post_init__`
+    attention_backend: Any = option("auto", _BACKEND)
+    block_size: int = option(16, _POWER_OF_TWO)
+    num_kv_blocks: int | None = option(None, optional(whole_number(1)))
+    kv_memory_fraction: float | int | None = option(None, optional(number("in (0, 1]", lambda x: 0 < x <= 1)))
+    max_num_seqs: int = option(256, whole_number(1))
+    max_num_batched_tokens: int | None = option(None, optional(whole_number(1)))
+    max_model_len: int | None = option(None, optional(whole_number()))  # the model knows the bounds: `limits_of`
+    enable_prefix_caching: bool = option(True, FLAG)
+    enable_chunked_prefill: bool = option(True, FLAG)
+    kv_cache_dtype: str = option("auto", one_of(*DTYPES, "int8", "fp8_e4m3"))
+    sliding_window: int | None = option(None, optional(whole_number(1, note="keys, the token's own among them")))
+    num_attention_sinks: int = option(0, whole_number(0))
+    seed: int = option(0, whole_number(at_least=0, at_most=MAX_SEED))
+    skip_tokenizer_init: bool = option(False, FLAG)
+    use_cuda_graphs: bool = option(True, FLAG)
+    max_trace_steps: int | None = option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
+    policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", "rank", "plan", "fresh")
+    admission: str = option("optimistic", one_of(*ADMISSIONS))
+    kv_tier: Any = _own("a KV tier (twophase.cache.tier.KVTier)", "attach", "match", "load", "store")
+    preemption_mode: str = option("recompute", one_of("recompute", "swap"))
+    num_swap_blocks: int | None = option(None, optional(whole_number(1)))
+    admission_watermark: float | int = option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
+    speculative_config: Any = option(None, optional(_SPECULATION))
+    drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", "note_plan", "propose", "forget")
+    tensor_parallel_size: int = option(1, whole_number(1))
+    enable_expert_parallel: bool = option(False, FLAG)
+    peer_timeout_s: float | int = option(DEFAULT_STEP_TIMEOUT_S, number("a number of seconds > 0", lambda x: x > 0))
+    cache_factory: Callable[..., Any] | None = option(None, optional(_FUNCTION))
+    scheduler_factory: Callable[..., Any] | None = option(None, optional(_FUNCTION))
 
     def __post_init__(self) -> None:
         rules = RULES
         if self.quantization is not None:
             rules = RULES | {"quantization": one_of(*feature("quantization.schemes").SCHEMES)}
         apply_rules(self, rules, ConfigError)
-        if self.num_kv_blocks is not None and self.kv_memory_fraction is not None:
-            raise ConfigError("num_kv_blocks and kv_memory_fraction both size the pool; give one of them.")
-        if self.policy is not None and self.scheduler_factory is not None:
-            raise ConfigError("policy and scheduler_factory both decide how requests are scheduled; give one of them.")
-        if self.num_swap_blocks is not None and self.preemption_mode != "swap":
-            raise ConfigError(
-                f"num_swap_blocks sizes the host memory of preemption_mode='swap'; got {self.num_swap_blocks} with "
-                f"preemption_mode={self.preemption_mode!r}."
-            )
-        self._check_tier()
-
-    def _check_tier(self) -> None:
-        swaps = self.preemption_mode == "swap"
-        if self.kv_tier is None and not swaps:
-            return
-        asked = "preemption_mode='swap'" if swaps else "kv_tier"
-        if self.kv_tier is not None and swaps:
-            raise ConfigError("preemption_mode='swap' makes a kv_tier of its own; give one of them.")
-        if not self.enable_prefix_caching:
-            raise ConfigError(f"{asked} finds blocks by their prefix-cache hashes: leave enable_prefix_caching on.")
-        if self.cache_factory is not None:
-            raise ConfigError(f"{asked} is asked by the engine's own CacheManager; leave cache_factory out.")
-
-    @property
-    def speculation(self) -> SpeculativeConfig | None:
-        """Options of speculative decoding, the default ones for a custom `drafter`; None: off."""
-        if self.speculative_config is None and self.drafter is not None:
-            return SpeculativeConfig()
-        return self.speculative_config
+        for one, other, purpose in _EXCLUSIVE:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ConfigError(f"{one} and {other} both {purpose}; give one of them.")
+        if self.kv_tier is not None or self.num_swap_blocks is not None or self.preemption_mode == "swap":
+            feature("offloading.options").check_options(self)
 
     @property
     def uses_features(self) -> bool:
@@ -217,12 +193,5 @@ def configured(config: EngineConfig | None, options: Mapping[str, Any]) -> Engin
     return EngineConfig(**options) if config is None else replace(config, **options)
 
 
-def help_for(name: str) -> str:
-    """The first sentence of an option's documentation; "" where Python was told to keep no docstrings."""
-    documentation = re.sub(r"\n {12}", " ", EngineConfig.__doc__ or "")  # one line for each attribute
-    entry = re.search(rf"^ +{name}: (.+?[.;])(?: |$)", documentation, re.MULTILINE)
-    return "" if entry is None else entry.group(1)[:-1]
-
-
 DEFAULTS: Mapping[str, Any] = {each.name: each.default for each in fields(EngineConfig)}
-RULES: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(EngineConfig)}
+RULES = rules_of(EngineConfig)

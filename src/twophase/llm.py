@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +11,8 @@ from typing import Any, final
 from twophase.assembly import assemble
 from twophase.config import DEFAULT_MODEL, EngineConfig, configured
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
-from twophase.core.outputs import RequestOutput
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import items_of, shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.prompts import Prompt
@@ -56,11 +54,10 @@ class LLM:
     def __init__(self, model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any) -> None:
         self.config = configured(config, options)
         parts = assemble(str(model), self.config)
-        self.model_dir, self.model_config, self.tokenizer = parts.folder, parts.model_config, parts.tokenizer
+        self.model_dir, self.model_config, self.tokenizer = parts.model_dir, parts.model_config, parts.tokenizer
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
-        self._lending = threading.Lock()
         self._why_not: str | None = None  # the reason why its engine cannot be used
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
@@ -73,11 +70,10 @@ class LLM:
     def lend(self) -> None:
         """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`. Raises as `generate`; and
         InvalidRequestError if there are unfinished requests."""
-        with self._lending:
-            self._check_usable()
-            if self.engine.has_unfinished_requests():
-                raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
-            self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
+        self._check_usable()
+        if self.engine.has_unfinished_requests():
+            raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
+        self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
 
     def take_back(self, why_not: str | None = None) -> None:
         """The AsyncLLM returns the engine; `why_not` is the reason why this LLM cannot use the engine either."""
@@ -122,11 +118,9 @@ class LLM:
             EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
         self._check_usable()
-        several = _listed("prompts", prompts, (str, Mapping))
-        params: list[Any] = [None] * len(several)
-        if sampling_params is not None:
-            params = _listed("sampling_params", sampling_params, SamplingParams)
-            params *= len(several) if isinstance(sampling_params, SamplingParams) else 1
+        several = listed("prompts", prompts, (str, Mapping))
+        is_one = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        params: Any = [sampling_params] * len(several) if is_one else listed("sampling_params", sampling_params)
         if len(params) != len(several):
             raise InvalidRequestError(
                 f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
@@ -149,10 +143,8 @@ class LLM:
             InvalidRequestError: As `generate`.
         """
         self._check_usable()
-        found: list[Any] = feature("beam_search.search").search(
-            self, _listed("prompts", prompts, (str, Mapping)), params, use_tqdm
-        )
-        return found
+        several = listed("prompts", prompts, (str, Mapping))
+        return feature("beam_search.search").search(self, several, params, use_tqdm)
 
     def chat(
         self,
@@ -173,16 +165,7 @@ class LLM:
             InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
             ModelFolderError: The chat template cannot be read.
         """
-        if self.tokenizer is None:
-            raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
-        conversations = _listed("messages", messages)
-        if conversations and isinstance(conversations[0], Mapping):
-            conversations = [conversations]
-        options: dict[str, Any] = {
-            "special_tokens_in_content": special_tokens_in_content,
-            "max_model_len": self.scheduler.config.max_model_len,
-        }
-        prompts = [{"prompt_token_ids": self.tokenizer.apply_chat_template(each, **options)} for each in conversations]
+        prompts = feature("chat.conversation").prompts_of(self, messages, special_tokens_in_content)
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
@@ -253,7 +236,7 @@ class LLM:
             self._latest.pop(request_id, None)
 
 
-def _listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
+def listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:
     """`value` as a list; a bare `one` becomes a one-element list. Raises InvalidRequestError for a non-iterable."""
     if isinstance(value, one):
         return [value]

@@ -6,11 +6,11 @@ model, the sizes of one rank's part.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
 from twophase.scheduling.config import SchedulerConfig
@@ -25,8 +25,6 @@ MLP_UNIT = 16  # rows of the MLP that ranks do not split, so that each rank's st
 SAMPLING_COPIES = 4  # copies of a row's logits in float32: logits, scaled, sorted, probabilities
 SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 
-# A prefill chunk delays the decodes beside it: about a second at these sizes on a CPU, a few milliseconds on a GPU.
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 # A GPU serves only the engine; a CPU's memory is shared by all processes, and 2 GiB hold 46,000 tokens of the default
 # model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
@@ -58,9 +56,7 @@ def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: in
     Args:
         shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
             None or has num_experts, num_experts_per_tok and intermediate_size.
-        num_tokens: Tokens of the step.
-        num_rows: Sampled rows.
-        value_bytes: Bytes of an activation.
+        num_tokens, num_rows, value_bytes: Tokens of the step, sampled rows, bytes of an activation.
     """
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
@@ -78,19 +74,15 @@ def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype"
     return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)
 
 
-def rope_table_bytes(model: ModelConfig, num_positions: int) -> int:
-    """Bytes of angles, sines and cosines: an fp32 value for each pair of a head (see model/rope.py)."""
-    num_tables = 1 if model.local_rope is None else 2
-    return num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
-
-
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
     """Checked before a model is loaded; the simulator loads no model and skips the check.
 
     Raises:
         ConfigError: This machine has too little memory for RoPE tables of `num_positions` positions.
     """
-    in_tables, free = rope_table_bytes(model, num_positions), free_host_memory_bytes()
+    # Angles, sines and cosines: an fp32 value for each pair of a head (model/rope.py).
+    in_table, free = 3 * 4 * num_positions * (model.head_dim // 2), free_host_memory_bytes()
+    in_tables = in_table if model.local_rope is None else 2 * in_table
     if in_tables > free:
         raise ConfigError(
             f"RoPE tables for {num_positions:,} positions need {in_tables / GIB:,.1f} GiB, but only "
@@ -112,26 +104,23 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
     """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
-    # Linux's own estimate of the memory for new allocations, page cache included (proc(5)), in KiB.
-    in_meminfo = _read_fields(root / "proc/meminfo").get("MemAvailable:")
-    candidates = [None if in_meminfo is None else 1024 * in_meminfo, _available_in_cgroup(root / "sys/fs/cgroup")]
-    known = [num_bytes for num_bytes in candidates if num_bytes is not None]
-    return min(known) if known else _available_from_sysconf()
+    reported = list(_reported_free_bytes(root))
+    return min(reported) if reported else _available_from_sysconf()
 
 
-def _available_in_cgroup(root: Path) -> int | None:
-    """The container's limit, where the host's figures do not apply: cgroup v2, then v1."""
+def _reported_free_bytes(root: Path) -> Iterator[int]:
+    """What the system has, and what the container may still take, by cgroup v2 or v1."""
+    with suppress(KeyError):  # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB
+        yield 1024 * _read_fields(root / "proc/meminfo")["MemAvailable:"]
+    cgroup = root / "sys/fs/cgroup"
     for folder, limit_name, usage_name in (
-        (root, "memory.max", "memory.current"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        (cgroup, "memory.max", "memory.current"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        try:
+        with suppress(OSError, ValueError):  # no such file, or 'max': no limit
             limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
-        except (OSError, ValueError):  # no such file, or 'max': no limit
-            continue
-        # Inactive file pages are released under memory pressure, so they count as free.
-        return max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
-    return None
+            # Inactive file pages are released under memory pressure, so they count as free.
+            yield max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
 
 
 def _available_from_sysconf() -> int:
@@ -154,85 +143,32 @@ def _read_fields(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2 and words[1].isdigit()}
 
 
-# -- how much fits
+# -- blocks that fit
 
 
-def limits_of(config: EngineConfig, model: ModelConfig, device: "torch.device") -> SchedulerConfig:
-    """The scheduler's limits, with defaults in place of None.
-
-    Raises:
-        ConfigError: An invalid limit, or more tokens than the model has positions.
-    """
-    longest = model.max_position_embeddings
-    max_model_len = longest if config.max_model_len is None else config.max_model_len
-    if not 2 <= max_model_len <= longest:
-        raise ConfigError(
-            f"max_model_len must leave room for a prompt and an output token and not exceed the model's "
-            f"max_position_embeddings, so be in [2, {longest}], got {max_model_len}."
-        )
-    budget = config.max_num_batched_tokens
-    if budget is None:
-        whole = 0 if config.enable_chunked_prefill else max_model_len
-        budget = max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_seqs, whole)
-    return SchedulerConfig(
-        config.max_num_seqs,
-        budget,
-        max_model_len,
-        config.enable_chunked_prefill,
-        watermark=config.admission_watermark,
-        admission=config.admission,
-    )
-
-
-def num_useful_blocks(
-    limits: SchedulerConfig, block_size: int, window_blocks: int | None = None, sees_all: Sequence[bool] = (False,)
+def num_blocks_that_fit(
+    bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:
-    """The most blocks that could be used at once. Groups of layers have separate blocks.
-
-    Args:
-        window_blocks: Blocks of the window that a sequence keeps; a step's tokens are written before blocks are freed.
-            None: queries see all keys.
-        sees_all: For each group of layers, whether its queries see all keys in spite of the window.
-    """
-    whole = local = limits.max_num_seqs * -(-limits.max_model_len // block_size)
-    if window_blocks is not None:
-        kept = limits.max_num_seqs * window_blocks
-        local = min(whole, kept + -(-limits.max_num_batched_tokens // block_size))
-    return sum(whole if is_full else local for is_full in sees_all)
-
-
-def default_num_blocks(
-    bytes_per_block: int, device: "torch.device", fraction: float | None, reserved_bytes: int = 0
-) -> int:
-    """Blocks in a pool whose size was not given: `fraction` of the free memory, None: of `device`'s kind.
+    """Blocks that fill a part of the memory free on `device` now.
 
     Args:
         bytes_per_block: Bytes of a block, with a draft model's block beside it.
-        reserved_bytes: Bytes for a step (`step_bytes`).
-
-    Raises:
-        ConfigError: As `num_blocks_that_fit`.
-    """
-    share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
-    fitting = num_blocks_that_fit(bytes_per_block, device, share, reserved_bytes)
-    if fraction is None and device.type == "cpu":
-        return min(fitting, max(1, DEFAULT_CPU_KV_BYTES // bytes_per_block))
-    return fitting
-
-
-def num_blocks_that_fit(bytes_per_block: int, device: "torch.device", fraction: float, reserved_bytes: int = 0) -> int:
-    """Blocks that fill `fraction` of the memory free on `device` now, of which `reserved_bytes` are kept for a step.
+        fraction: The part to fill; None: the default of the device's kind, and at most 2 GiB of a CPU's memory.
+        reserved_bytes: Bytes to keep for a step (`step_bytes`).
 
     Raises:
         ConfigError: Not even one block fits.
     """
+    share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
     free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
-    num_blocks = int(free_bytes * fraction) // bytes_per_block
+    num_blocks = int(free_bytes * share) // bytes_per_block
     if num_blocks < 1:
         raise ConfigError(
-            f"One block takes {bytes_per_block:,} bytes, but {fraction:.0%} of the {free_bytes / GIB:.2f} GiB "
+            f"One block takes {bytes_per_block:,} bytes, but {share:.0%} of the {free_bytes / GIB:.2f} GiB "
             f"free on {device} (with {reserved_bytes / GIB:.2f} GiB kept for a step) is "
-            f"{int(free_bytes * fraction):,}. Free some memory, or use a smaller block_size, a smaller "
+            f"{int(free_bytes * share):,}. Free some memory, or use a smaller block_size, a smaller "
             f"max_num_batched_tokens or a quantised kv_cache_dtype."
         )
+    if fraction is None and device.type == "cpu":
+        return min(num_blocks, max(1, DEFAULT_CPU_KV_BYTES // bytes_per_block))
     return num_blocks

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import twophase
+import twophase_features
 import twophase_server
 import twophase_tools
 from twophase.core.errors import TwophaseError
@@ -18,7 +19,7 @@ from twophase.core.errors import TwophaseError
 def errors():
     """All errors of the packages' modules, whether something has imported these or not."""
     found = set()
-    for package in (twophase, twophase_server, twophase_tools):
+    for package in (twophase, twophase_features, twophase_server, twophase_tools):
         folder = Path(package.__path__[0])
         for path in folder.rglob("*.py"):
             if re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):

@@ -23,7 +23,7 @@ ASKED = [
     ({"enable_prefix_caching": False, "admission": "reserve", "kv_cache_dtype": "bfloat16"}, set()),
     ({"quantization": "int8"}, {"quantization.schemes"}),
     ({"sliding_window": 8}, {"pairs", "windows.resolve"}),
-    ({"speculative_config": SpeculativeConfig()}, {"pairs", "speculation.opening"}),
+    ({"speculative_config": SpeculativeConfig()}, {"pairs", "speculation.config", "speculation.opening"}),
 ]
 
 
@@ -110,8 +110,8 @@ def test_the_first_request_with_structured_outputs_makes_the_compiler(tiny_folde
     [
         ("pairs of nothing", "if model_config.is_mixed or config.uses_features:", "if True:", {}),
         ("pairs not asked", "if model_config.is_mixed or config.uses_features:", "if False:", ASKED[3][0]),
-        ("a window of nothing", "if target.window is None and target.groups is None:", "if False:", {}),
-        ("speculation not asked for", "if config.speculation is not None and", "if config.speculation is None and", {}),
+        ("a window of nothing", "if model_config.sliding_window is not None or", "if True or", {}),
+        ("speculation not asked for", "config.drafter is not None):", "config.drafter is None):", {}),
         ("a folder from the store", "if folder.is_dir() and", "if not folder.is_dir() and", {}),
     ],
 )

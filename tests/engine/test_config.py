@@ -10,10 +10,12 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import config as config_module
-from twophase.config import RULES, EngineConfig, configured, help_for
+from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
-from twophase.core.speculative import SpeculativeConfig
 from twophase.scheduling.default_policy import PriorityPolicy
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_features.speculation.opening import open_speculation
+from twophase_tools.cli.engine_options import help_for
 
 pytestmark = pytest.mark.unchecked_types
 
@@ -106,20 +108,31 @@ def test_options_in_place_of_a_configs_own():
 
 
 def test_who_guesses():
-    draft = SpeculativeConfig(method="draft_model", model="x")
-    drafter = SimpleNamespace(note_plan=len, propose=len, forget=len)
-    assert EngineConfig().speculation is None
-    assert EngineConfig(drafter=drafter).speculation == SpeculativeConfig()
-    assert EngineConfig(speculative_config=draft).speculation == draft
+    drafter, options = (
+        SimpleNamespace(note_plan=len, propose=len, forget=len),
+        SpeculativeConfig(disable_when_losing=False),
+    )
+    for given, expected in [
+        ({"drafter": drafter}, (SpeculativeConfig(), drafter)),
+        ({"speculative_config": options}, (options, None)),
+        ({"drafter": drafter, "speculative_config": options}, (options, drafter)),
+    ]:
+        found = open_speculation(EngineConfig(**given), None, None, torch.device("cpu"), 8, None)
+        assert (found.options, found.drafter) == expected
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new", "check"),
     [
-        ("swap blocks of nothing", 'self.preemption_mode != "swap"', "False", check_together),
-        ("two sizes of a pool", "and self.kv_memory_fraction is not None", "and False", check_together),
-        ("two schedulers", "and self.scheduler_factory is not None", "and False", check_together),
+        ("swap blocks of nothing", "or self.num_swap_blocks is not None", "", check_together),
+        (
+            "two sizes of a pool",
+            '("num_kv_blocks", "kv_memory_fraction",',
+            '("num_kv_blocks", "num_swap_blocks",',
+            check_together,
+        ),
+        ("two schedulers", '("policy", "scheduler_factory",', '("policy", "drafter",', check_together),
         ("values as they came", "apply_rules(self, rules, ConfigError)", "pass", check_numpy_scalars),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 26 else "",

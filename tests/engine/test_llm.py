@@ -306,10 +306,10 @@ class TestOptions:
     def test_default_pool_is_a_share_of_free_memory(self, llm, monkeypatch):
         num_bytes, cpu = llm.kv_cache.spec.bytes_per_block, torch.device("cpu")
         monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 4 * 2**30)
-        assert memory.default_num_blocks(num_bytes, cpu, None) == 2**30 // num_bytes
-        assert memory.default_num_blocks(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2**30 // num_bytes
+        assert memory.num_blocks_that_fit(num_bytes, cpu, 0.9) == int(0.9 * 4 * 2**30) // num_bytes
         monkeypatch.setattr("twophase.memory.free_memory_bytes", lambda device: 400 * 2**30)
-        assert memory.default_num_blocks(num_bytes, cpu, None) == 2 * 2**30 // num_bytes
+        assert memory.num_blocks_that_fit(num_bytes, cpu, None) == 2 * 2**30 // num_bytes
 
     def test_default_swap_space_leaves_the_host_its_memory(self, tiny_folder, monkeypatch):
         check_default_swap_space(tiny_folder, monkeypatch)(llm_module)

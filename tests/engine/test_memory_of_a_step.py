@@ -8,6 +8,7 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import memory
+from twophase.assembly import limits_of
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
@@ -31,7 +32,7 @@ def check_step(module, config):
     assert module.step_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "free_memory_bytes", lambda device: 20 * 2**30)
-        found = module.default_num_blocks(SPEC.bytes_per_block, torch.device("cuda"), None, EXPECTED_BYTES)
+        found = module.num_blocks_that_fit(SPEC.bytes_per_block, torch.device("cuda"), None, EXPECTED_BYTES)
     assert found == int(0.9 * (20 * 2**30 - EXPECTED_BYTES)) // SPEC.bytes_per_block
 
 
@@ -58,7 +59,7 @@ def test_a_step_that_needs_all_memory_is_refused():
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("the step forgotten", "device, share, reserved_bytes)", "device, share)"),
+        ("the step forgotten", "free_memory_bytes(device) - reserved_bytes)", "free_memory_bytes(device))"),
         ("one row's logits", "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)"),
         ("one token's activations", "(model, limits.max_num_batched_tokens,", "(model, 1,"),
     ],
@@ -79,8 +80,7 @@ def test_the_swap_mutant_is_killed():
 def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, monkeypatch):
     """Found by the fuzzer: a folder that says 10^9 positions took all of the machine's memory."""
     long = replace(config, max_position_embeddings=1_000_000)
-    assert memory.limits_of(EngineConfig(), long, torch.device("cpu")).max_model_len == 1_000_000
-    assert memory.rope_table_bytes(long, 1_000_000) == 3 * 64 * 4 * 1_000_000
+    assert limits_of(EngineConfig(), long, torch.device("cpu")).max_model_len == 1_000_000
     monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 768_000_000)
     memory.check_rope_tables(long, 1_000_000)
     monkeypatch.setattr(memory, "free_host_memory_bytes", lambda: 767_999_999)

@@ -9,7 +9,7 @@ import torch
 from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.model_run import run_and_sample
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows

@@ -1,5 +1,5 @@
-"""Plain frozen data shared by every layer; imports no sibling. (`batch` alone needs torch: import it by name.)
+"""Plain frozen data shared by every layer; imports no sibling.
 
-Public: `request`, `sampling_params`, `structured_outputs`, `speculative` (a request's options and the engine's),
-    `plan`, `batch` (the work of one step), `outputs`, `errors`, `rules` (of options).
+Public: `request` (with its options and outputs), `plan` (the work of one step, and its trace), `errors`, `rules` (of
+options).
 """

@@ -30,18 +30,6 @@ def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
     )
 
 
-class QueueFullError(TwophaseError):
-    """Too many requests wait already. Try again later, or elsewhere."""
-
-
-class DeadlineError(TwophaseError):
-    """A request was not finished by its deadline; it was aborted, and its blocks are free."""
-
-
-class DrainingError(TwophaseError):
-    """The engine finishes accepted requests and refuses new ones."""
-
-
 class EngineDeadError(TwophaseError):
     """The thread that ran the engine's steps has ended, by an exception or by `close`, or this process is a fork of the
     engine's; nothing is served any more."""
@@ -71,24 +59,5 @@ class BackendUnavailableError(TwophaseError):
     """An attention backend cannot run on this machine; names the missing part and how to install it."""
 
 
-class LaunchError(TwophaseError):
-    """A local process failed; names the first that failed and each process's last output."""
-
-
-class PeerLostError(TwophaseError):
-    """Another process of the group died or was silent for too long. The group cannot compute any further step.
-
-    Attributes:
-        ranks: The missing ranks; several if the one at fault is unknown.
-        limit_s: The time limit on a peer's silence.
-    """
-
-    def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:
-        self.ranks = ranks
-        self.limit_s = limit_s
-        who = " or ".join(f"rank {rank}" for rank in ranks)
-        super().__init__(
-            f"{who} was lost while this process waited for {waiting_for} (limit for a silent peer: {limit_s:g} s): "
-            f"{reason}. Look at what {who} printed last and whether its machine ran out of memory, then start all "
-            f"ranks again; raise the limit only if a peer may really take longer."
-        )
+class UnrecoverableError(TwophaseError):
+    """No later step can succeed: every running request ends with this error, and none of them caused it."""

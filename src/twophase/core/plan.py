@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from twophase.core.outputs import FinishReason
+from twophase.core.request import FinishReason
 
 
 class BlockCopy(NamedTuple):
@@ -118,3 +118,62 @@ class SequenceUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One entry of the engine's trace: the work of a step, and its cost.
+
+    Attributes:
+        step: Counts from 0.
+        start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
+            sampling) and bookkeeping.
+        chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
+        num_decodes: The first chunks, which are decodes of one token.
+        preempted: (request id, completion index) that lost their blocks.
+        finished: (request id, completion index) that ended in this step.
+        num_waiting, num_running: After the step.
+        blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
+        blocks_offloaded, blocks_loaded: Moved to and from host memory in this step.
+        slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
+        num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
+        num_draft_tokens, num_accepted_tokens: Drafts in them, and drafts that the model accepted.
+        prefix_cache_queries, prefix_cache_hits: Tokens of the prompts admitted since the step before, and how many of
+            them were found in the cache.
+        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None if
+            no request waits, or if it is not measured.
+    """
+
+    step: int
+    start_s: float
+    schedule_s: float
+    run_s: float
+    update_s: float
+    chunks: tuple[tuple[str, int, int, int], ...]
+    num_decodes: int
+    preempted: tuple[tuple[str, int], ...]
+    finished: tuple[tuple[str, int], ...]
+    num_waiting: int
+    num_running: int
+    blocks_in_use: int
+    blocks_cached: int
+    blocks_free: int
+    blocks_offloaded: int = 0
+    blocks_loaded: int = 0
+    slots_in_use: int | None = None
+    num_verifying: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    queue_age_s: float | None = None
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the pool's blocks that a sequence holds, after the step; vLLM's kv_cache_usage_perc."""
+        return self.blocks_in_use / (self.blocks_in_use + self.blocks_cached + self.blocks_free)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens computed for sequences that decode, drafts included."""
+        return self.num_decodes + self.num_verifying + self.num_draft_tokens

@@ -1,31 +1,53 @@
-"""Validation of a record's fields: a table of rules beside the record, applied when the record is made.
+"""Validation of a record's fields: a rule for each, applied when the record is made.
 
-A rule has a text for error messages and a function that returns the normalised value (a NumPy scalar becomes a plain
-number, a list a tuple) or raises. NumPy's and PyTorch's scalars and 0-d arrays count as numbers; bools and text do not.
+NumPy's and PyTorch's scalars and 0-d arrays count as numbers and become plain numbers; bools and text do not.
 """
 
 import math
 import operator
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from dataclasses import dataclass, field, fields
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from twophase.core.errors import ConfigError, InvalidRequestError
 
 MAX_SHOWN = 80  # characters of a value in a message
-_MOST_ITEMS = MAX_SHOWN // 3 + 2  # of a list: each takes three characters at least
-
-
-class Rule(NamedTuple):
-    """`words` completes "<name> must be ..."; `read` returns the normalised value, or raises."""
-
-    words: str
-    read: Callable[[Any], Any]
-
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = MAX_SHOWN // 3  # an item takes three characters at least
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_SHOWN
 
 ErrorType = type[InvalidRequestError] | type[ConfigError]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field may be: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds`
+    is true for a valid result."""
+
+    words: str
+    convert: Callable[[Any], Any] = lambda value: value
+    holds: Callable[[Any], bool] = lambda value: True
+
+    def read(self, value: Any) -> Any:
+        """The normalised value: a NumPy scalar becomes a plain number. Raises ValueError, or as `convert`."""
+        found = self.convert(value)
+        if not self.holds(found):
+            raise ValueError
+        return found
+
+
+def option(default: Any, rule: Rule) -> Any:
+    """A field of a dataclass, with its rule."""
+    return field(default=default, metadata={"rule": rule})
+
+
+def rules_of(record_type: type) -> dict[str, Rule]:
+    """The rules of the fields that have one."""
+    return {each.name: each.metadata["rule"] for each in fields(record_type) if "rule" in each.metadata}
 
 
 def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = InvalidRequestError) -> None:
@@ -49,74 +71,33 @@ def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRe
 def shown(value: Any) -> str:
     """A value as a message shows it: on one line, shortened if long."""
     try:
-        text = repr(_beginning(value))
+        text = _SHORT.repr(value)
     except Exception:
-        return f"a {type(value).__name__}"  # an int of 10,000 digits, or an object that cannot be shown
+        return f"a {type(value).__name__}"  # an int of 10,000 digits, for example
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _beginning(value: Any, depth: int = 3) -> Any:
-    """The beginning of a text, a list or a mapping, short enough for a message."""
-    if isinstance(value, str | bytes):
-        return value[: MAX_SHOWN + 1]
-    if type(value) not in (list, tuple, dict):
-        return value
-    if not depth:
-        return ...
-    if isinstance(value, dict):
-        return {_beginning(key): _beginning(each, depth - 1) for key, each in islice(value.items(), _MOST_ITEMS)}
-    return type(value)(_beginning(each, depth - 1) for each in value[:_MOST_ITEMS])
 
 
 # -- rules
 
 
-def limited(words: str, read: Callable[[Any], Any], holds: Callable[[Any], bool]) -> Rule:
-    """A value for which `holds` is true once it is read."""
-
-    def read_within(value: Any) -> Any:
-        found = read(value)
-        if not holds(found):
-            raise ValueError
-        return found
-
-    return Rule(words, read_within)
-
-
-def kept(words: str, holds: Callable[[Any], bool]) -> Rule:
-    """A value that is kept as it is."""
-    return limited(words, lambda value: value, holds)
-
-
 def one_of(*names: str) -> Rule:
-    return kept(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+    return Rule(f"one of {', '.join(names)}", holds=lambda value: isinstance(value, str) and value in names)
 
 
 def whole_number(at_least: int | None = None, at_most: int | None = None, note: str = "") -> Rule:
     bounds = [f">= {at_least}"] * (at_least is not None) + [f"<= {at_most}"] * (at_most is not None)
     words = " ".join(filter(None, ["a whole number", " and ".join(bounds), note]))
-    return limited(words, read_int, lambda n: (at_least is None or n >= at_least) and (at_most is None or n <= at_most))
+    return Rule(words, read_int, lambda n: (at_least is None or n >= at_least) and (at_most is None or n <= at_most))
 
 
 def number(words: str, holds: Callable[[float], bool] = lambda x: True) -> Rule:
     """A finite number for which `holds` is true."""
-    return limited(words, read_float, lambda x: math.isfinite(x) and holds(x))
+    return Rule(words, read_float, lambda x: math.isfinite(x) and holds(x))
 
 
 def optional(rule: Rule) -> Rule:
     return Rule(f"{rule.words}, or None", lambda value: None if value is None else rule.read(value))
-
-
-def several(rule: Rule, of_one: type | None = None, words: str = "", at_most: int | float = math.inf) -> Rule:
-    """A tuple of values that each keep `rule`. None means (); a bare `of_one` means a one-element list."""
-
-    def read(value: Any) -> tuple[Any, ...]:
-        is_one = of_one is not None and isinstance(value, of_one)
-        return tuple([value] if is_one else () if value is None else items_of(value))
-
-    each = limited(words, read, lambda items: len(items) <= at_most)
-    return Rule(words or f"a list, each of it {rule.words}", lambda value: tuple(map(rule.read, each.read(value))))
 
 
 # -- reading
@@ -127,12 +108,6 @@ def items_of(value: Any) -> Iterable[Any]:
     if isinstance(value, str | bytes | Mapping | AbstractSet):
         raise TypeError
     return iter(value)
-
-
-def read_ints(value: Any) -> list[int]:
-    """A list of whole numbers, at the speed of C where they are Python's own."""
-    items = list(items_of(value))
-    return items if set(map(type, items)) <= {int} else [read_int(item) for item in items]
 
 
 def read_text(value: Any) -> str:
@@ -169,7 +144,7 @@ def _plain(value: Any, is_flag: bool = False) -> Any:
 
 
 TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
-NON_EMPTY_TEXT = limited("non-empty text", read_text, bool)
+NON_EMPTY_TEXT = Rule("non-empty text", read_text, bool)
 FLAG = Rule("True or False", read_flag)
 # Beyond 9e9 the system's own waits overflow.
 DURATION = number("a finite number of seconds > 0, at most 1e9", lambda x: 0 < x <= 1e9)

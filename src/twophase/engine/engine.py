@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
+from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine._context import plain_context
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine._isolation import isolate

@@ -7,11 +7,30 @@ from typing import Any
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import items_of, read_text
+from twophase.llm import LLM, listed
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.chat.rendering import message, render
 from twophase_features.chat.special_text import texts_of
 
 Messages = Sequence[Mapping[str, Any]]
+
+
+def prompts_of(llm: LLM, messages: Any, special_tokens_in_content: bool) -> list[dict[str, list[int]]]:
+    """The prompts of one conversation, or of several, for `LLM.generate`.
+
+    Raises:
+        InvalidRequestError: There is no tokenizer; or as `token_ids`.
+    """
+    if llm.tokenizer is None:
+        raise InvalidRequestError("chat needs the model's tokenizer, but skip_tokenizer_init=True left it out.")
+    conversations = listed("messages", messages)
+    if conversations and isinstance(conversations[0], Mapping):
+        conversations = [conversations]
+    options: dict[str, Any] = {
+        "special_tokens_in_content": special_tokens_in_content,
+        "max_model_len": llm.scheduler.config.max_model_len,
+    }
+    return [{"prompt_token_ids": token_ids(llm.tokenizer, each, **options)} for each in conversations]
 
 
 def token_ids(

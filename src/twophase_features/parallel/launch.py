@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twophase.core.errors import ConfigError, LaunchError
+from twophase.core.errors import ConfigError, TwophaseError
 
 DEFAULT_TIMEOUT_S = 120.0
 SURVIVORS_S = 10.0  # after a rank has failed, the others may live this long to notice and to say so
@@ -35,6 +35,10 @@ POLL_S = 0.2
 TAIL_CHARACTERS = 2000  # of each rank's output in an error message
 STREAMS = ("stdout", "stderr")  # descriptors 1 and 2
 PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+class LaunchError(TwophaseError):
+    """A local process failed; names the first that failed and each process's last output."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twophase.config import DEFAULT_STEP_TIMEOUT_S
-from twophase.core.errors import ConfigError, PeerLostError
+from twophase.core.errors import ConfigError, UnrecoverableError
 
 DEFAULT_STARTUP_TIMEOUT_S = 60.0
 FOR_EVER = timedelta(days=3650)
@@ -40,6 +40,25 @@ EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 JOIN_GRACE_S = 1.0  # torch's own limit ends a join with a better reason
 MOST_PORT = 65_535
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+class PeerLostError(UnrecoverableError):
+    """Another process of the group died or was silent for too long. The group cannot compute any further step.
+
+    Attributes:
+        ranks: The missing ranks; several if the one at fault is unknown.
+        limit_s: The time limit on a peer's silence.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:
+        self.ranks = ranks
+        self.limit_s = limit_s
+        who = " or ".join(f"rank {rank}" for rank in ranks)
+        super().__init__(
+            f"{who} was lost while this process waited for {waiting_for} (limit for a silent peer: {limit_s:g} s): "
+            f"{reason}. Look at what {who} printed last and whether its machine ran out of memory, then start all "
+            f"ranks again; raise the limit only if a peer may really take longer."
+        )
 
 
 @dataclass(slots=True)

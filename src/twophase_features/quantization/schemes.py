@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from twophase.core.errors import ConfigError
 
 SCALE_BYTES = 2  # bytes of a scale or a minimum in files and for a CPU's operator: 16 bits
 GPU_SCALE_BYTES = 4  # the same in layers on a GPU: float32, since 16 bits cannot hold a minimum
@@ -46,6 +49,20 @@ SCHEMES: Mapping[str, Scheme] = {
     "int4_g128_sym": Scheme(4, 128),
     "fp8": Scheme(8, is_float=True, activations="fp8"),
 }
+
+
+def scheme_for(option: str, folder: Path, is_quantized: bool) -> Scheme:
+    """The scheme of `quantization=option`, for weights in `folder`.
+
+    Raises:
+        ConfigError: The weights are quantised already (`is_quantized`).
+    """
+    if is_quantized:
+        raise ConfigError(
+            f"quantization={option!r} rounds plain weights, but the weights in {folder} are already quantised: "
+            f"leave it out."
+        )
+    return SCHEMES[option]
 
 
 def head_scheme(scheme: Scheme) -> Scheme:

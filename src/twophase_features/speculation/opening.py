@@ -8,13 +8,13 @@ import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.config import EngineConfig
-from twophase.core.speculative import SpeculativeConfig
 from twophase.engine.drafter import Drafter
 from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig
 from twophase.model.llama import LlamaModel
 from twophase.model.tokenizer import Tokenizer
 from twophase.scheduling.config import SchedulerConfig
+from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.gate import SpeculationGate
@@ -61,8 +61,8 @@ def open_speculation(
     device: torch.device,
     max_model_len: int,
     window: SlidingWindow | None,
-) -> Speculation | None:
-    """The speculation of `config`, with its draft model loaded; None: off.
+) -> Speculation:
+    """The speculation that `config` asks for, with its draft model loaded. A custom drafter needs no options.
 
     Args:
         target, tokenizer: The model that verifies drafts.
@@ -71,9 +71,7 @@ def open_speculation(
     Raises:
         ModelFolderError, ConfigError: As `open_draft_model`.
     """
-    options = config.speculation
-    if options is None:
-        return None
+    options = config.speculative_config or SpeculativeConfig()
     draft = None
     if options.model is not None:
         draft = open_draft_model(

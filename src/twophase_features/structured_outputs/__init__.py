@@ -1,4 +1,4 @@
 """Structured outputs: a grammar says which tokens may come next.
 
-Public: `guidance`, `schema_rules` (JSON schemas that cannot be enforced).
+Public: `params` (a request's `StructuredOutputs`), `guidance`, `schema_rules` (JSON schemas that cannot be enforced).
 """

@@ -1,20 +1,60 @@
-"""The window that a model's queries see: its own, or a narrower one that the user asks for."""
+"""The windows that a model's layers see, and what follows from them for its attention and its cache."""
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import final
 
-from twophase.attention.interface import AttentionBackend
+from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.manager import CacheManager
+from twophase.cache.tier import KVTier
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
+from twophase.model.llama import layer_groups
+from twophase.scheduling.config import SchedulerConfig
 from twophase_features.windows.layer_groups import LayerGroups
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
 
 
-def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow | None:
-    """What queries see, of a mixed model those of its sliding layers; None: everything, or unknown.
+@final
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which keys the queries of a model's layers see.
+
+    Attributes:
+        window: The window, the model's own or a narrower one; of a mixed model, the window of its sliding layers.
+        groups: The groups of a mixed model's layers; None: all layers see the window.
+    """
+
+    window: SlidingWindow
+    groups: LayerGroups | None = None
+
+    def narrowed(self, spec: AttentionSpec) -> AttentionSpec:
+        """The attention of layers of one kind, with this window and its sinks. A mixed model's attention stays."""
+        if self.groups is not None:
+            return spec
+        return replace(spec, window=self.window.window, num_sinks=self.window.num_sinks)
+
+    def num_useful_blocks(self, limits: SchedulerConfig, block_size: int) -> int:
+        """The most blocks that could be used at once: each group of layers has its own, a sequence keeps a window's in
+        the groups that see one, and a step's tokens are written before blocks are freed."""
+        whole = limits.max_num_seqs * -(-limits.max_model_len // block_size)
+        kept = limits.max_num_seqs * self.window.max_blocks(block_size)
+        in_window = min(whole, kept + -(-limits.max_num_batched_tokens // block_size))
+        return sum(whole if is_full else in_window for is_full in self._sees_all)
+
+    def cache_factory(self, tier: KVTier | None) -> "partial[WindowedCache]":
+        """Makes a cache that frees what leaves the window, as `EngineConfig.cache_factory`."""
+        return partial(WindowedCache, window=self.window, sees_all=self._sees_all, tier=tier)
+
+    @property
+    def _sees_all(self) -> tuple[bool, ...]:
+        return (False,) if self.groups is None else self.groups.sees_all
+
+
+def resolve_windows(config: ModelConfig, options: EngineConfig) -> Windows | None:
+    """The windows of the model, or those that the options ask for; None: queries see everything, or it is unknown.
 
     Raises:
         ConfigError: Sinks without a window, a window wider than the model's own, or a window or a number of
@@ -42,9 +82,4 @@ def resolve_window(config: ModelConfig, options: EngineConfig) -> SlidingWindow 
         )
     if isinstance(options.attention_backend, AttentionBackend):
         return None  # it sees what it was made for; `pairs` has refused a window that was asked for
-    return SlidingWindow(width, num_sinks)
-
-
-def windowed_cache(window: SlidingWindow, groups: LayerGroups | None = None) -> Callable[..., WindowedCache]:
-    """A cache factory whose caches free what leaves the window, where layers see one."""
-    return partial(WindowedCache, window=window, sees_all=(False,) if groups is None else groups.sees_all)
+    return Windows(SlidingWindow(width, num_sinks), layer_groups(config))

@@ -1,9 +1,10 @@
 """The engine's options on the command line: views of `EngineConfig`, which has their defaults, rules and meaning."""
 
 import argparse
+import re
 from typing import Any
 
-from twophase.config import BACKENDS, DEFAULTS, EngineConfig, help_for
+from twophase.config import BACKENDS, DEFAULTS, EngineConfig
 from twophase_tools.cli.arguments import text, whole
 
 FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}  # of all others: their names
@@ -65,6 +66,13 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that they make. Raises ConfigError for one that breaks a rule."""
     return EngineConfig(**engine_options(args))
+
+
+def help_for(name: str) -> str:
+    """The first sentence of an option's documentation; "" where Python keeps no docstrings (-OO)."""
+    documentation = re.sub(r"\n {12}", " ", EngineConfig.__doc__ or "")  # one line for each attribute
+    entry = re.search(rf"^ +{name}: (.+?[.;])(?: |$)", documentation, re.MULTILINE)
+    return "" if entry is None else entry.group(1)[:-1]
 
 
 def _help(name: str) -> str:

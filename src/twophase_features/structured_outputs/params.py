@@ -58,6 +58,25 @@ class StructuredOutputs:
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
 
+def check_params(params: Any) -> None:
+    """Check a request's `structured_outputs` and the parameters that contradict them; `params` are `SamplingParams`.
+
+    Raises:
+        InvalidRequestError: `structured_outputs` is something else, or another parameter would let text follow it.
+    """
+    if not isinstance(params.structured_outputs, StructuredOutputs):
+        raise InvalidRequestError(
+            f"structured_outputs must be StructuredOutputs(json=...), (regex=...) or (choice=...), got "
+            f"{shown(params.structured_outputs)}."
+        )
+    for name in ("ignore_eos", "include_stop_str_in_output", "min_tokens"):
+        if getattr(params, name):
+            raise InvalidRequestError(
+                f"structured_outputs and {name}={getattr(params, name)} contradict each other: text after the output "
+                f"would be part of the output. Leave out one of them."
+            )
+
+
 def _schema_text(schema: Any) -> str:
     """The schema as JSON text, for text and for mappings; boolean schemas are refused."""
     try:
