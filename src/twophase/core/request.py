@@ -102,9 +102,8 @@ class SamplingParams:
             (before structured outputs, temperature and truncation), in nats.
         prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and this
             many of the most likely tokens', once for all n completions. They cost the last linear layer at every
-            position of the prompt instead of the last one; `SCORED_ROWS` positions are computed at a time, so that a
-            step needs no more memory. The prompt is computed from its beginning: its prefix is cached for others, and
-            not looked up.
+            position of the prompt, which is computed from its beginning: its prefix is cached for others, and not
+            looked up.
         structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
             'length' it may be incomplete. Stop strings and stop token ids act where the text before them has the form,
             and are passed over elsewhere.
