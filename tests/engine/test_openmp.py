@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
-from twophase import LLM
+from twophase import LLM, AsyncLLM
 from twophase.core.errors import EngineDeadError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="not run here: the system has no /proc")
