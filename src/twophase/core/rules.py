@@ -25,7 +25,7 @@ ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field may be: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds`
+    """The values of a field: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds`
     is true for a valid result."""
 
     words: str
