@@ -10,18 +10,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import MAX_SEED
-from twophase.core.rules import (
-    FLAG,
-    Rule,
-    apply_rules,
-    number,
-    one_of,
-    option,
-    optional,
-    read_int,
-    rules_of,
-    whole_number,
-)
+from twophase.core.rules import FLAG, Rule, apply_rules, number, one_of, option, optional, rules_of, whole_number
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -50,8 +39,8 @@ def _has(value: Any, *methods: str) -> bool:
 
 _POWER_OF_TWO = Rule(
     "a power of two of at least 1, because kernels tile pages by powers of two",
-    read_int,
-    lambda n: n.bit_count() == 1 <= n,
+    whole_number(1).read,
+    lambda n: n.bit_count() == 1,
 )
 # A torch.device has a type; the available devices are known when torch is imported.
 _DEVICE = Rule("'auto', 'cpu', 'cuda' or 'cuda:N'", holds=lambda x: isinstance(x, str) or hasattr(x, "type"))
