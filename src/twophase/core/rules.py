@@ -25,7 +25,7 @@ ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule for a field: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds` is
+    """A field's rule: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds` is
     true for a valid result."""
 
     words: str
