@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import twophase
 from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.doors import FEATURES, feature
@@ -28,7 +29,7 @@ def test_every_feature_that_the_engine_names_is_there():
     sources = [path.read_text() for path in (Path(__file__).parents[1] / "src/twophase").rglob("*.py")]
     named = {name for source in sources for name in re.findall(r'feature\("([\w.]+)"\)', source)}
     assert {"windows.layer_groups", "experts.weights"} <= named
-    for name in named | set(FAMILIES_OF_FEATURES.values()):
+    for name in named | set(FAMILIES_OF_FEATURES.values()) | set(twophase._OF_FEATURES.values()):
         assert importlib.util.find_spec(f"{FEATURES}.{name}"), name
     assert all(name in feature(module).FAMILIES for name, module in FAMILIES_OF_FEATURES.items())
 

@@ -10,18 +10,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import MAX_SEED
-from twophase.core.rules import (
-    FLAG,
-    Rule,
-    apply_rules,
-    number,
-    one_of,
-    option,
-    optional,
-    read_int,
-    rules_of,
-    whole_number,
-)
+from twophase.core.rules import FLAG, Rule, apply_rules, number, one_of, option, optional, rules_of, whole_number
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -50,8 +39,8 @@ def _has(value: Any, *methods: str) -> bool:
 
 _POWER_OF_TWO = Rule(
     "a power of two of at least 1, because kernels tile pages by powers of two",
-    read_int,
-    lambda n: n.bit_count() == 1 <= n,
+    whole_number(1).read,
+    lambda n: n.bit_count() == 1,
 )
 # A torch.device has a type; the available devices are known when torch is imported.
 _DEVICE = Rule("'auto', 'cpu', 'cuda' or 'cuda:N'", holds=lambda x: isinstance(x, str) or hasattr(x, "type"))
@@ -83,8 +72,7 @@ class EngineConfig:
             `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
-            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use. If layers are of
-            different kinds, a block serves one group of them.
+            are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.
         kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
             at most 2 GiB.
         max_num_seqs: Sequences that run at once.
@@ -107,8 +95,7 @@ class EngineConfig:
         admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;
             'reserve', their worst case; 'estimate', as many as finished requests have needed (`SchedulerConfig`).
         kv_tier: Second-level storage of K/V blocks evicted from the pool (`twophase.cache.tier.KVTier`). A request with
-            the same prefix, or a preempted request, loads them back. Requires prefix caching, whose block hashes are
-            the keys.
+            the same prefix, or a preempted request, loads them back. Requires prefix caching.
         preemption_mode: 'swap' is short for a `kv_tier` in host memory: the K/V of a preempted request is offloaded and
             loaded back. 'recompute' computes it again.
         num_swap_blocks: Blocks of that tier, pinned for a CUDA device; None: as many as the pool has, and at most a

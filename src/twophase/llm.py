@@ -5,6 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
@@ -41,6 +42,7 @@ class LLM:
         tokenizer: None with `skip_tokenizer_init`.
         model, kv_cache: This process's part of the model, and its pages.
         engine, scheduler, runner: The engine serves requests, the scheduler plans its steps, the runner runs them.
+        refusal: Why every request is refused: an `AsyncLLM` has the engine, for example. None: requests are served.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
@@ -58,7 +60,7 @@ class LLM:
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
         self._pid = os.getpid()
-        self._why_not: str | None = None  # the reason why its engine cannot be used
+        self.refusal: str | None = None
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput | None] = {}  # outputs of the requests that a caller is waiting for
@@ -67,26 +69,15 @@ class LLM:
         """End the other processes of a tensor-parallel model; later requests fail. May be called again."""
         self._close()
 
-    def lend(self) -> None:
-        """Give the engine to an AsyncLLM: this LLM refuses requests until `take_back`. Raises as `generate`; and
-        InvalidRequestError if there are unfinished requests."""
-        self._check_usable()
-        if self.engine.has_unfinished_requests():
-            raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
-        self._why_not = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
-
-    def take_back(self, why_not: str | None = None) -> None:
-        """The AsyncLLM returns the engine; `why_not` is the reason why this LLM cannot use the engine either."""
-        self._why_not = why_not
-
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raises EngineDeadError and InvalidRequestError as `generate`, for what no prompt can change."""
         if os.getpid() != self._pid and (self.kv_cache.device.type != "cpu" or self.config.tensor_parallel_size > 1):
             raise EngineDeadError(
                 "this process is a fork of the process that opened the model, and cannot use its GPU or other "
                 "ranks. Start it with multiprocessing's 'spawn', and open the model in it."
             )
-        if self._why_not is not None:
-            raise InvalidRequestError(self._why_not)
+        if self.refusal is not None:
+            raise InvalidRequestError(self.refusal)
 
     def __enter__(self) -> "LLM":
         return self
@@ -117,7 +108,7 @@ class LLM:
                 engine.
             EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
-        self._check_usable()
+        self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))
         is_one = sampling_params is None or isinstance(sampling_params, SamplingParams)
         params: Any = [sampling_params] * len(several) if is_one else listed("sampling_params", sampling_params)
@@ -125,13 +116,11 @@ class LLM:
             raise InvalidRequestError(
                 f"sampling_params must be one for all prompts or one for each, got {len(params)} for {len(several)}."
             )
-        request_ids = [self._new_id() for _ in several]
-        try:
+        with self._requests(len(several)) as request_ids:
             for request_id, prompt, each in zip(request_ids, several, params, strict=True):
                 self.engine.add_request(request_id, prompt, each, stream=False)
-            return self._wait_for(request_ids, use_tqdm)
-        finally:
-            self._forget(request_ids)
+            self._finish(request_ids, use_tqdm)
+            return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
         """Search for the likeliest completions of each prompt; a `BeamSearchOutput` for each, in their order.
@@ -142,7 +131,7 @@ class LLM:
         Raises:
             InvalidRequestError: As `generate`.
         """
-        self._check_usable()
+        self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))
         return feature("beam_search.search").search(self, several, params, use_tqdm)
 
@@ -178,14 +167,13 @@ class LLM:
             InvalidRequestError: As `generate`; or more than one completion is asked for.
             GenerationError: The request failed while it ran.
         """
-        self._check_usable()
+        self.check_usable()
         params = SamplingParams() if sampling_params is None else sampling_params
         if isinstance(params, SamplingParams) and params.n != 1:
             raise InvalidRequestError(f"a stream has one completion, so n must be 1, got {params.n}; use generate.")
-        request_id = self._new_id()
-        num_shown = 0
-        try:
+        with self._requests(1) as (request_id,):
             self.engine.add_request(request_id, prompt, params)
+            num_shown = 0
             while True:
                 output = self._latest[request_id]
                 if output is not None:
@@ -198,13 +186,19 @@ class LLM:
                     if output.finished:
                         return
                 self._step()
-        finally:
-            self._forget([request_id])
 
-    def _new_id(self) -> str:
-        request_id = str(next(self._ids))
-        self._latest[request_id] = None
-        return request_id
+    @contextmanager
+    def _requests(self, count: int) -> Iterator[list[str]]:
+        """Ids of new requests, whose outputs `_latest` gets. In the end unfinished requests are aborted."""
+        request_ids = [str(next(self._ids)) for _ in range(count)]
+        self._latest |= dict.fromkeys(request_ids)
+        try:
+            yield request_ids
+        finally:
+            with uninterrupted():
+                for request_id in request_ids:
+                    self.engine.abort(request_id)
+                    self._latest.pop(request_id, None)
 
     def _step(self) -> None:
         # Outputs are cumulative, so the latest is enough, and any caller may run a step for all.
@@ -214,7 +208,7 @@ class LLM:
         if self.engine.idle_s:
             time.sleep(self.engine.idle_s)
 
-    def _wait_for(self, request_ids: Sequence[str], use_tqdm: bool) -> list[RequestOutput]:
+    def _finish(self, request_ids: Sequence[str], use_tqdm: bool) -> None:
         from tqdm import tqdm
 
         num_tokens, waiting = 0, set(request_ids)
@@ -227,13 +221,6 @@ class LLM:
                 num_tokens += sum(len(completion.token_ids) for output in ended for completion in output.outputs)
                 bar.set_postfix_str(f"{num_tokens} tokens", refresh=False)
                 bar.update(len(ended))
-        return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
-
-    @uninterrupted()
-    def _forget(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-            self._latest.pop(request_id, None)
 
 
 def listed(name: str, value: Any, one: type | tuple[type, ...] = ()) -> list[Any]:

@@ -109,7 +109,7 @@ def free_host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _reported_free_bytes(root: Path) -> Iterator[int]:
-    """What the system has, and what the container may still take, by cgroup v2 or v1."""
+    """Bytes that the system has, and bytes that the container may still take, by cgroup v2 or v1."""
     with suppress(KeyError):  # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB
         yield 1024 * _read_fields(root / "proc/meminfo")["MemAvailable:"]
     cgroup = root / "sys/fs/cgroup"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
-from twophase import LLM
+from twophase import LLM, AsyncLLM
 from twophase.core.errors import EngineDeadError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="not run here: the system has no /proc")
@@ -138,6 +138,6 @@ def test_a_fork_leaves_its_parents_ranks_alone(tiny_folder, monkeypatch):  # noq
     llm = LLM(tiny_folder, num_kv_blocks=64, device="cpu")
     monkeypatch.setattr(llm, "_pid", -1)
     monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2))
-    for call in (lambda: llm.generate("a"), lambda: next(llm.stream("a")), llm.lend):
+    for call in (lambda: llm.generate("a"), lambda: next(llm.stream("a")), lambda: AsyncLLM.of(llm)):
         with pytest.raises(EngineDeadError, match=r"fork .* 'spawn'"):
             call()

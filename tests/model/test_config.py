@@ -293,7 +293,7 @@ REFUSED = {
     "another GELU": (GEMMA | {"hidden_activation": "gelu"}, r"'gelu' is not supported; supported: 'gelu_pytorch_tanh'"),
     "RoPE for all alike": (
         GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_type'",
+        r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_theta'",
     ),
     "gpt-oss": ({"architectures": ["GptOssForCausalLM"]}, r"GptOssForCausalLM.*is not supported"),
 }

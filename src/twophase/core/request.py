@@ -14,8 +14,6 @@ from twophase.core.rules import (
     number,
     option,
     optional,
-    read_int,
-    read_text,
     rules_of,
     whole_number,
 )
@@ -28,15 +26,14 @@ MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
 
 _COUNT = whole_number(at_least=0)  # a token id, too
 _LOGPROBS = optional(whole_number(at_least=0, at_most=MAX_LOGPROBS))
-_STOP = Rule("", read_text, lambda text: 0 < len(text) <= MAX_STOP_CHARACTERS)
+_STOP = Rule("", TEXT.read, lambda text: 0 < len(text) <= MAX_STOP_CHARACTERS)
 _BIAS = number("in [-100, 100]", lambda x: abs(x) <= 100)
 # Beyond these bounds a penalised logit may leave the range of float32, and draws lose their meaning.
 _REPETITION_PENALTY = number("in [0.01, 100] (1: no penalty)", lambda x: 0.01 <= x <= 100)
 _OUTPUT_PENALTY = number("in [-2, 2] (0: no penalty)", lambda x: abs(x) <= 2)  # as in OpenAI's interface and vLLM
 _TOP_K = Rule(
     "a whole number >= 0 (0 or -1 keeps every token)",
-    lambda value: 0 if (count := read_int(value)) == -1 else count,  # -1 is vLLM's way to say 0
-    lambda count: count >= 0,
+    lambda value: max(0, whole_number(at_least=-1).read(value)),  # -1 is vLLM's way to say 0
 )
 
 
@@ -102,9 +99,8 @@ class SamplingParams:
             (before structured outputs, temperature and truncation), in nats.
         prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and this
             many of the most likely tokens', once for all n completions. They cost the last linear layer at every
-            position of the prompt instead of the last one; `SCORED_ROWS` positions are computed at a time, so that a
-            step needs no more memory. The prompt is computed from its beginning: its prefix is cached for others, and
-            not looked up.
+            position of the prompt, which is computed from its beginning: its prefix is cached for others, and not
+            looked up.
         structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
             'length' it may be incomplete. Stop strings and stop token ids act where the text before them has the form,
             and are passed over elsewhere.

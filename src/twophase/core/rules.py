@@ -25,8 +25,8 @@ ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field may be: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds`
-    is true for a valid result."""
+    """A field's rule: `words` completes "<name> must be ...", `convert` normalises a value or raises, and `holds` is
+    true for a valid result."""
 
     words: str
     convert: Callable[[Any], Any] = lambda value: value

@@ -1,4 +1,4 @@
 """KV tiers: evicted blocks are stored outside the pool, and loaded by a later request with the same prefix.
 
-Public: `options` (what the engine's options require), `host_memory`, `disk`.
+Public: `options` (of the engine, checked), `host_memory`, `disk`.
 """

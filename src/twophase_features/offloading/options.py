@@ -1,4 +1,4 @@
-"""The options that ask for a KV tier: what they require of the others. Nothing heavy is imported."""
+"""Requirements of the options that ask for a KV tier. Nothing heavy is imported."""
 
 from typing import Any
 

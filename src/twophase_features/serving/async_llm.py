@@ -6,11 +6,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from twophase.config import EngineConfig
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import DURATION, checked, optional, whole_number
@@ -143,8 +144,12 @@ class AsyncLLM:
         self.llm, self.model_name = llm, model_name
         self._ids = itertools.count()
         release_openmp_workers()  # this thread has loaded the model; from now on another thread computes
-        llm.lend()
-        self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=llm.take_back)
+        llm.check_usable()
+        if llm.engine.has_unfinished_requests():
+            raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
+        llm.refusal = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
+        at_end = partial(setattr, llm, "refusal")
+        self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=at_end)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
