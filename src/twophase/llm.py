@@ -16,7 +16,7 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.rules import items_of, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
-from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.prompts import Prompt
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar

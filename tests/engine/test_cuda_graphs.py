@@ -20,7 +20,7 @@ from twophase.attention import triton_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.plan import ScheduledChunk
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.packing import pack
+from twophase.engine.runner import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs
 from twophase_features.speculation.speculator import Speculator

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
-from twophase.engine import packing
-from twophase.engine.packing import TABLE_COLUMNS, pack
+from twophase.engine import runner
+from twophase.engine.runner import TABLE_COLUMNS, pack
 from twophase_features.cuda_graphs import padded_batch_size, padded_context
 
 
@@ -36,7 +36,7 @@ def chunk_lists(draw):
 @given(chunk_lists())
 @settings(max_examples=100, deadline=None)
 def test_equals_a_loop_over_tokens(case):
-    check_packing(packing, case)
+    check_packing(runner, case)
 
 
 def check_packing(module, case):
@@ -103,8 +103,8 @@ def test_group_mutants_are_killed(name, old, new):
         for case in GROUP_CASES:
             check_packing(module, case)
 
-    check(packing)
-    KillTable.record(Mutant(name, "twophase.engine.packing", old, new), check)
+    check(runner)
+    KillTable.record(Mutant(name, "twophase.engine.runner", old, new), check)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3, 5, 8])

@@ -1,9 +1,13 @@
 """The engine: requests in, one step at a time, outputs out. `Engine.step` is the life of a token."""
 
 import random
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
@@ -11,18 +15,34 @@ from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine._context import plain_context
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine._isolation import isolate
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.model_run import BatchEntry, Results, draft_request, run_and_sample
-from twophase.engine.prompt_logprobs import with_num_scored
+from twophase.engine.model_run import BatchEntry, Results, draft_request, isolate, plain_context, run_and_sample
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
 from twophase.scheduling.scheduler import Scheduler
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A `with` block, or a decorated function, that a SIGINT cannot cut in two: it takes effect at the end.
+
+    Python delivers signals to the main thread alone, so elsewhere nothing needs protection. May be nested.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    pending: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pending:
+            previous(*pending[-1])
 
 
 @final
@@ -220,7 +240,7 @@ class Engine:
     def _entry(self, chunk: ScheduledChunk) -> BatchEntry:
         sequence = self._scheduler.sequences[chunk.seq_id]
         state = self._requests[sequence.request.request_id]
-        return BatchEntry(with_num_scored(chunk, state), sequence, state)
+        return BatchEntry(chunk, sequence, state)
 
     def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
         """Pass the results to the scheduler: failures first, so that it skips failed sequences."""

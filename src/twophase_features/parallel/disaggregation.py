@@ -34,8 +34,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.core.outputs import RequestOutput
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine.engine import Engine, PreparedRequest
+from twophase.engine.engine import Engine, PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM

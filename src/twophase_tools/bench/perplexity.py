@@ -19,7 +19,7 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.packing import pack
+from twophase.engine.runner import pack
 from twophase.llm import LLM
 
 
