@@ -86,13 +86,13 @@ def check_groups(module, block_size, chunks, alone):
 
 GROUP_CASES = [(4, [(0, [1], 5, [7, 9]), (1, [2, 3, 4], 2, [1, 2]), (2, [5], 0, [3])]), (1, [(0, [4], 1, [5, 6])])]
 GROUP_MUTANTS = [
-    ("every group has the first one's blocks", "block_ids[:, group]", "block_ids[:, 0]"),
-    ("slots of the first group", "slots_start, tables_start = (2 + group) * stride", "slots_start, tables_start = 2 * stride"),
-    ("tables of the first group", "group * num_seqs * self.num_columns\n", "0\n"),
-    ("lengths among the tables", "lens_start = self.num_groups * num_seqs", "lens_start = num_seqs"),
-    ("tables one after the other", "reshape(-1, num_groups)", "reshape(num_groups, -1).T"),
+    ("every group has the first one's blocks", "block_ids[group::num_groups]", "block_ids[::num_groups]"),
+    ("slots of the first group", "AttentionBatch(positions, slots_of_group,", "AttentionBatch(positions, slots[0],"),
+    ("tables of the first group", "cu_query_lens, table, *lengths", "cu_query_lens, tables[0], *lengths"),
+    ("lengths among the tables", "cu_start = lens_start + _aligned(num_seqs)\n", "lens_start, cu_start = 0, lens_start + _aligned(num_seqs)\n"),
+    ("tables one after the other", "block_ids[group::num_groups]", "block_ids[group * len(block_ids) // num_groups :][: len(block_ids) // num_groups]"),
     ("tables as long as all groups'", "len(chunk.block_ids) // num_groups", "len(chunk.block_ids)"),
-    ("padding writes in other groups", "        part.slot_mapping.numpy()[:] = -1\n", "        batch.slot_mapping.numpy()[:] = -1\n"),
+    ("padding writes in other groups", "        slots[group][:] = -1\n", "        slots[0][:] = -1\n"),
 ]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Runs the scheduler's plan: the packed batch through the model, logits of the rows that sample."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -49,15 +49,8 @@ class ModelRunner:
             model whose experts are watched.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        kv_cache: KVCache,
-        max_model_len: int,
-        use_cuda_graphs: bool = True,
-    ) -> None:
-        self.model = model
-        self.kv_cache = kv_cache
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
+        self.model, self.kv_cache = model, kv_cache
         self.watch: PageWatch | None = None
         self._graphs: Any = None  # DecodeGraphs
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
@@ -80,91 +73,76 @@ class ModelRunner:
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
         if hidden is None:
-            is_on_gpu = self.kv_cache.device.type == "cuda"
-            cache = self.kv_cache
+            cache, is_on_gpu = self.kv_cache, self.kv_cache.device.type == "cuda"
             packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, pin_memory=is_on_gpu)
             packed = packed.to(cache.device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
+        starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         if score is not None:
-            for rows in _scored_rows(chunks):
-                score(self.model.logits(hidden[torch.tensor(rows, device=hidden.device)]))
-        return self._logits(chunks, hidden)
+            scored = [starts[i] + row for i, chunk in enumerate(chunks) for row in range(chunk.num_scored)]
+            for first in range(0, len(scored), SCORED_ROWS):
+                score(self._logits(hidden, scored[first : first + SCORED_ROWS]))
+        ends = zip(chunks, starts[1:], strict=True)
+        rows = [row for chunk, end in ends if chunk.num_samples for row in range(end - 1 - chunk.num_drafts, end)]
+        return self._logits(hidden, rows) if rows else None
 
     def close(self) -> None:
         """Does nothing: a runner with other processes ends them here."""
 
-    def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
-        rows: list[int] = []
-        end = 0
-        for chunk in chunks:
-            end += len(chunk.token_ids)
-            if chunk.num_samples:
-                rows += range(end - 1 - chunk.num_drafts, end)
-        if not rows:
-            return None
-        if len(rows) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(rows, device=hidden.device)]
-        return self.model.logits(hidden)
-
-
-def _scored_rows(chunks: Sequence[ScheduledChunk]) -> Iterator[list[int]]:
-    """Rows of the batch whose logits are asked for by `num_scored`, `SCORED_ROWS` at a time."""
-    rows: list[int] = []
-    start = 0
-    for chunk in chunks:
-        rows += range(start, start + chunk.num_scored)
-        start += len(chunk.token_ids)
-    for first in range(0, len(rows), SCORED_ROWS):
-        yield rows[first : first + SCORED_ROWS]
+    def _logits(self, hidden: Float[Tensor, "T N"], rows: list[int]) -> Float[Tensor, "R V"]:
+        return self.model.logits(
+            hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A batch in two buffers, so that moving it to a device is two copies.
+    """A step's chunks without padding between sequences, in two buffers, so that moving it to a device is two copies.
 
     Attributes:
         num_tokens, num_columns: T, and W of the block tables.
-        longs: Token ids, positions, slots: T each; slots once for each group of layers.
+        longs: A row of token ids, one of positions, and one of slots for each group of layers; T of each row are used.
         ints: Block tables (for each group S rows, W columns), sequence lengths (S), cumulative query lengths (S + 1).
         query_lens, seq_lens: The lengths on the host.
-        num_groups: Groups of layers.
     """
 
     num_tokens: int
     num_columns: int
-    longs: Int64[Tensor, "n"]
-    ints: Int32[Tensor, "m"]
+    longs: Int64[Tensor, "R N"]
+    ints: Int32[Tensor, "M"]
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
-    num_groups: int = 1
 
     @property
     def token_ids(self) -> Int64[Tensor, "T"]:
-        return self.longs[: self.num_tokens]
+        return self.longs[0, : self.num_tokens]
 
     def view(self) -> AttentionBatch:
         """The batch as views of the two buffers."""
-        batches = tuple(map(self._view_of, range(self.num_groups)))
-        return batches[0] if self.num_groups == 1 else replace(batches[0], groups=batches)
+        (_, positions, *slots), tables, seq_lens, cu_query_lens = self.parts_of(self.longs, self.ints)
+        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), len(self.query_lens))
+        lengths = (num_decodes, self.query_lens, self.seq_lens)
+        batches = tuple(
+            AttentionBatch(positions, slots_of_group, seq_lens, cu_query_lens, table, *lengths)
+            for slots_of_group, table in zip(slots, tables, strict=True)
+        )
+        return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
-    def _view_of(self, group: int) -> AttentionBatch:
-        num_seqs, stride = len(self.query_lens), _aligned(self.num_tokens)
-        slots_start, tables_start = (2 + group) * stride, group * num_seqs * self.num_columns
-        lens_start = self.num_groups * num_seqs * self.num_columns
+    def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
+        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1] of buffers.
+
+        The buffers are two tensors or two NumPy arrays.
+        """
+        num_seqs, num_groups = len(self.query_lens), len(longs) - 2
+        lens_start = num_groups * num_seqs * self.num_columns
         cu_start = lens_start + _aligned(num_seqs)
-        return AttentionBatch(
-            positions=self.longs[stride : stride + self.num_tokens],
-            slot_mapping=self.longs[slots_start : slots_start + self.num_tokens],
-            cu_query_lens=self.ints[cu_start : cu_start + num_seqs + 1],
-            seq_lens=self.ints[lens_start : lens_start + num_seqs],
-            block_tables=self.ints[tables_start : tables_start + num_seqs * self.num_columns].view(
-                num_seqs, self.num_columns
-            ),
-            num_decodes=next((s for s, length in enumerate(self.query_lens) if length != 1), num_seqs),
-            query_lens_host=self.query_lens,
-            seq_lens_host=self.seq_lens,
+        return (
+            longs[:, : self.num_tokens],
+            ints[:lens_start].reshape(num_groups, num_seqs, self.num_columns),
+            ints[lens_start : lens_start + num_seqs],
+            ints[cu_start : cu_start + num_seqs + 1],
         )
 
     def to(self, device: torch.device) -> "PackedBatch":
@@ -177,14 +155,12 @@ def pack(
     block_size: int,
     *,
     num_groups: int = 1,
-    num_rows: int | None = None,
+    num_rows: int = 0,
     num_tokens: int | None = None,
     num_columns: int | None = None,
     pin_memory: bool = False,
 ) -> PackedBatch:
-    """Pack at least one chunk, on the host.
-
-    Every chunk of one token counts as a decode, because it is computed in the same way.
+    """Pack at least one chunk, on the host. Every chunk of one token counts as a decode: both are computed alike.
 
     Args:
         num_groups: Groups of layers; a chunk's table lists one block for each group, then the next blocks.
@@ -194,55 +170,39 @@ def pack(
         pin_memory: For a copy to a GPU that does not block. PyTorch's pinned allocator keeps such memory for reuse,
             and only after copies from it are done.
     """
-    num_seqs = len(chunks)
+    num_seqs, num_padding = len(chunks), max(0, num_rows - len(chunks))
     starts = _array((chunk.start for chunk in chunks), num_seqs)
     query_lens = _array((len(chunk.token_ids) for chunk in chunks), num_seqs)
     num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
-    num_real, num_padding = int(query_lens.sum()), max(0, (num_rows or 0) - num_seqs)
-    columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
-    packed = _allocate(
-        num_tokens or num_real + num_padding,
-        columns,
+    num_real = int(query_lens.sum())
+    num_tokens = num_tokens or num_real + num_padding
+    num_columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
+    num_slots, num_lens = num_seqs + num_padding, _aligned(num_seqs + num_padding)
+    num_ints = num_groups * num_slots * num_columns + num_lens + _aligned(num_slots + 1)
+    packed = PackedBatch(
+        num_tokens,
+        num_columns,
+        torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory),
+        torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory),
         (*query_lens.tolist(), *[1] * num_padding),
         (*(starts + query_lens).tolist(), *[0] * num_padding),
-        num_groups,
-        pin_memory,
     )
-    batch = packed.view()
-
-    has_block = np.arange(columns) < num_blocks[:, None]
-    num_ids = int(num_blocks.sum()) * num_groups
-    block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), num_ids).reshape(-1, num_groups)
-    batch.seq_lens.numpy()[:] = packed.seq_lens
-    cu_query_lens = batch.cu_query_lens.numpy()
+    (token_ids, positions, *slots), tables, seq_lens, cu_query_lens = packed.parts_of(
+        packed.longs.numpy(), packed.ints.numpy()
+    )
+    seq_lens[:] = packed.seq_lens
     np.cumsum(packed.query_lens, out=cu_query_lens[1:])
-
-    packed.token_ids.numpy()[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
+    token_ids[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
+    block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), int(num_blocks.sum()) * num_groups)
+    has_block = np.arange(num_columns) < num_blocks[:, None]
     owner = np.repeat(np.arange(num_seqs), query_lens)
-    positions = np.arange(num_real) + (starts - cu_query_lens[:num_seqs])[owner]
-    batch.positions.numpy()[:num_real] = positions
-    for group, part in enumerate(batch.groups or (batch,)):
-        tables = part.block_tables.numpy()  # all zeros so far
-        tables[:num_seqs][has_block] = block_ids[:, group]
-        slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        part.slot_mapping.numpy()[:] = -1
-        part.slot_mapping.numpy()[:num_real] = slots
+    positions[:num_real] = np.arange(num_real) + (starts - cu_query_lens[:num_seqs])[owner]
+    block, offset = np.divmod(positions[:num_real], block_size)
+    for group, table in enumerate(tables):
+        table[:num_seqs][has_block] = block_ids[group::num_groups]
+        slots[group][:] = -1
+        slots[group][:num_real] = table[owner, block].astype(np.int64) * block_size + offset
     return packed
-
-
-def _allocate(
-    num_tokens: int,
-    num_columns: int,
-    query_lens: tuple[int, ...],
-    seq_lens: tuple[int, ...],
-    num_groups: int,
-    pin_memory: bool,
-) -> PackedBatch:
-    num_seqs = len(query_lens)
-    num_ints = num_groups * num_seqs * num_columns + _aligned(num_seqs) + _aligned(num_seqs + 1)
-    longs = torch.zeros((2 + num_groups) * _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
-    ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
-    return PackedBatch(num_tokens, num_columns, longs, ints, query_lens, seq_lens, num_groups)
 
 
 def _array(values: Iterable[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
