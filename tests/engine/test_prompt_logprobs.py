@@ -1,6 +1,5 @@
 """Log-probabilities of prompts: transformers' own, whatever the engine does with the prompt in between."""
 
-import sys
 from dataclasses import replace
 from types import ModuleType
 from unittest.mock import patch
@@ -10,7 +9,7 @@ import torch
 
 from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable, Mutant, installed
 from twophase.core.plan import ScheduledChunk
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
@@ -19,7 +18,7 @@ from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
 from twophase.scheduling.ledger import BlockLedger
-from twophase_features import prompt_logprobs
+from twophase_features import logprobs
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
@@ -180,7 +179,7 @@ def entries_of(module: ModuleType, parts, *wanted):
 
 def test_no_more_tokens_than_there_are():
     logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [0.0, 0.0, 5.0]])
-    two, one = entries_of(prompt_logprobs, logits.split([1, 2]), ([1, 0], 20), ([2], 1))
+    two, one = entries_of(logprobs, logits.split([1, 2]), ([1, 0], 20), ([2], 1))
     assert [entry.token_id for entry in (*two, *one)] == [1, 0, 2]
     assert [[i for i, _ in entry.top] for entry in (*two, *one)] == [[2, 1, 0], [0, 2, 1], [2]]
     assert two[0].logprob == two[0].top[1][1]
@@ -203,7 +202,7 @@ def check_all(llama, module=None) -> None:
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
         patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
-        patch.dict(sys.modules, {SCORES: module if hasattr(module, "PromptScorer") else prompt_logprobs}),
+        installed(module if hasattr(module, "PromptScorer") else logprobs),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
         run(engine, PROMPTS[-1:], ONE)
@@ -217,7 +216,7 @@ def check_all(llama, module=None) -> None:
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
 STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
-SCORES = "twophase_features.prompt_logprobs"
+SCORES = "twophase_features.logprobs"
 MUTANTS = [
     ("a chunk begins with its own token", SCORES, "prompt_token_ids[chunk.start + 1 :]", "prompt_token_ids[chunk.start :]", None),
     ("the last row of a chunk is left out", SCORES, "max(0, min(len(chunk.token_ids), num", "max(0, min(len(chunk.token_ids) - 1, num", None),

@@ -84,7 +84,7 @@ def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled 
     """One result for each chunk. Log-probabilities of prompt tokens go to their requests. Safe to repeat."""
     chunks, scorer = [each.chunk for each in batch], None
     if any(each.state.prompt_logprobs is not None for each in batch):
-        chunks, scorer = feature("prompt_logprobs").scored(batch)
+        chunks, scorer = feature("logprobs").scored(batch)
     logits = runner.run(chunks, None if scorer is None else scorer.take)
     # After the launch: on a GPU the constraints compute their masks while the model runs.
     rows = [row for each in batch for row in sampling_rows(each)]

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken, SequenceUpdate
 from twophase.core.request import Request
+from twophase.doors import feature
 from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
-from twophase.engine.sampler import Bias, bias_of
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class RequestState:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    bias: Bias | None = None
+    bias: Any = None
 
     @classmethod
     def start(
@@ -119,7 +119,9 @@ class RequestState:
             )
             for index in range(params.n)
         ]
-        state = cls(request, stream, completions, params.n, bias=bias_of(params))
+        state = cls(request, stream, completions, params.n)
+        if params.logit_bias:
+            state.bias = feature("score_edits").bias_of(params)
         if params.prompt_logprobs is not None:
             state.prompt_logprobs = [None]
         return state

@@ -1,8 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: the logits at each position score the next token.
-
-A row of logits is as wide as the vocabulary, so a chunk's rows come in slices, and only a few numbers of each row are
-kept.
-"""
+"""Log-probabilities in nats: of drawn tokens, and of a prompt's own, where each position scores the next token."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -13,9 +9,36 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.core.outputs import TokenLogprobs
-from twophase.core.plan import ScheduledChunk
+from twophase.core.plan import SampledToken, ScheduledChunk
+from twophase.core.sampling_params import SamplingParams
 from twophase.engine.model_run import BatchEntry
 from twophase.engine.request_state import RequestState
+
+
+def with_logprobs(
+    tokens: Sequence[SampledToken],
+    logits: Float[Tensor, "R V"],
+    params: Sequence[SamplingParams],
+    row_of_draw: Sequence[int],
+) -> list[SampledToken]:
+    """The drawn tokens, those of rows that ask for them with log-probabilities of the model's own distribution.
+
+    Args:
+        params: The parameters of each row of logits.
+        row_of_draw: The row from which each token was drawn.
+    """
+    place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
+    num_top = [params[r].logprobs or 0 for r in place]
+    temperature = logits.new_tensor([params[r].logprobs_temperature for r in place])
+    logprobs = logits[list(place)].div_(temperature[:, None]).log_softmax(dim=-1)
+    top = logprobs.topk(min(max(num_top), logprobs.shape[1]), dim=-1)
+    ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+    asking = [(d, place[r]) for d, r in enumerate(row_of_draw) if r in place]
+    chosen = logprobs[[i for _, i in asking], [tokens[d].token_id for d, _ in asking]].tolist()
+    found = list(tokens)
+    for (d, i), logprob in zip(asking, chosen, strict=True):
+        found[d] = SampledToken(tokens[d].token_id, logprob, ranked[i][: num_top[i]])
+    return found
 
 
 def scored(batch: Sequence[BatchEntry]) -> tuple[list[ScheduledChunk], "PromptScorer"]:
@@ -39,6 +62,8 @@ def _num_scored(entry: BatchEntry) -> int:
 @final
 class PromptScorer:
     """Takes the logits of the scored rows, in order, in slices of any size; then the requests get their entries.
+
+    A row of logits is as wide as the vocabulary, so only a few numbers of each row are kept.
 
     Args:
         wanted: Chunks with scored rows, and the states of their requests.
