@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from tests.engine.sampling_oracle import sample_of
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable, Mutant, installed
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import detokenizer, model_run, sampler
+from twophase.engine import model_run, sampler
+from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.sampler import SampleRow
-from twophase_features import score_edits
+from twophase_features import score_edits, stop_strings
 from twophase_features.score_edits import bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
@@ -96,22 +97,24 @@ class Characters:
         return "".join(map(chr, ids))
 
 
-def check_stop_after(module=detokenizer):
-    text = module.Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
+def check_stop_after(module=stop_strings):
+    with installed(module):
+        text = Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
     # "ab" at 0 is early; "b" at 3 completes one that began early, which does not count; the next is whole.
     matched = [text.append(ord(character)) for character in "abaxab"]
     assert matched == [None] * 5 + ["ab"]
     assert text.text == "abax"
 
 
-def check_boundary(module):
-    text = module.Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
+def check_boundary(module=stop_strings):
+    with installed(module):
+        text = Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
     assert [text.append(ord(character)) for character in "abb"] == [None, None, "b"]
 
 
 def test_a_stop_string_begins_after_the_last_early_token():
     check_stop_after()
-    check_boundary(detokenizer)
+    check_boundary()
 
 
 def check_penalties(module=score_edits):
@@ -248,17 +251,17 @@ def test_biases_of_any_kind_and_their_refusal(llm):
         ),
         (
             "stops at any time",
-            "detokenizer",
+            "stop_strings",
             "if self._num_tokens <= self._params.min_tokens:",
             "if False:",
             check_stop_after,
         ),
-        ("one token early", "detokenizer", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
+        ("one token early", "stop_strings", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 18 else "",
 )
 def test_mutants_are_killed(name, module, old, new, check):
-    package = "twophase_features" if module == "score_edits" else "twophase.engine"
+    package = "twophase_features" if module in ("score_edits", "stop_strings") else "twophase.engine"
     KillTable.record(Mutant(name, f"{package}.{module}", old, new), check)
 
 

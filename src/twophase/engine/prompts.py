@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
 from twophase.core.sampling_params import SamplingParams
+from twophase.doors import feature
 from twophase.engine.detokenizer import TextDecoder
 
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
@@ -105,31 +106,11 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
     """Raises InvalidRequestError for anything but SamplingParams, and for a stop that could never be met."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
-    if params.stop and codec is None:
-        raise InvalidRequestError(
-            f"stop strings need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init), got "
-            f"{shown(list(params.stop))}; use stop_token_ids."
-        )
-    if params.logit_bias and (highest := params.logit_bias[-1][0]) >= vocab_size:  # in order
-        raise InvalidRequestError(f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}.")
-    for token_id in params.stop_token_ids:
-        if token_id >= vocab_size:
+    if params.stop:
+        feature("stop_strings").check_stops(params, codec)
+    biased_ids = [token_id for token_id, _ in params.logit_bias]
+    for name, token_ids in (("logit_bias", biased_ids), ("stop_token_ids", params.stop_token_ids)):
+        if (highest := max(token_ids, default=0)) >= vocab_size:
             raise InvalidRequestError(
-                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
-            )
-    if codec is not None and params.skip_special_tokens:
-        for stop in params.stop:
-            _check_stop(stop, codec)
-
-
-def _check_stop(stop: str, codec: TextCodec) -> None:
-    """Raises InvalidRequestError for a special token's text with other text beside it."""
-    for token_id in codec.encode(stop):
-        text = codec.decode([token_id], skip_special_tokens=False)
-        # Twice, because a single space may be stripped.
-        if text and text in stop and text != stop and not codec.decode([token_id] * 2, skip_special_tokens=True):
-            raise InvalidRequestError(
-                f"stop={shown(stop)} could never be met, because skip_special_tokens leaves {shown(text)} out of the "
-                f"text. Stop at that token alone, by its text or by its id in stop_token_ids, or set "
-                f"skip_special_tokens=False."
+                f"{name} must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}, which is never drawn."
             )
