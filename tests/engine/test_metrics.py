@@ -119,8 +119,8 @@ def test_the_queue_by_definition():
             "request.first_scheduled_s is not None or request.finished_s is not None",
             "request.first_scheduled_s is not None",
         ),
-        ("the newest", "(arrival_s, self._num_added, request))", "(-arrival_s, self._num_added, request))"),
-        ("equal arrivals", "self._num_added += 1", "pass"),
+        ("the newest", "(arrival_s, next(self._numbers), request))", "(-arrival_s, next(self._numbers), request))"),
+        ("equal arrivals", "next(self._numbers)", "0"),
         ("one of them", "while self._heap and _has_left", "if self._heap and _has_left"),
     ],
 )

@@ -17,7 +17,7 @@ from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
-from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
+from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
 from twophase.engine.model_run import BatchEntry, Results, draft_request, isolate, plain_context, run_and_sample
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
@@ -91,7 +91,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._clock = clock
         self._requests: dict[str, RequestState] = {}
-        self._stat_logger = StatLogger(max_trace_steps)
+        self._stat_logger = StatLogger(max_trace_steps, scheduler)
         self._undelivered: list[RequestOutput] = []
         self._wake_s: int | float | None = None
 
@@ -256,7 +256,7 @@ class Engine:
         touched: dict[str, RequestState] = {}
         for update in updates:
             state = touched[update.request_id] = self._requests[update.request_id]
-            self._stat_logger.num_output_tokens += state.take(update, now_s)
+            self._stat_logger.counts.num_output_tokens += state.take(update, now_s)
             completion = state.completions[update.index]
             if completion.finish_reason is not None:
                 finished.append((update.request_id, update.index))
@@ -279,7 +279,7 @@ class Engine:
             end_s = self._clock()
             if self.speculator is not None:
                 self.speculator.note_results(record.plan, results, end_s - record.start_s)
-            self._stat_logger.note_step(record, results, finished, end_s, self._scheduler)
+            self._stat_logger.note_step(record, results, finished, end_s)
 
     # -- trace and statistics
 
@@ -294,8 +294,21 @@ class Engine:
         return self._stat_logger.steps[-1] if self._stat_logger.steps else None
 
     def stats(self) -> EngineStats:
-        return self._stat_logger.stats(self._scheduler)
+        return self._stat_logger.stats()
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by name; see `named_tables`."""
-        return named_tables(self._scheduler.sequences.values())
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
+
+        -1 stands for a block that left the sliding window and was freed.
+        """
+        sequences = self._scheduler.sequences.values()
+        forked = {each.request.request_id for each in sequences if each.index}
+        tables = {}
+        for each in sequences:
+            if each.table is not None:
+                name = each.request.request_id
+                tables[f"{name}.{each.index}" if name in forked else name] = (
+                    tuple(each.table.block_ids),
+                    each.num_computed_tokens,
+                )
+        return tables
