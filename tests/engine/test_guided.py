@@ -755,9 +755,9 @@ PREEMPTION_MUTANTS = [
     (
         "state not rebuilt after preemption",
         "metrics",
-        "requests[victim.request.request_id].num_preemptions += 1",
+        "requests[victim.request.request_id].metrics.num_preemptions += 1",
         "state = requests[victim.request.request_id]\n"
-        "        state.num_preemptions += 1\n"
+        "        state.metrics.num_preemptions += 1\n"
         "        guide = state.completions[victim.index].constraint\n"
         "        _ = guide is None or guide._matcher.reset()",
     ),

@@ -40,7 +40,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """When things happened to one request, in seconds on the engine's monotonic clock; None: not yet.
 

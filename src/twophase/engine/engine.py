@@ -163,7 +163,7 @@ class Engine:
             self._scheduler.abort(request_id)
             raise
         self._requests[request_id] = state
-        self._stat_logger.waiting.add(request.arrival_s, state)
+        self._stat_logger.waiting.add(request.arrival_s, state.metrics)
         # Only now: a request that was refused draws no seed, so it does not change other requests' seeds.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 

@@ -26,7 +26,7 @@ class WaitingRequests:
         self._numbers = count()
 
     def add(self, arrival_s: float | int, request: Any) -> None:
-        """`request` has `first_scheduled_s` and `finished_s`: `RequestState`, or a simulation's substitute."""
+        """`request` has `first_scheduled_s` and `finished_s`: `RequestMetrics`, or a simulation's substitute."""
         heapq.heappush(self._heap, (arrival_s, next(self._numbers), request))
 
     def oldest_s(self, now_s: float | int) -> float | None:
@@ -104,12 +104,12 @@ def record_step(
     """The record of a step that has run; first admissions and preemptions go into the metrics of their requests."""
     for chunk in plan.prefills:
         sequence = sequences[chunk.seq_id]
-        state = requests[sequence.request.request_id]
-        if state.first_scheduled_s is None:
-            state.first_scheduled_s, state.num_cached_tokens = times[1], sequence.num_cached_tokens
+        metrics = requests[sequence.request.request_id].metrics
+        if metrics.first_scheduled_s is None:
+            metrics.first_scheduled_s, metrics.num_cached_tokens = times[1], sequence.num_cached_tokens
     victims = [sequences[seq_id] for seq_id in plan.preempted]
     for victim in victims:
-        requests[victim.request.request_id].num_preemptions += 1
+        requests[victim.request.request_id].metrics.num_preemptions += 1
     pairs = ((chunk, sequences[chunk.seq_id]) for chunk in plan.chunks)
     chunks = tuple((each.request.request_id, each.index, c.start, len(c.token_ids)) for c, each in pairs)
     return StepRecord(plan, chunks, tuple((each.request.request_id, each.index) for each in victims), *times)

@@ -200,7 +200,7 @@ class DecodeEngine:
         outputs = self._engine.step()
         ended = {output.request_id for output in outputs if output.finished}
         for request_id in list(self._to_load):
-            if request_id in ended or self._engine.state_of(request_id).first_scheduled_s is not None:
+            if request_id in ended or self._engine.state_of(request_id).metrics.first_scheduled_s is not None:
                 self._drop(request_id)
         self._submit_waiting()
         return outputs
