@@ -339,11 +339,20 @@ CHECKS = {
     "whole": check_whole_numbers,
 }
 
-FEATURE_OF = {
-    "penalty ignores the sign": "twophase_features.score_edits",
-    "penalty upside down": "twophase_features.score_edits",
-    "logprobs without normalisation": "twophase_features.logprobs",
-}
+FEATURE_OF = {"logprobs without normalisation": "logprobs"}
+FEATURE_OF |= dict.fromkeys(("penalty ignores the sign", "penalty upside down"), "score_edits")
+FEATURE_OF |= dict.fromkeys(
+    (
+        "min-p as a whole number",
+        "top-k keeps one too few",
+        "top-p of the whole row, not of what top-k left",
+        "top-p excludes the token that reaches it",
+        "top-p trusts its candidates",
+        "min-p ignored",
+        "min-p forgotten beside top-k",
+    ),
+    "truncation",
+)
 # (name, source text, replacement, the check that must notice)
 MUTANTS = [
     ("penalty ignores the sign", "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "penalty"),
@@ -372,7 +381,8 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, old, new, check = mutant
-    KillTable.record(Mutant(name, FEATURE_OF.get(name, "twophase.engine.sampler"), old, new), CHECKS[check])
+    module = f"twophase_features.{FEATURE_OF[name]}" if name in FEATURE_OF else "twophase.engine.sampler"
+    KillTable.record(Mutant(name, module, old, new), CHECKS[check])
 
 
 @pytest.mark.gpu

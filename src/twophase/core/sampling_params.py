@@ -186,6 +186,11 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether a draw leaves out unlikely tokens."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, without a draw."""
         return self.temperature == 0

@@ -11,11 +11,12 @@ from types import FrameType
 from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
+from twophase.core.errors import InvalidRequestError
 from twophase.core.outputs import RequestOutput, StepTrace
 from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.engine.constraint import GrammarCompiler, compile_grammar
+from twophase.engine.constraint import Grammar, GrammarCompiler
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
 from twophase.engine.model_run import BatchEntry, Results, draft_request, isolate, plain_context, run_and_sample
@@ -80,16 +81,10 @@ class Engine:
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runner = runner
-        self._scheduler = scheduler
+        self._runner, self._scheduler, self.speculator = runner, scheduler, speculator
         scheduler.connect(runner)
-        self._vocab_size = vocab_size
-        self._codec = codec
-        self._eos_token_ids = eos_token_ids
-        self._guidance = guidance
-        self.speculator = speculator
-        self._seeds = random.Random(seed)
-        self._clock = clock
+        self._vocab_size, self._codec, self._eos_token_ids, self._guidance = vocab_size, codec, eos_token_ids, guidance
+        self._seeds, self._clock = random.Random(seed), clock
         self._requests: dict[str, RequestState] = {}
         self._stat_logger = StatLogger(max_trace_steps, scheduler)
         self._undelivered: list[RequestOutput] = []
@@ -98,11 +93,7 @@ class Engine:
     # -- requests
 
     def add_request(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Any,
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> None:
         """`prepare` a request, and `add` it. Raises InvalidRequestError if it cannot be served; nothing has changed."""
         self.add(self.prepare(request_id, prompt, params, **options))
@@ -133,22 +124,24 @@ class Engine:
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
-        parsed = parse_prompt(prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant)
+        token_ids, text, salt, tenant = parse_prompt(
+            prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant
+        )
         check_params(params, self._codec, self._vocab_size)
-        grammar = compile_grammar(params, self._guidance)
+        grammar = None if params.structured_outputs is None else self._compile(params)
+        arrival_s = self._clock() if arrival_s is None else arrival_s
+        eos_token_ids = self._eos_token_ids
         request = Request(
-            request_id,
-            parsed.token_ids,
-            params,
-            self._clock() if arrival_s is None else arrival_s,
-            self._eos_token_ids,
-            parsed.text,
-            priority,
-            parsed.cache_salt,
-            ttft_slo_s,
-            parsed.tenant,
+            request_id, token_ids, params, arrival_s, eos_token_ids, text, priority, salt, ttft_slo_s, tenant
         )
         return PreparedRequest(request, grammar, stream)
+
+    def _compile(self, params: SamplingParams) -> Grammar:
+        if self._guidance is None:
+            raise InvalidRequestError(
+                "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
+            )
+        return self._guidance.compile(params)
 
     @uninterrupted()
     def add(self, prepared: PreparedRequest) -> None:
@@ -239,8 +232,7 @@ class Engine:
 
     def _entry(self, chunk: ScheduledChunk) -> BatchEntry:
         sequence = self._scheduler.sequences[chunk.seq_id]
-        state = self._requests[sequence.request.request_id]
-        return BatchEntry(chunk, sequence, state)
+        return BatchEntry(chunk, sequence, self._requests[sequence.request.request_id])
 
     def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
         """Pass the results to the scheduler: failures first, so that it skips failed sequences."""
@@ -306,9 +298,7 @@ class Engine:
         tables = {}
         for each in sequences:
             if each.table is not None:
-                name = each.request.request_id
-                tables[f"{name}.{each.index}" if name in forked else name] = (
-                    tuple(each.table.block_ids),
-                    each.num_computed_tokens,
-                )
+                id_ = each.request.request_id
+                name = f"{id_}.{each.index}" if id_ in forked else id_
+                tables[name] = tuple(each.table.block_ids), each.num_computed_tokens
         return tables

@@ -69,8 +69,7 @@ class ThisProcess:
     dispatch_experts = None
 
     def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
-        self.part = model_config
-        self.device = device
+        self.part, self.device = model_config, device
 
     def cut(self, name: str, tensor: Any) -> Any:
         return tensor
@@ -90,11 +89,8 @@ def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) 
     """
     if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
         return ThisProcess(model_config, device)
-    size, timeout_s, has_whole_experts = (
-        config.tensor_parallel_size,
-        config.peer_timeout_s,
-        config.enable_expert_parallel,
-    )
     group = feature("parallel.tensor_parallel").TensorParallelGroup
-    joined: Executor = group.join(model_config, size, device, timeout_s, has_whole_experts)
+    joined: Executor = group.join(
+        model_config, config.tensor_parallel_size, device, config.peer_timeout_s, config.enable_expert_parallel
+    )
     return joined

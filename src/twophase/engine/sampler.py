@@ -1,9 +1,8 @@
 """From logits to tokens: every row of a step at once, each row with its own parameters.
 
-The truncations (top-k, top-p, min-p) never reorder or gather tokens: each only contributes a lowest weight, and a token
-is kept when it reaches the highest of these. Tokens exactly tied with the last one kept are kept too, so that the kept
-tokens do not depend on the order in which a device lists equal values. Sampling is then one inverse-CDF draw over the
-row in vocabulary order.
+A greedy row takes its best token. Any other row has a weight for each token, and one inverse-CDF draw over them in
+vocabulary order. What a request asks for besides is loaded for it: `score_edits` (biases, penalties, masks),
+`truncation` (top-k, top-p, min-p) and `logprobs`.
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt32
+from jaxtyping import Float, Int, UInt32
 from torch import Tensor
 from torch.nn.functional import pad, threshold
 
@@ -23,7 +22,6 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
 from twophase.engine.philox import uniforms
 
-TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole
 MIN_SCORE = -80.0  # a 53-bit uniform cannot hit e**-80; exp near underflow is 30 times slower
 CDF_CHUNK = 128  # tokens summed before the CDF is accumulated in fp64
 
@@ -61,14 +59,8 @@ class SampleRow(NamedTuple):
     @property
     def is_edited(self) -> bool:
         """Whether the row's scores differ from its logits before a token is drawn."""
-        p = self.params
-        return (
-            self.bias is not None
-            or self.allowed is not None
-            or bool(self.banned)
-            or p.repetition_penalty != 1
-            or p.penalises_output
-        )
+        has_penalty = self.params.repetition_penalty != 1 or self.params.penalises_output
+        return has_penalty or bool(self.banned) or self.bias is not None or self.allowed is not None
 
 
 def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
@@ -111,68 +103,14 @@ def _draw_random(
     # Relative to the best token, so that no temperature can overflow: 0 stays 0 and the rest may reach -inf.
     relative = scores[random].sub_(best[random][:, None]).div_(temperature.to(device)[:, None])
     weights = threshold(relative.clamp_min_(MIN_SCORE).exp_(), math.exp(MIN_SCORE) * (1 + 1e-6), 0.0)
-    truncate(weights, params)
+    if any(p.truncates for p in params):
+        feature("truncation").truncate(weights, params)
 
     draws = [(d, rows[r], i) for d, r in enumerate(random) for i in range(rows[r].num_samples)]
     seeds, positions = [row.seed for _, row, _ in draws], [row.position for _, row, _ in draws]
     u = uniforms(seeds, [row.first_index + i for _, row, i in draws], positions)
     row_of_draw = torch.tensor([d for d, _, _ in draws], device=device)
     return draw(weights, row_of_draw, torch.from_numpy(u).to(device))
-
-
-def truncate(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> None:
-    """Set the weight of each token dropped by its row's top-k, top-p or min-p to 0.
-
-    A weight is a token's probability over that of its row's best token.
-    """
-    vocab_size = weights.shape[1]
-    sorting = [r for r, p in enumerate(params) if 0 < p.top_k < vocab_size or p.top_p < 1]
-    if not sorting and not any(p.min_p for p in params):
-        return
-    lowest = torch.tensor([p.min_p for p in params], dtype=torch.float32, device=weights.device)
-    if sorting:
-        chosen = weights if len(sorting) == len(params) else weights[sorting]
-        lowest[sorting] = lowest[sorting].maximum(_top_k_top_p(chosen, [params[r] for r in sorting]))
-    weights.mul_(weights >= lowest[:, None])
-
-
-def _top_k_top_p(weights: Float[Tensor, "R V"], params: Sequence[SamplingParams]) -> Float[Tensor, "R"]:
-    """The lowest weight kept by top-k, then by top-p over the tokens that top-k leaves, renormalised.
-
-    Only the best few tokens are sorted; a row whose top-p mass they do not hold is sorted whole.
-    """
-    vocab_size = weights.shape[1]
-    ranks = [p.top_k if 0 < p.top_k < vocab_size else min(TOP_P_CANDIDATES, vocab_size) for p in params]
-    candidates = weights.topk(max(ranks), dim=-1).values
-    is_limited = torch.tensor([0 < p.top_k < vocab_size for p in params], device=weights.device)
-    kth = candidates.gather(1, torch.tensor(ranks, device=weights.device)[:, None] - 1).squeeze(1)
-    lowest = torch.where(is_limited, kth, 0.0)
-    if all(p.top_p == 1 for p in params):
-        return lowest
-
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=weights.device)
-    wanted = top_p * (weights * (weights >= lowest[:, None])).sum(dim=-1, dtype=torch.float64)
-    found, is_covered = _first_reaching(candidates, wanted)
-    uncovered = (~(is_covered | is_limited)).nonzero().squeeze(1)
-    if uncovered.numel():
-        found[uncovered], _ = _first_reaching(_sorted(weights[uncovered]), wanted[uncovered])
-    return torch.where(top_p < 1, lowest.maximum(found), lowest)
-
-
-def _first_reaching(
-    descending: Float[Tensor, "R K"], wanted: Float[Tensor, "R"]
-) -> tuple[Float[Tensor, "R"], Bool[Tensor, "R"]]:
-    """The weight of each sorted row at which the running sum reaches `wanted`, else the last; and whether it does."""
-    first = (descending.cumsum(dim=-1, dtype=torch.float64) < wanted[:, None]).sum(dim=-1)
-    last = descending.shape[1] - 1
-    return descending.gather(1, first.clamp(max=last)[:, None]).squeeze(1), first <= last
-
-
-def _sorted(weights: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
-    """Each row in descending order. NumPy's vectorised sort takes a thirtieth of torch's time on a CPU."""
-    if weights.device.type != "cpu":
-        return weights.sort(dim=-1, descending=True).values
-    return torch.from_numpy(np.sort(weights.numpy(), axis=-1)).flip(-1)
 
 
 def draw(weights: Float[Tensor, "R V"], row_of_draw: Int[Tensor, "D"], u: Float[Tensor, "D"]) -> Int[Tensor, "D"]:
