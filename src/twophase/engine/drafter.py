@@ -1,11 +1,8 @@
 """The door for speculative decoding: a drafter proposes tokens, and one step of the model verifies them.
 
-The engine asks before each step:
+The engine asks before each step, and the model draws each token by itself, so a draft cannot change outputs:
 
     note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
-
-A draft costs time, and cannot change outputs: the model draws each token by itself (`rejection.py`), so a drafter
-cannot change outputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +16,7 @@ class DraftRequest(NamedTuple):
     """A sequence that decodes in this step, and has room for drafts.
 
     Attributes:
-        chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
-            their slots.
+        chunk: Its newest token, and in `num_drafts` how many drafts its block table has room for.
         token_ids: The sequence so far, its newest token included; read-only.
         stop_token_ids: Tokens that end it.
         row_after: The sampling inputs for the token after these drafts, with its position's random number.
@@ -72,8 +68,7 @@ class Drafter(Protocol):
 class PacedDrafter(Drafter, Protocol):
     """A drafter that sets the number of drafts for each step, and gets the results: the engine's interface to drafting.
 
-    Its methods must not raise, and its drafts must be tokens that the requests allow. `twophase_features.speculation`
-    wraps any drafter in one.
+    Its methods must not raise, and its drafts must be tokens that the requests allow (see `Speculator`).
     """
 
     @property

@@ -17,8 +17,7 @@ from twophase.model.weights import ALL_EXPERTS
 class Executor(Protocol):
     """A process's part of a model, and the communication between the parts. Each process makes an executor.
 
-    To distribute a model in another way, implement these members; `twophase_features.parallel.tensor_parallel` cuts
-    every layer and has rank 0 schedule for all.
+    `twophase_features.parallel.tensor_parallel` cuts every layer and has rank 0 schedule for all.
 
     Attributes:
         part: The model that this process computes: of fewer heads, for example, than the whole model.

@@ -51,10 +51,9 @@ R = TypeVar("R")
 def isolate(compute: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> list[R | Exception]:
     """`compute(items)`, one result per item; an item whose computation raises gets the exception as its result.
 
-    When `compute` raises, it is called again on each half. So f faulty items among n cost about 2 f log2(n) smaller
-    calls, and items that fail only together (out of memory) succeed apart. `compute` must be safe to repeat. A lost
-    peer is not an item's fault and does not come back: all items get that error at once. KeyboardInterrupt and similar
-    exceptions pass through.
+    When `compute`, which must be safe to repeat, raises, it is called again on each half. So f faulty items among n
+    cost about 2 f log2(n) smaller calls, and items that fail only together (out of memory) succeed apart. A lost peer
+    is not an item's fault and does not come back: all items get that error at once.
     """
     if not items:
         return []

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
-from twophase.core.rules import TEXT, checked, items_of, read_int, shown
+from twophase.core.rules import TEXT, checked, items_of, limited, read_int, shown
 from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
 from twophase.engine.detokenizer import TextDecoder
 
-# Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
+# Text, token ids, {"prompt": text} or {"prompt_token_ids": [...]}; a mapping may also have "cache_salt" and "tenant".
 Prompt = str | Mapping[str, Any] | Sequence[int]
 
 
@@ -40,15 +40,12 @@ def parse_prompt(
     """Check a prompt and encode its text.
 
     Args:
-        prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
-            if wanted; or token ids.
         cache_salt, tenant: See `Request`; they override the prompt's own.
         max_model_len: Longer prompts are refused before their ids are checked; None: unlimited.
 
     Raises:
-        InvalidRequestError: The prompt is neither text nor a list nor a mapping with one of "prompt" and
-            "prompt_token_ids"; it is text and there is no tokenizer; it is empty or too long; an id is not in the
-            vocabulary; or its salt or tenant is not text.
+        InvalidRequestError: The prompt is no `Prompt`; it is text and there is no tokenizer; it is empty or too long;
+            an id is not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):
@@ -86,20 +83,16 @@ def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source:
         raise prompt_too_long(f"{len(listed)} tokens", max_model_len)
     if set(map(type, listed)) == {int} and min(listed) >= 0 and max(listed) < vocab_size:
         return listed
-    return tuple(_checked_id(token_id, position, vocab_size) for position, token_id in enumerate(listed))
-
-
-def _checked_id(given: Any, position: int, vocab_size: int) -> int:
-    try:
-        token_id = read_int(given)
-        if 0 <= token_id < vocab_size:
-            return token_id
-    except TypeError:
-        pass
-    raise InvalidRequestError(
-        f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(given)} at position "
-        f"{position}. Was the prompt made with another model's tokenizer?"
-    )
+    rule = limited("", read_int, lambda token_id: 0 <= token_id < vocab_size)
+    for position, token_id in enumerate(listed):
+        try:
+            rule.read(token_id)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(token_id)} "
+                f"at position {position}. Was the prompt made with another model's tokenizer?"
+            ) from error
+    return tuple(map(read_int, listed))
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
