@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.engine.model_run import BatchEntry
 from twophase.engine.sampler import SampleRow
+from twophase.scheduling.scheduler import Scheduler
 
 
 class DraftRequest(NamedTuple):
@@ -65,15 +67,17 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class PacedDrafter(Drafter, Protocol):
-    """A drafter that sets the number of drafts for each step, and gets the results: the engine's interface to drafting.
+class PacedDrafter(Protocol):
+    """Drafting as the engine sees it: `Speculator` paces any drafter, and checks its drafts. Methods must not raise."""
 
-    Its methods must not raise, and its drafts must be tokens that the requests allow (see `Speculator`).
-    """
+    def draft(
+        self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
+    ) -> StepPlan:
+        """The plan with drafts, for which the scheduler has reserved room; tokens that the requests allow."""
+        ...
 
-    @property
-    def num_wanted(self) -> int:
-        """Drafts that a sequence may have in the next step; with 0 no room is reserved."""
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
         ...
 
     def note_results(

@@ -19,7 +19,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.constraint import Grammar, GrammarCompiler
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
-from twophase.engine.model_run import BatchEntry, Results, draft_request, isolate, plain_context, run_and_sample
+from twophase.engine.model_run import BatchEntry, Results, isolate, plain_context, run_and_sample
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
@@ -156,7 +156,6 @@ class Engine:
             self._scheduler.abort(request_id)
             raise
         self._requests[request_id] = state
-        self._stat_logger.waiting.add(request.arrival_s, state.metrics)
         # Only now: a request that was refused draws no seed, so it does not change other requests' seeds.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
@@ -202,20 +201,15 @@ class Engine:
 
     def _schedule(self, now_s: float) -> StepPlan:
         plan = self._scheduler.schedule(now_s)
-        if self.speculator is not None and self.speculator.num_wanted:
-            plan = self._scheduler.reserve_drafts(self.speculator.num_wanted)
         self._wake_s = plan.wake_s
         return plan
 
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
-        """The plan, with proposed drafts in its reserved places."""
+        """The plan, with the drafts of the speculator."""
         if self.speculator is None:
             return plan
-        self.speculator.note_plan(plan)
-        requests = [draft_request(self._entry(chunk), self._vocab_size) for chunk in plan.decodes if chunk.num_drafts]
-        drafts = zip(requests, self.speculator.propose(requests), strict=True)
-        return self._scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
+        return self.speculator.draft(plan, self._scheduler, self._entry, self._vocab_size)
 
     @plain_context()
     def _run(self, plan: StepPlan) -> Results:

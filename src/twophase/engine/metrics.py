@@ -1,43 +1,16 @@
 """The engine's statistics: a trace of steps, and counts over its life. The metrics of a request are in its output."""
 
-import heapq
 from collections import deque
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from twophase.cache.allocator import CacheStats
 from twophase.core.outputs import FinishReason, StepTrace
 from twophase.core.plan import StepPlan
 from twophase.engine.request_state import RequestState
 from twophase.scheduling.scheduler import Scheduler
-from twophase.scheduling.sequence import Sequence
-
-
-@final
-class WaitingRequests:
-    """Requests that were never scheduled, oldest first. Adding one and looking at the oldest take logarithmic time: a
-    request that has left is dropped when it comes to the front.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float | int, int, Any]] = []  # the number breaks ties
-        self._numbers = count()
-
-    def add(self, arrival_s: float | int, request: Any) -> None:
-        """`request` has `first_scheduled_s` and `finished_s`: `RequestMetrics`, or a simulation's substitute."""
-        heapq.heappush(self._heap, (arrival_s, next(self._numbers), request))
-
-    def oldest_s(self, now_s: float | int) -> float | None:
-        """How long the oldest has waited, in seconds; None if no request waits."""
-        while self._heap and _has_left(self._heap[0][2]):
-            heapq.heappop(self._heap)
-        return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
-
-
-def _has_left(request: Any) -> bool:
-    return request.first_scheduled_s is not None or request.finished_s is not None
+from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 
 @dataclass(slots=True)
@@ -121,7 +94,6 @@ class StatLogger:
 
     def __init__(self, max_steps: int | None, scheduler: Scheduler) -> None:
         self.steps: deque[StepTrace] = deque(maxlen=max_steps)
-        self.waiting = WaitingRequests()
         self.counts = EngineStats(scheduler.cache.stats())
         self._scheduler = scheduler
 
@@ -169,7 +141,7 @@ class StatLogger:
             num_accepted_tokens=sum(num_accepted for _, num_accepted in verified),
             prefix_cache_queries=counts.cache.num_queried_tokens - before.num_queried_tokens,
             prefix_cache_hits=counts.cache.num_hit_tokens - before.num_hit_tokens,
-            queue_age_s=self.waiting.oldest_s(end_s),
+            queue_age_s=self._queue_age_s(end_s) if scheduler.num_waiting else None,
         )
         self.steps.append(step)
         counts.num_steps += 1
@@ -179,6 +151,11 @@ class StatLogger:
         counts.num_draft_tokens += step.num_draft_tokens
         counts.num_accepted_tokens += step.num_accepted_tokens
         counts.kv_cache_usage_peak = max(counts.kv_cache_usage_peak, counts.kv_cache_usage)
+
+    def _queue_age_s(self, now_s: float) -> float | None:
+        sequences = self._scheduler.sequences.values()
+        arrivals_s = [each.request.arrival_s for each in sequences if each.status is SequenceStatus.WAITING]
+        return max(0.0, float(now_s - min(arrivals_s))) if arrivals_s else None
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler

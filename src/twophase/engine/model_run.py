@@ -6,7 +6,6 @@ fork, and up to num_drafts + 1 when it verifies drafts.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -15,7 +14,6 @@ import torch
 from twophase.core.errors import PeerLostError
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.doors import feature
-from twophase.engine.drafter import DraftRequest
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
@@ -128,11 +126,3 @@ def _result(chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -
     drawn = list(islice(sampled, chunk.num_drafts + 1))
     run: Sampled | SamplingError = feature("speculation.rejection").accepted_run(drawn, chunk.draft_ids)
     return run
-
-
-def draft_request(entry: BatchEntry, vocab_size: int) -> DraftRequest:
-    """The request for drafts of a sequence that decodes."""
-    chunk, sequence, state = entry
-    token_ids, constraint = sequence.token_ids, state.completions[sequence.index].constraint
-    num_allowed = len if constraint is None else partial(constraint.num_allowed, token_ids, sequence.num_prompt_tokens)
-    return DraftRequest(chunk, token_ids, sequence.stop_token_ids, partial(row_after, entry), num_allowed, vocab_size)
