@@ -15,6 +15,8 @@ MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at leas
 # mid-character, its end decodes as in the whole text.
 MAX_PENDING_TOKENS = 2 * MAX_CHARACTER_TOKENS
 
+MayEnd = Callable[[str], bool] | None
+
 
 @runtime_checkable
 class TextDecoder(Protocol):
@@ -38,8 +40,8 @@ class Detokenizer:
     pending tokens become the context.
 
     A decoder with byte tokens (Llama 2's `ByteFallback`) turns every byte of a run into U+FFFD if one of them is
-    invalid, also in characters that were released. Here whole characters stand, and only stray bytes become U+FFFD.
-    (The library's `DecodeStream` raises an error there, and never releases half a character at the end of a text.)
+    invalid. Here whole characters stand, and only stray bytes become U+FFFD. (The library's `DecodeStream` raises an
+    error there, and never releases half a character at the end of a text.)
 
     Args:
         decoder: Turns token ids into text.
@@ -49,11 +51,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        decoder: TextDecoder,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        may_end: Callable[[str], bool] | None = None,
+        self, decoder: TextDecoder, params: SamplingParams, prompt_token_ids: Sequence[int], may_end: MayEnd = None
     ) -> None:
         self._decoder, self._skips_special = decoder, params.skip_special_tokens
         self._context: list[int] = []
@@ -84,10 +82,7 @@ class Detokenizer:
         return None
 
     def finish(self) -> str | None:
-        """Release all text. No more tokens will come, so an incomplete character becomes U+FFFD.
-
-        Returns the stop string that the released text completed.
-        """
+        """Release all text, an incomplete character as U+FFFD; returns the stop string that this text completed."""
         if self._stops is not None:
             return self._stops.finish(self._rest())
         self._pieces.append(self._rest())
@@ -102,7 +97,7 @@ class Detokenizer:
         if self._pending_text == before and not self._has_text(token_id):
             return None
         self._pending.append(token_id)
-        num_last = len(self._pending) if is_whole(self._pending_text) else self._find_character()
+        num_last = len(self._pending) if _is_whole(self._pending_text) else self._find_character()
         piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))
         if num_last:
             self._context, self._pending = self._pending[-num_last:], []
@@ -127,7 +122,7 @@ class Detokenizer:
         """
         for length in range(1, min(MAX_CHARACTER_TOKENS, len(self._pending) - 1) + 1):
             character = self._read(self._pending[-length:])
-            if is_whole(character):
+            if _is_whole(character):
                 self._pending_text = self._read(self._pending[:-length]) + character
                 return length
         return 0
@@ -152,6 +147,6 @@ class Detokenizer:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skips_special)
 
 
-def is_whole(text: str) -> bool:
+def _is_whole(text: str) -> bool:
     """Whether there is text, and it ends in a whole character (as far as can be seen: U+FFFD may be one)."""
     return bool(text) and not text.endswith(REPLACEMENT_CHARACTER)

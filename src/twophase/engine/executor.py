@@ -1,4 +1,4 @@
-"""The processes that hold parts of a model and run a step's plan: one process, or several."""
+"""The door for several processes that hold parts of a model and run a step's plan together."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, final, runtime_checkable
@@ -28,18 +28,12 @@ class Executor(Protocol):
         dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
     """
 
-    @property
-    def part(self) -> ModelConfig: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def experts(self) -> slice: ...
-    @property
-    def is_driver(self) -> bool: ...
-    @property
-    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None: ...
-    @property
-    def dispatch_experts(self) -> Any: ...
+    part: ModelConfig
+    device: torch.device
+    experts: slice
+    is_driver: bool
+    sum_over_ranks: Callable[[Tensor], Tensor] | None
+    dispatch_experts: Any
 
     def cut(self, name: str, tensor: Any) -> Any:
         """This process's part of the linear layer's tensor that the model folder calls `name`."""
@@ -62,10 +56,10 @@ class Executor(Protocol):
 class ThisProcess:
     """The executor of a whole model in one process."""
 
-    experts = ALL_EXPERTS
+    experts: slice = ALL_EXPERTS
     is_driver = True
-    sum_over_ranks = None
-    dispatch_experts = None
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+    dispatch_experts: Any = None
 
     def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
         self.part, self.device = model_config, device

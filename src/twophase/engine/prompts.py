@@ -1,7 +1,7 @@
 """A user's prompt, checked once and turned into token ids; and the checks of parameters that need the vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.rules import TEXT, checked, items_of, limited, read_int, shown
@@ -20,15 +20,6 @@ class TextCodec(TextDecoder, Protocol):
     def encode(self, text: str, *, max_model_len: int | None = None) -> list[int]: ...
 
 
-class ParsedPrompt(NamedTuple):
-    """A checked prompt; `text` is None where token ids were given."""
-
-    token_ids: tuple[int, ...]
-    text: str | None
-    cache_salt: str
-    tenant: str
-
-
 def parse_prompt(
     prompt: Prompt,
     codec: TextCodec | None,
@@ -36,8 +27,8 @@ def parse_prompt(
     max_model_len: int | None = None,
     cache_salt: str = "",
     tenant: str = "",
-) -> ParsedPrompt:
-    """Check a prompt and encode its text.
+) -> tuple[tuple[int, ...], str | None, str, str]:
+    """Check a prompt and encode its text. Returns token ids, the text (None where ids were given), salt and tenant.
 
     Args:
         cache_salt, tenant: See `Request`; they override the prompt's own.
@@ -67,7 +58,7 @@ def parse_prompt(
                 "{'prompt_token_ids': [...]}, got text."
             )
         ids, source = codec.encode(text, max_model_len=max_model_len), f"the text {shown(text)}"
-    return ParsedPrompt(_checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant)
+    return _checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant
 
 
 def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source: str) -> tuple[int, ...]:

@@ -40,8 +40,7 @@ class ModelRunner:
 
     Args:
         max_model_len: Tokens of the longest sequence.
-        use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
-            launches depend on nothing that a replay could change.
+        use_cuda_graphs: Replay decode steps as CUDA graphs, on a CUDA device and with the Triton backend.
 
     Attributes:
         watch: Called with the chunks of a run; returns a context manager whose value is called with each layer's number
@@ -65,10 +64,11 @@ class ModelRunner:
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
-        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. Before that, `score`
-        is given the logits of the chunks' scored tokens, in order and at most `SCORED_ROWS` at a time, which bounds
-        their memory. A chunk may be run again, alone or in another batch: it writes the same K and V into the same
-        slots.
+        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. A chunk may be run
+        again, alone or in another batch: it writes the same K and V into the same slots.
+
+        Args:
+            score: Gets the logits of the chunks' scored tokens, in order, at most `SCORED_ROWS` at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
@@ -92,9 +92,8 @@ class ModelRunner:
         """Does nothing: a runner with other processes ends them here."""
 
     def _logits(self, hidden: Float[Tensor, "T N"], rows: list[int]) -> Float[Tensor, "R V"]:
-        return self.model.logits(
-            hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
-        )
+        chosen = hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
+        return self.model.logits(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +130,9 @@ class PackedBatch:
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
     def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1] of buffers.
+        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1].
 
-        The buffers are two tensors or two NumPy arrays.
+        Views of two buffers, which are tensors or NumPy arrays.
         """
         num_seqs, num_groups = len(self.query_lens), len(longs) - 2
         lens_start = num_groups * num_seqs * self.num_columns
