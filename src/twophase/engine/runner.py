@@ -101,14 +101,13 @@ class PackedBatch:
     """A step's chunks without padding between sequences, in two buffers, so that moving it to a device is two copies.
 
     Attributes:
-        num_tokens, num_columns: T, and W of the block tables.
+        num_tokens: T.
         longs: A row of token ids, one of positions, and one of slots for each group of layers; T of each row are used.
-        ints: Block tables (for each group S rows, W columns), sequence lengths (S), cumulative query lengths (S + 1).
+        ints: Sequence lengths (S), cumulative query lengths (S + 1), block tables (S rows for each group).
         query_lens, seq_lens: The lengths on the host.
     """
 
     num_tokens: int
-    num_columns: int
     longs: Int64[Tensor, "R N"]
     ints: Int32[Tensor, "M"]
     query_lens: tuple[int, ...]
@@ -134,15 +133,11 @@ class PackedBatch:
 
         Views of two buffers, which are tensors or NumPy arrays.
         """
-        num_seqs, num_groups = len(self.query_lens), len(longs) - 2
-        lens_start = num_groups * num_seqs * self.num_columns
-        cu_start = lens_start + _aligned(num_seqs)
-        return (
-            longs[:, : self.num_tokens],
-            ints[:lens_start].reshape(num_groups, num_seqs, self.num_columns),
-            ints[lens_start : lens_start + num_seqs],
-            ints[cu_start : cu_start + num_seqs + 1],
-        )
+        num_seqs = len(self.query_lens)
+        cu_start = _aligned(num_seqs)
+        tables_start = cu_start + _aligned(num_seqs + 1)
+        tables = ints[tables_start:].reshape(len(longs) - 2, num_seqs, -1)
+        return longs[:, : self.num_tokens], tables, ints[:num_seqs], ints[cu_start : cu_start + num_seqs + 1]
 
     def to(self, device: torch.device) -> "PackedBatch":
         longs, ints = (buffer.to(device, non_blocking=True) for buffer in (self.longs, self.ints))
@@ -176,21 +171,17 @@ def pack(
     num_real = int(query_lens.sum())
     num_tokens = num_tokens or num_real + num_padding
     num_columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
-    num_slots, num_lens = num_seqs + num_padding, _aligned(num_seqs + num_padding)
-    num_ints = num_groups * num_slots * num_columns + num_lens + _aligned(num_slots + 1)
-    packed = PackedBatch(
-        num_tokens,
-        num_columns,
-        torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory),
-        torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory),
-        (*query_lens.tolist(), *[1] * num_padding),
-        (*(starts + query_lens).tolist(), *[0] * num_padding),
-    )
-    (token_ids, positions, *slots), tables, seq_lens, cu_query_lens = packed.parts_of(
-        packed.longs.numpy(), packed.ints.numpy()
-    )
-    seq_lens[:] = packed.seq_lens
-    np.cumsum(packed.query_lens, out=cu_query_lens[1:])
+    query_lens_host = (*query_lens.tolist(), *[1] * num_padding)
+    seq_lens_host = (*(starts + query_lens).tolist(), *[0] * num_padding)
+    num_rows = len(query_lens_host)
+    num_ints = _aligned(num_rows) + _aligned(num_rows + 1) + num_groups * num_rows * num_columns
+    longs = torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
+    ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
+    packed = PackedBatch(num_tokens, longs, ints, query_lens_host, seq_lens_host)
+    rows, tables, seq_lens, cu_query_lens = packed.parts_of(longs.numpy(), ints.numpy())
+    token_ids, positions, *slots = rows
+    seq_lens[:] = seq_lens_host
+    np.cumsum(query_lens_host, out=cu_query_lens[1:])
     token_ids[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
     block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), int(num_blocks.sum()) * num_groups)
     has_block = np.arange(num_columns) < num_blocks[:, None]
