@@ -20,7 +20,7 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.tier import KVTier
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine.engine import Engine
 from twophase.engine.executor import Executor, join

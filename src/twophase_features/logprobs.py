@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.core.outputs import TokenLogprobs
 from twophase.core.plan import SampledToken, ScheduledChunk
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams, TokenLogprobs
 from twophase.engine.model_run import BatchEntry
 from twophase.engine.request_state import RequestState
 

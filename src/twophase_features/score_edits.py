@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64, UInt32
 from torch import Tensor
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.sampler import SampleRow
 
 WORD_BITS = 32  # tokens per word of `SampleRow.allowed`

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.request import SamplingParams
 from twophase.core.rules import shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 from twophase.engine.prompts import TextCodec
 

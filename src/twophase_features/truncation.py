@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tests.mutation import installed
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import sampler
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.tokenizers_for_tests import ALL, END, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
 from tests.mutation import KillTable, Mutant, installed
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import detokenizer
 from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
 from twophase_features import stop_strings

@@ -12,7 +12,7 @@ import pytest
 import twophase
 from tests.engine.engines import check_idle, make_engine, prompt_of
 from twophase import LLM
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.engine import uninterrupted
 
 PACKAGE_FOLDER = os.path.dirname(twophase.__file__)

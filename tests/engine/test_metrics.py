@@ -1,7 +1,7 @@
 """What the engine says of itself: the queue's age, hits of the prefix cache, the share of the pool in use."""
 
 from tests.engine.engines import make_engine, prompt_of
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 

@@ -11,8 +11,7 @@ from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_en
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant, installed
 from twophase.core.plan import ScheduledChunk
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner

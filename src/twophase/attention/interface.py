@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 from twophase.model.ops import Ops
 
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from twophase.core.request import SamplingParams
 from twophase.core.rules import TEXT, apply_rules, number, optional, whole_number
-from twophase.core.sampling_params import SamplingParams
 
 RULES = {
     "request_id": TEXT,

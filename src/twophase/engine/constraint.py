@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt32
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 
 @runtime_checkable

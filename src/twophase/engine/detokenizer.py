@@ -5,7 +5,7 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 
 REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character

@@ -12,10 +12,8 @@ from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
+from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.constraint import Grammar, GrammarCompiler
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 from twophase.cache.allocator import CacheStats
-from twophase.core.outputs import FinishReason, StepTrace
-from twophase.core.plan import StepPlan
+from twophase.core.plan import StepPlan, StepTrace
+from twophase.core.request import FinishReason
 from twophase.engine.request_state import RequestState
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence, SequenceStatus

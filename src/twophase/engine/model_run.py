@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from twophase.core.errors import PeerLostError
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.doors import feature
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.sequence import Sequence as ScheduledSequence
+from twophase_features.parallel.peers import PeerLostError
 
 Sampled = tuple[SampledToken, ...]
 Results = dict[int, Sampled | Exception]  # by seq_id: a chunk's tokens, or its error

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
+from twophase.core.request import SamplingParams
 from twophase.core.rules import TEXT, checked, items_of, limited, read_int, shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
 from twophase.engine.detokenizer import TextDecoder
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken, SequenceUpdate
-from twophase.core.request import Request
+from twophase.core.request import CompletionOutput, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.doors import feature
 from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
+from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import KVCache
-from twophase.core.batch import AttentionBatch
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.doors import feature
 from twophase.memory import SCORED_ROWS

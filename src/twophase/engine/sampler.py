@@ -18,7 +18,7 @@ from torch.nn.functional import pad, threshold
 
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import SampledToken
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine.philox import uniforms
 

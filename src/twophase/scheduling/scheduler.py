@@ -13,9 +13,8 @@ from typing import Protocol, final, runtime_checkable
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError, PolicyError
-from twophase.core.outputs import FinishReason
 from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
-from twophase.core.request import Request
+from twophase.core.request import FinishReason, Request
 from twophase.scheduling._queues import SequenceQueues
 from twophase.scheduling.config import SchedulerConfig
 from twophase.scheduling.default_policy import PriorityPolicy

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from twophase.core.plan import SampledToken
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.default_policy import by_priority, decodes_first
 from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.sequence import Sequence

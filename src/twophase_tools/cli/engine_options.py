@@ -3,8 +3,9 @@
 import argparse
 from typing import Any
 
-from twophase.config import BACKENDS, DEFAULTS, EngineConfig, help_for
+from twophase.config import BACKENDS, DEFAULTS, EngineConfig
 from twophase_tools.cli.arguments import text, whole
+from twophase_tools.cli.engine_options import help_for
 
 FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}  # of all others: their names
 METAVARS = {"sliding_window": "W", "num_attention_sinks": "S", "policy": "NAME", "admission": "NAME"}

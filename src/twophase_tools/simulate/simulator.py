@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from twophase.core.errors import InvalidRequestError, TwophaseError
-from twophase.core.outputs import StepTrace
-from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan
+from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan, StepTrace
 from twophase.core.request import Request
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
