@@ -1502,10 +1502,10 @@ plt.show()
 # **Open the engine.** The engine's top-k and top-p, for a whole batch at once:
 
 # %%
-from twophase.engine import sampler
+from twophase_features import truncation
 
-print(f"TOP_P_CANDIDATES = {sampler.TOP_P_CANDIDATES}")
-show_source(sampler._top_k_top_p, first="vocab_size =")
+print(f"TOP_P_CANDIDATES = {truncation.TOP_P_CANDIDATES}")
+show_source(truncation._top_k_top_p, first="vocab_size =")
 
 # %% [markdown]
 # Your function sorts all 49,152 tokens of a row; this one takes the 256 largest (`TOP_P_CANDIDATES`). When is that not

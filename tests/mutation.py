@@ -8,7 +8,8 @@ import importlib
 import importlib.util
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -80,6 +81,18 @@ def _execute(name: str, original: str, source: str, filename: str) -> ModuleType
     sys.modules[name] = module
     exec(compile(source, filename, "exec"), module.__dict__)
     return module
+
+
+@contextmanager
+def installed(module: ModuleType) -> Iterator[None]:
+    """A mutant stands in for its module where that is imported while the engine runs (`doors.feature`)."""
+    name = module.__name__.partition("__mutant_")[0]
+    original = importlib.import_module(name)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        sys.modules[name] = original
 
 
 def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None:

@@ -15,7 +15,7 @@ from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseE
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import items_of, shown
 from twophase.doors import feature
-from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.prompts import Prompt
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar

@@ -1,9 +1,26 @@
 """The sampling rules again, written the slow way: one row, fp64, a sort of the whole vocabulary."""
 
+from collections.abc import Callable
+from types import ModuleType
+
 import numpy as np
 import torch
 
+from tests.mutation import installed
 from twophase.core.request import SamplingParams
+from twophase.engine import sampler
+
+
+def sample_of(module: ModuleType) -> Callable:
+    """`sample` of a sampler; or the engine's own, with a feature that it uses, or a mutant of that, in its place."""
+    if hasattr(module, "sample"):
+        return module.sample
+
+    def sample(*args):
+        with installed(module):
+            return sampler.sample(*args)
+
+    return sample
 
 
 def probabilities(logits, params: SamplingParams, token_ids=()) -> np.ndarray:

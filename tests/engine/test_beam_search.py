@@ -309,7 +309,7 @@ class TestLLM:
         ("prompts", "params", "message"),
         [
             (["a", [5] * 64], params_of(2), "64 tokens"),
-            (["a"], params_of(2, stop_token_ids=[999_999]), "stop_token_ids must be in the vocabulary"),
+            (["a"], params_of(2, stop_token_ids=[999_999]), "stop_token_ids must be of tokens in the vocabulary"),
         ],
     )
     def test_what_is_refused_before_anything_runs(self, llm, prompts, params, message):

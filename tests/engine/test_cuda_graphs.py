@@ -20,7 +20,7 @@ from twophase.attention import triton_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.plan import ScheduledChunk
 from twophase.core.request import SamplingParams
-from twophase.engine.packing import pack
+from twophase.engine.runner import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs
 from twophase_features.speculation.speculator import Speculator
@@ -146,7 +146,7 @@ def check_played_graphs(module, model, expected):
     """Contexts that outgrow their graph, batches that shrink: the tokens of eager steps; tables as wide as contexts."""
     graphs, found, captures, _ = play(module, model, PLAYED_PROMPTS, PLAYED_PARAMS)
     assert found == expected
-    widths = {shape.context: graph.inputs.num_columns for shape, graph in graphs._graphs.items()}
+    widths = {shape.context: graph.inputs.view().block_tables.shape[1] for shape, graph in graphs._graphs.items()}
     assert widths == {64: 16, 100: 32}
     for options in captures:
         stream, mode = options.get("stream"), options.get("capture_error_mode")

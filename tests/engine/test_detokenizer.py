@@ -9,15 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.tokenizers_for_tests import ALL, END, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable, Mutant, installed
 from twophase.core.request import SamplingParams
 from twophase.engine import detokenizer
-from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer, longest_partial_match, matches
+from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
+from twophase_features import stop_strings
+from twophase_features.stop_strings import longest_partial_match, matches
 
 
 def stream(decoder, ids, prompt_ids=(), *, module=detokenizer, **options) -> tuple[list[str], str | None]:
     """The text after each token and after the end, and the stop string that matched. Checks that text only grows."""
-    detok = module.Detokenizer(decoder, SamplingParams(**options), prompt_ids)
+    with installed(module):
+        detok = getattr(module, "Detokenizer", Detokenizer)(decoder, SamplingParams(**options), prompt_ids)
     texts = [""]
     for token_id in ids:
         matched = detok.append(token_id)
@@ -260,7 +263,7 @@ def cut_texts(draw):
 
 class TestStopStrings:
     def test_across_token_boundaries(self):
-        check_stop_strings(detokenizer)
+        check_stop_strings(stop_strings)
 
     @given(cut_texts(), st.booleans())
     @settings(max_examples=300, deadline=None)
@@ -334,15 +337,15 @@ MUTANTS = [
     ("the prompt's half is forgotten", "if may_end is not None:", "if True:", "cuts"),
     ("the prompt's half is the output's", "self._settled = self._pending_text  #", "self._settled = ''  #", "replacement"),
     ("what the output completes is the prompt's", "text[start:]", "text[len(self._settled):]", "cuts"),
-    ("the end lost", "self._release(self._settle(self._pending_text))", "self._release(self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER)))", "replacement"),
-    ("characters lost among junk", "if is_whole(character):", "if False:", "junk"),
-    ("a character beside half of one waits", "        piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._settle(self._pending_text if is_whole(self._pending_text) else '')", "junk"),
+    ("the end lost", "return self._settle(self._pending_text)\n", "return self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))\n", "replacement"),
+    ("characters lost among junk", "if _is_whole(character):", "if False:", "junk"),
+    ("a character beside half of one waits", "        piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._settle(self._pending_text if _is_whole(self._pending_text) else '')", "junk"),
     ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),
     ("junk told twice", "text, text[: len(text) - num_open]", "text, ''", "junk"),
     ("special tokens pend", "            return None\n        self._pending.append", "            pass\n        self._pending.append", "special"),
-    ("special tokens kept", "skip_special_tokens=self._params.skip_special_tokens", "skip_special_tokens=False", "special"),
+    ("special tokens kept", "skip_special_tokens=self._skips_special", "skip_special_tokens=False", "special"),
     ("nothing held back", "len(text) - longest_partial_match(text, stops)", "len(text)", "stop"),
-    ("held text lost at the end", "self._pieces.append(self._held)", "pass", "stop"),
+    ("held text lost at the end", "self._released.append(self._held)", "pass", "stop"),
     ("stop string kept", "else end - len(matched)", "else end", "stop"),
     ("first listed instead of first complete", "in sorted(ends)", "in ends", "stop"),
     ("shorter of two that end together", "-len(stop), stop)", "len(stop), stop)", "stop"),
@@ -353,4 +356,5 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, old, new, check = mutant
-    KillTable.record(Mutant(name, "twophase.engine.detokenizer", old, new), CHECKS[check])
+    module = "twophase_features.stop_strings" if check == "stop" else "twophase.engine.detokenizer"
+    KillTable.record(Mutant(name, module, old, new), CHECKS[check])

@@ -259,7 +259,7 @@ class TestDoor:
             (prompt_of(0, 128), {}, "max_model_len=128, and the prompt alone has 128 tokens"),
             (prompt_of(0, 100), {"n": 5, "max_tokens": 28}, r"may need \d+ KV blocks of 4 tokens .* the pool has 40"),
             (prompt_of(0, 5), {"n": 9}, "n must be at most max_num_seqs=8, got n=9"),
-            (prompt_of(0, 5), {"stop_token_ids": [400]}, r"\[0, 330\), got 400: it could never stop"),
+            (prompt_of(0, 5), {"stop_token_ids": [400]}, r"\[0, 330\), got 400, which is never drawn"),
         ],
     )
     def test_refusals(self, tiny_model, prompt, params, message):

@@ -19,6 +19,7 @@ import torch
 
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.random_schemas import random_schema
+from tests.engine.sampling_oracle import sample_of
 from tests.engine.tokenizers_for_tests import KINDS, byte_level
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
@@ -26,9 +27,9 @@ from tests.tools.cli.conftest import child_environment
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import engine as engine_module
-from twophase.engine import sampler as sampler_module
 from twophase.engine.detokenizer import Detokenizer
 from twophase.engine.sampler import SampleRow, sample
+from twophase_features import score_edits
 from twophase_features.structured_outputs import guidance as guidance_module
 from twophase_features.structured_outputs.guidance import MAX_SLOW_STEPS, Guidance, GuidanceError
 from twophase_features.structured_outputs.schema_rules import FORMATS
@@ -552,8 +553,8 @@ def check_masks(module) -> None:
     for masks in ([*full[:2], anything, full[2], few, anything], [few], [anything]):
         for greedy in (True, False):
             params = SamplingParams(temperature=0 if greedy else 1, top_k=0 if greedy else 2, logprobs=3)
-            rows = [module.SampleRow(params, 7, 0, 0, 40, (), words) for _, words in masks]
-            drawn = module.sample(logits[: len(rows)], rows)
+            rows = [SampleRow(params, 7, 0, 0, 40, (), words) for _, words in masks]
+            drawn = sample_of(module)(logits[: len(rows)], rows)
             for row, (allowed, _), tokens in zip(logits, masks, drawn, strict=False):
                 best = np.where(allowed, row.numpy(), -np.inf).argsort()[::-1][: 1 if greedy else 2]
                 assert {token.token_id for token in tokens} == set(best[allowed[best]].tolist())
@@ -565,7 +566,7 @@ def check_masks(module) -> None:
 
 
 def test_masks():
-    check_masks(sampler_module)
+    check_masks(score_edits)
 
 
 def test_draws_follow_what_is_left_of_the_distribution():
@@ -582,7 +583,7 @@ def test_draws_follow_what_is_left_of_the_distribution():
 def test_unpack(device, num_bits):
     words = np.array([[1, 1 << 31], [0xFFFF_FFFF, 0], [0xA5, 3]], np.uint32)
     expected = [[bool(int(row[i // 32]) >> i % 32 & 1) for i in range(num_bits)] for row in words]
-    found = sampler_module.unpack(words, num_bits, torch.device(device))
+    found = score_edits.unpack(words, num_bits, torch.device(device))
     assert found.tolist() == expected
     assert found.device.type == device
 
@@ -705,18 +706,24 @@ def preempted_check(model, alone):
     return check
 
 
-PACKAGE_OF = {"sampler": "twophase.engine"} | dict.fromkeys(
+PACKAGE_OF = {"sampler": "twophase.engine", "score_edits": "twophase_features"} | dict.fromkeys(
     ("guidance", "schema_rules"), "twophase_features.structured_outputs"
 )
-GUIDE_CHECKS = {"sampler": check_masks, "guide": check_guide, "json": check_json, "bounds": check_exclusive_bounds}
+GUIDE_CHECKS = {
+    "sampler": check_masks,
+    "score_edits": check_masks,
+    "guide": check_guide,
+    "json": check_json,
+    "bounds": check_exclusive_bounds,
+}
 MUTANTS = [
-    ("mask not applied", "sampler", ".masked_fill_(forbidden, -math.inf)", "", "sampler"),
-    ("mask of the neighbour row", "sampler", "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "sampler"),
-    ("masked rows shifted", "sampler", "scores[list(allowed)] =", "scores[[max(r - 1, 0) for r in allowed]] =", "sampler"),
-    ("highest bit first", "sampler", 'bitorder="little"', 'bitorder="big"', "sampler"),
-    ("everything allowed beyond the last word", "sampler", "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "sampler"),
-    ("logprobs of what is left", "sampler", "_with_logprobs(logits,", "_with_logprobs(scores,", "sampler"),
-    ("logits masked in place", "sampler", "logits.clone() if scores is logits else scores", "scores", "sampler"),
+    ("mask not applied", "score_edits", ".masked_fill_(forbidden, -math.inf)", "", "score_edits"),
+    ("mask of the neighbour row", "score_edits", "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "score_edits"),
+    ("masked rows shifted", "score_edits", "scores[list(allowed)] =", "scores[[max(r - 1, 0) for r in allowed]] =", "score_edits"),
+    ("highest bit first", "score_edits", 'bitorder="little"', 'bitorder="big"', "score_edits"),
+    ("everything allowed beyond the last word", "score_edits", "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "score_edits"),
+    ("logprobs of what is left", "sampler", "with_logprobs(tokens, logits,", "with_logprobs(tokens, scores,", "sampler"),
+    ("logits masked in place", "score_edits", "scores = logits.clone()", "scores = logits", "score_edits"),
     ("state not advanced", "guidance", "self._matcher.consume_tokens(new)", "pass", "guide"),
     ("state advanced twice", "guidance", "self._num_read += len(new)", "pass", "guide"),
     ("only the newest token read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[max(num_prompt_tokens + self._num_read, len(token_ids) - 1) :]", "guide"),
@@ -748,9 +755,9 @@ PREEMPTION_MUTANTS = [
     (
         "state not rebuilt after preemption",
         "metrics",
-        "requests[victim.request.request_id].num_preemptions += 1",
+        "requests[victim.request.request_id].metrics.num_preemptions += 1",
         "state = requests[victim.request.request_id]\n"
-        "        state.num_preemptions += 1\n"
+        "        state.metrics.num_preemptions += 1\n"
         "        guide = state.completions[victim.index].constraint\n"
         "        _ = guide is None or guide._matcher.reset()",
     ),

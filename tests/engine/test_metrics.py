@@ -1,14 +1,7 @@
 """What the engine says of itself: the queue's age, hits of the prefix cache, the share of the pool in use."""
 
-import random
-from types import ModuleType, SimpleNamespace
-
-import pytest
-
 from tests.engine.engines import make_engine, prompt_of
-from tests.mutation import KillTable, Mutant
 from twophase.core.request import SamplingParams
-from twophase.engine import metrics
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -83,46 +76,3 @@ def test_the_share_of_the_pool_in_use(tiny_model):
     drain(engine)
     assert engine.stats().kv_cache_usage == engine.trace[-1].kv_cache_usage == 0
     assert engine.stats().kv_cache_usage_peak == max(step.blocks_in_use for step in engine.trace) / 20 > 0.3
-
-
-def check_waiting(module: ModuleType) -> None:
-    """Against the definition, at random: requests come in any order, are scheduled or end in any order."""
-    rng = random.Random(5)
-    waiting, there = module.WaitingRequests(), []
-    now_s = 0.0
-    for _ in range(300):
-        now_s += rng.random()
-        if rng.random() < 0.5:
-            request = SimpleNamespace(first_scheduled_s=None, finished_s=None)
-            arrival_s = round(now_s - rng.random(), 1)  # some are equal
-            waiting.add(arrival_s, request)
-            there.append((arrival_s, request))
-        elif there:
-            _, request = there.pop(rng.randrange(len(there)))
-            setattr(request, rng.choice(["first_scheduled_s", "finished_s"]), now_s)
-        ages_s = [max(0.0, now_s - arrival_s) for arrival_s, _ in there]
-        assert waiting.oldest_s(now_s) == max(ages_s, default=None)
-    assert len(waiting._heap) < 300
-
-
-def test_the_queue_by_definition():
-    check_waiting(metrics)
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("who was scheduled waits", "request.first_scheduled_s is not None or request", "request"),
-        (
-            "who ended waits",
-            "request.first_scheduled_s is not None or request.finished_s is not None",
-            "request.first_scheduled_s is not None",
-        ),
-        ("the newest", "(arrival_s, self._num_added, request))", "(-arrival_s, self._num_added, request))"),
-        ("equal arrivals", "self._num_added += 1", "pass"),
-        ("one of them", "while self._heap and _has_left", "if self._heap and _has_left"),
-    ],
-)
-def test_mutants_of_the_queue_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.engine.metrics", old, new), check_waiting)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
-from twophase.engine import packing
-from twophase.engine.packing import TABLE_COLUMNS, pack
+from twophase.engine import runner
+from twophase.engine.runner import TABLE_COLUMNS, pack
 from twophase_features.cuda_graphs import padded_batch_size, padded_context
 
 
@@ -36,7 +36,7 @@ def chunk_lists(draw):
 @given(chunk_lists())
 @settings(max_examples=100, deadline=None)
 def test_equals_a_loop_over_tokens(case):
-    check_packing(packing, case)
+    check_packing(runner, case)
 
 
 def check_packing(module, case):
@@ -86,13 +86,13 @@ def check_groups(module, block_size, chunks, alone):
 
 GROUP_CASES = [(4, [(0, [1], 5, [7, 9]), (1, [2, 3, 4], 2, [1, 2]), (2, [5], 0, [3])]), (1, [(0, [4], 1, [5, 6])])]
 GROUP_MUTANTS = [
-    ("every group has the first one's blocks", "block_ids[:, group]", "block_ids[:, 0]"),
-    ("slots of the first group", "slots_start, tables_start = (2 + group) * stride", "slots_start, tables_start = 2 * stride"),
-    ("tables of the first group", "group * num_seqs * self.num_columns\n", "0\n"),
-    ("lengths among the tables", "lens_start = self.num_groups * num_seqs", "lens_start = num_seqs"),
-    ("tables one after the other", "reshape(-1, num_groups)", "reshape(num_groups, -1).T"),
+    ("every group has the first one's blocks", "block_ids[group::num_groups]", "block_ids[::num_groups]"),
+    ("slots of the first group", "AttentionBatch(positions, slots_of_group,", "AttentionBatch(positions, slots[0],"),
+    ("tables of the first group", "cu_query_lens, table, *lengths", "cu_query_lens, tables[0], *lengths"),
+    ("lengths among the tables", "tables_start = cu_start + _aligned(num_seqs + 1)", "tables_start = cu_start"),
+    ("tables one after the other", "block_ids[group::num_groups]", "block_ids[group * len(block_ids) // num_groups :][: len(block_ids) // num_groups]"),
     ("tables as long as all groups'", "len(chunk.block_ids) // num_groups", "len(chunk.block_ids)"),
-    ("padding writes in other groups", "        part.slot_mapping.numpy()[:] = -1\n", "        batch.slot_mapping.numpy()[:] = -1\n"),
+    ("padding writes in other groups", "        slots[group][:] = -1\n", "        slots[0][:] = -1\n"),
 ]  # fmt: skip
 
 
@@ -103,8 +103,8 @@ def test_group_mutants_are_killed(name, old, new):
         for case in GROUP_CASES:
             check_packing(module, case)
 
-    check(packing)
-    KillTable.record(Mutant(name, "twophase.engine.packing", old, new), check)
+    check(runner)
+    KillTable.record(Mutant(name, "twophase.engine.runner", old, new), check)
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3, 5, 8])

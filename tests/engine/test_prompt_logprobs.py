@@ -1,6 +1,7 @@
 """Log-probabilities of prompts: transformers' own, whatever the engine does with the prompt in between."""
 
 from dataclasses import replace
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
@@ -8,14 +9,15 @@ import torch
 
 from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
-from tests.mutation import KillTable, Mutant
-from twophase.core.request import SamplingParams
+from tests.mutation import KillTable, Mutant, installed
+from twophase.core.plan import ScheduledChunk
+from twophase.core.request import Request, SamplingParams
 from twophase.engine.engine import Engine
-from twophase.engine.model_run import run_and_sample
-from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
+from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
 from twophase.scheduling.ledger import BlockLedger
+from twophase_features import logprobs
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
@@ -160,11 +162,23 @@ def test_an_error_in_the_model_is_the_request_s_own(case):
         check_outputs(case, run(engine, PROMPTS, PARAMS))
 
 
-def test_no_more_tokens_than_there_are():
-    scorer = PromptScorer([ScoredRows([1, 0], 20), ScoredRows([2], 1)])
-    for part in torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [0.0, 0.0, 5.0]]).split([1, 2]):
+def entries_of(module: ModuleType, parts, *wanted):
+    """The entries of two prompts whose first token has none; `wanted` has each one's other tokens, and `num_top`."""
+    pairs = []
+    for ids, num_top in wanted:
+        request = Request("a", (0, *ids), SamplingParams(prompt_logprobs=num_top))
+        chunk = ScheduledChunk(0, request.prompt_token_ids, 0, [0], 0, num_scored=len(ids))
+        pairs.append((chunk, RequestState.start(request, True, None)))
+    scorer = module.PromptScorer(pairs)
+    for part in parts:
         scorer.take(part)
-    two, one = scorer.results()
+    scorer.note()
+    return [state.prompt_logprobs[1:] for _, state in pairs]
+
+
+def test_no_more_tokens_than_there_are():
+    logits = torch.tensor([[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [0.0, 0.0, 5.0]])
+    two, one = entries_of(logprobs, logits.split([1, 2]), ([1, 0], 20), ([2], 1))
     assert [entry.token_id for entry in (*two, *one)] == [1, 0, 2]
     assert [[i for i, _ in entry.top] for entry in (*two, *one)] == [[2, 1, 0], [0, 2, 1], [2]]
     assert two[0].logprob == two[0].top[1][1]
@@ -187,7 +201,7 @@ def check_all(llama, module=None) -> None:
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
         patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
-        patch("twophase.engine.engine.run_and_sample", getattr(module, "run_and_sample", run_and_sample)),
+        installed(module if hasattr(module, "PromptScorer") else logprobs),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
         run(engine, PROMPTS[-1:], ONE)
@@ -201,16 +215,16 @@ def check_all(llama, module=None) -> None:
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
 STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
-SCORES, RUN = "twophase.engine.prompt_logprobs", "twophase.engine.model_run"
+SCORES = "twophase_features.logprobs"
 MUTANTS = [
-    ("a chunk begins with its own token", SCORES, "first = chunk.start + 1", "first = chunk.start", RUN),
-    ("the last row of a chunk is left out", SCORES, "max(0, min(len(chunk.token_ids), num", "max(0, min(len(chunk.token_ids) - 1, num", ENGINE),
-    ("the last token's row too", SCORES, "num_prompt_tokens - 1 - chunk.start))", "num_prompt_tokens - chunk.start))", ENGINE),
+    ("a chunk begins with its own token", SCORES, "prompt_token_ids[chunk.start + 1 :]", "prompt_token_ids[chunk.start :]", None),
+    ("the last row of a chunk is left out", SCORES, "max(0, min(len(chunk.token_ids), num", "max(0, min(len(chunk.token_ids) - 1, num", None),
+    ("the last token's row too", SCORES, "num_prompt_tokens - 1 - chunk.start))", "num_prompt_tokens - chunk.start))", None),
     ("the first token has one", STATE, "state.prompt_logprobs = [None]", "state.prompt_logprobs = []", ENGINE),
-    ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", RUN),
-    ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", RUN),
-    ("a row further", RUNNER, "range(start, start + chunk.num_scored)", "range(start + 1, start + 1 + chunk.num_scored)", None),
-    ("rows of the first chunk", RUNNER, "        start += len(chunk.token_ids)\n    for", "    for", None),
+    ("a place too early", SCORES, "state.prompt_logprobs[chunk.start + 1 :]", "state.prompt_logprobs[chunk.start :]", None),
+    ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", None),
+    ("a row further", RUNNER, "starts[i] + row for", "starts[i] + 1 + row for", None),
+    ("rows of the first chunk", RUNNER, "[starts[i] + row for", "[row for", None),
     ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),
 ]  # fmt: skip
 
@@ -224,10 +238,7 @@ def test_mutant_is_killed(name, module, old, new, through, llama):
 def check_scorer(module) -> None:
     """Two chunks' rows in slices that don't end where the chunks do."""
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
-    scorer = module.PromptScorer([module.ScoredRows([3, 0], 2), module.ScoredRows([6, 1, 2], 0)])
-    for part in logits.split([3, 2]):
-        scorer.take(part)
-    one, two = scorer.results()
+    one, two = entries_of(module, logits.split([3, 2]), ([3, 0], 2), ([6, 1, 2], 0))
     rows = logits.double().log_softmax(-1)
     for entry, token_id, row in zip((*one, *two), (3, 0, 6, 1, 2), rows, strict=True):
         assert (entry.token_id, entry.logprob) == (token_id, pytest.approx(row[token_id].item(), abs=1e-5))
@@ -240,7 +251,7 @@ def check_scorer(module) -> None:
     [
         ("each slice begins anew", "self._num_taken += len(logits)", "pass"),
         ("no normalisation", "logits.log_softmax(dim=-1)", "logits"),
-        ("as many as anybody wants", "top[: rows.num_top]", "top"),
+        ("as many as anybody wants", "top[: _num_top(state)]", "top"),
     ],
 )
 def test_scorer_mutant_is_killed(name, old, new):

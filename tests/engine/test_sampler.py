@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.sampling_oracle import chi_square_p_value, probabilities
+from tests.engine.sampling_oracle import chi_square_p_value, probabilities, sample_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.request import SamplingParams
 from twophase.engine import sampler
@@ -100,7 +100,7 @@ def check_distribution_of_each_processor(module) -> None:
         params = SamplingParams(n=NUM_DRAWS, **options)
         logits = logits_of(number)
         rows = [row(params, seed=number, num_samples=NUM_DRAWS, token_ids=SEEN_TOKEN_IDS)]
-        (tokens,) = module.sample(logits, rows)
+        (tokens,) = sample_of(module)(logits, rows)
         try:
             assert_distribution(tokens, probabilities(logits[0], params, SEEN_TOKEN_IDS))
         except AssertionError as error:
@@ -114,8 +114,8 @@ def check_rows_together(module) -> None:
     rows = [row(SamplingParams(n=3, **o), seed=i, first_index=i, **kwargs) for i, o in enumerate(CASES.values())]
     rows.insert(2, row(SamplingParams(temperature=0, n=2), num_samples=2))
     logits = torch.cat([logits[:2], logits[:1], logits[2:]])
-    together = module.sample(logits, rows)
-    alone = [module.sample(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
+    together = sample_of(module)(logits, rows)
+    alone = [sample_of(module)(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
     assert together == alone
     assert together[2] == (together[2][0],) * 2
 
@@ -123,11 +123,11 @@ def check_rows_together(module) -> None:
 def check_draws_differ_by_completion_and_position(module) -> None:
     params = SamplingParams(n=64)
     logits = logits_of(5, 1, scale=0.1)
-    (forks,) = module.sample(logits, [row(params, num_samples=64)])
+    (forks,) = sample_of(module)(logits, [row(params, num_samples=64)])
     assert len(set(forks)) > 40
-    singles = [module.sample(logits, [row(params, first_index=i)])[0][0] for i in range(64)]
+    singles = [sample_of(module)(logits, [row(params, first_index=i)])[0][0] for i in range(64)]
     assert list(forks) == singles
-    later = module.sample(logits.expand(64, -1), [row(params, position=p) for p in range(64)])
+    later = sample_of(module)(logits.expand(64, -1), [row(params, position=p) for p in range(64)])
     assert len({tokens[0] for tokens in later}) > 40
 
 
@@ -199,7 +199,7 @@ def check_order_of_processors(module) -> None:
     def support(p, token_ids=(), **options):
         logits = torch.tensor([p], dtype=torch.float64).log().float()
         params = SamplingParams(n=300, **options)
-        (tokens,) = module.sample(logits, [row(params, num_samples=300, token_ids=token_ids)])
+        (tokens,) = sample_of(module)(logits, [row(params, num_samples=300, token_ids=token_ids)])
         return set(counts_of(tokens, len(p)).nonzero()[0].tolist())
 
     # Penalty, then temperature, then top-k: token 0 is best until penalised (logits are <= 0, so it is multiplied).
@@ -220,14 +220,14 @@ def check_order_of_processors(module) -> None:
 def check_penalty_once_per_token(module) -> None:
     logits = torch.tensor([[1.0, 1.9, -1.0, -1.9]])
     greedy = SamplingParams(temperature=0, repetition_penalty=2.0, logprobs=0)
-    (tokens,) = module.sample(logits, [row(greedy, token_ids=[1, 1, 3])])
+    (tokens,) = sample_of(module)(logits, [row(greedy, token_ids=[1, 1, 3])])
     assert tokens[0].token_id == 0
     # A negative logit is multiplied: -1 * 2 < -1.9, so the unseen token 1 wins.
-    (tokens,) = module.sample(torch.tensor([[-1.0, -1.9]]), [row(greedy, token_ids=[0])])
+    (tokens,) = sample_of(module)(torch.tensor([[-1.0, -1.9]]), [row(greedy, token_ids=[0])])
     assert tokens[0].token_id == 1
     # 1.9 / 1.5 = 1.27 still wins; penalised twice it would not.
     mild = SamplingParams(temperature=0, repetition_penalty=1.5)
-    (tokens,) = module.sample(logits, [row(mild, token_ids=[1, 1, 3])])
+    (tokens,) = sample_of(module)(logits, [row(mild, token_ids=[1, 1, 3])])
     assert tokens[0].token_id == 1
 
 
@@ -253,7 +253,7 @@ def check_logprobs(module) -> None:
     rows = [row(p, num_samples=p.n, token_ids=SEEN_TOKEN_IDS) for p in params]
     divided = torch.tensor([1, 0.5, 1, 1, 1])[:, None]
     expected = torch.log_softmax(logits.double() / divided, -1)
-    for r, (p, tokens) in enumerate(zip(params, module.sample(logits, rows), strict=True)):
+    for r, (p, tokens) in enumerate(zip(params, sample_of(module)(logits, rows), strict=True)):
         for token in tokens:
             if p.logprobs is None:
                 assert token.logprob is None
@@ -281,10 +281,10 @@ def check_bad_rows(module) -> None:
     logits[3] = -math.inf
     for options in ({"temperature": 0}, {}, {"top_p": 0.9, "top_k": 20}, {"top_p": 0.999, "temperature": 50.0}):
         rows = [row(SamplingParams(**options), seed=i) for i in range(5)]
-        results = module.sample(logits, rows)
+        results = sample_of(module)(logits, rows)
         assert [isinstance(result, Exception) for result in results] == [False, True, True, True, False]
         for good in (0, 4):
-            assert results[good] == module.sample(logits[good : good + 1], [rows[good]])[0]
+            assert results[good] == sample_of(module)(logits[good : good + 1], [rows[good]])[0]
 
 
 def check_extremes(module) -> None:
@@ -297,7 +297,7 @@ def check_extremes(module) -> None:
             for options in ({}, {"min_p": 0, "top_p": 0.9}, {"min_p": 1, "top_k": 2}, {"top_p": 1e-300}):
                 params = SamplingParams(temperature=temperature, repetition_penalty=penalty, **options)
                 rows = [row(params, seed=s, token_ids=[*legal, 7])._replace(allowed=allowed) for s in range(8)]
-                results = module.sample(logits_of(11, 1, scale=300.0).expand(8, -1), rows)
+                results = sample_of(module)(logits_of(11, 1, scale=300.0).expand(8, -1), rows)
                 assert {token.token_id for (token,) in results} <= legal, params
 
 
@@ -307,8 +307,8 @@ def check_whole_numbers(module) -> None:
     for name in ("min_p", "temperature", "repetition_penalty", "top_p"):
         object.__setattr__(params, name, int(getattr(params, name)) or int(name == "top_p"))  # past the validation
     object.__setattr__(params, "top_p", 0.9)
-    (tokens,) = module.sample(logits_of(12), [row(params, token_ids=[3])])
-    assert tokens == module.sample(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
+    (tokens,) = sample_of(module)(logits_of(12), [row(params, token_ids=[3])])
+    assert tokens == sample_of(module)(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
 
 
 class TestBadRows:
@@ -339,6 +339,20 @@ CHECKS = {
     "whole": check_whole_numbers,
 }
 
+FEATURE_OF = {"logprobs without normalisation": "logprobs"}
+FEATURE_OF |= dict.fromkeys(("penalty ignores the sign", "penalty upside down"), "score_edits")
+FEATURE_OF |= dict.fromkeys(
+    (
+        "min-p as a whole number",
+        "top-k keeps one too few",
+        "top-p of the whole row, not of what top-k left",
+        "top-p excludes the token that reaches it",
+        "top-p trusts its candidates",
+        "min-p ignored",
+        "min-p forgotten beside top-k",
+    ),
+    "truncation",
+)
 # (name, source text, replacement, the check that must notice)
 MUTANTS = [
     ("penalty ignores the sign", "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "penalty"),
@@ -357,8 +371,8 @@ MUTANTS = [
     ("seed ignored", "[row.seed for _, row, _ in draws]", "[i for i, _ in enumerate(draws)]", "together"),
     ("second level ignores the fraction", "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
     ("chunk size off", "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
-    ("logprobs of the penalised scores", "_with_logprobs(logits, rows", "_with_logprobs(scores, rows", "logprobs"),
-    ("logprobs without normalisation", "[:, None]).log_softmax(dim=-1)", "[:, None])", "logprobs"),
+    ("logprobs of the penalised scores", "with_logprobs(tokens, logits,", "with_logprobs(tokens, scores,", "logprobs"),
+    ("logprobs without normalisation", "(temperature[:, None]).log_softmax(dim=-1)", "(temperature[:, None])", "logprobs"),
     ("NaN passes", "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
 ]  # fmt: skip
 
@@ -367,7 +381,8 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, old, new, check = mutant
-    KillTable.record(Mutant(name, "twophase.engine.sampler", old, new), CHECKS[check])
+    module = f"twophase_features.{FEATURE_OF[name]}" if name in FEATURE_OF else "twophase.engine.sampler"
+    KillTable.record(Mutant(name, module, old, new), CHECKS[check])
 
 
 @pytest.mark.gpu

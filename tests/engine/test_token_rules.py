@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.mutation import KillTable, Mutant
+from tests.engine.sampling_oracle import sample_of
+from tests.mutation import KillTable, Mutant, installed
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
-from twophase.engine import detokenizer, model_run, request_state, sampler
-from twophase.engine.sampler import SampleRow, bias_of
+from twophase.engine import model_run, sampler
+from twophase.engine.detokenizer import Detokenizer
+from twophase.engine.sampler import SampleRow
+from twophase_features import score_edits, stop_strings
+from twophase_features.score_edits import bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -26,7 +30,9 @@ def generate(llm, **params):
 
 def row_of(position=0, token_ids=(), banned=(), num_samples=1, **params) -> SampleRow:
     made = SamplingParams(**params)
-    return SampleRow(made, 0, 0, position, num_samples, token_ids, banned=banned, bias=bias_of(made))
+    return SampleRow(
+        made, 0, 0, position, num_samples, token_ids, banned=banned, bias=bias_of(made) if made.logit_bias else None
+    )
 
 
 class TestMinTokens:
@@ -73,10 +79,10 @@ class TestMinTokens:
             SamplingParams(min_tokens=3, structured_outputs=StructuredOutputs(regex="a"))
 
 
-def check_ban(module=sampler):
+def check_ban(module=score_edits):
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
     rows = [row_of(banned=frozenset({1}), temperature=0), row_of(temperature=0)]
-    assert [tokens[0].token_id for tokens in module.sample(logits, rows)] == [2, 1]
+    assert [tokens[0].token_id for tokens in sample_of(module)(logits, rows)] == [2, 1]
     assert logits.tolist() == [[1.0, 3.0, 2.0]] * 2
 
 
@@ -91,25 +97,27 @@ class Characters:
         return "".join(map(chr, ids))
 
 
-def check_stop_after(module=detokenizer):
-    text = module.Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
+def check_stop_after(module=stop_strings):
+    with installed(module):
+        text = Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
     # "ab" at 0 is early; "b" at 3 completes one that began early, which does not count; the next is whole.
     matched = [text.append(ord(character)) for character in "abaxab"]
     assert matched == [None] * 5 + ["ab"]
     assert text.text == "abax"
 
 
-def check_boundary(module):
-    text = module.Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
+def check_boundary(module=stop_strings):
+    with installed(module):
+        text = Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
     assert [text.append(ord(character)) for character in "abb"] == [None, None, "b"]
 
 
 def test_a_stop_string_begins_after_the_last_early_token():
     check_stop_after()
-    check_boundary(detokenizer)
+    check_boundary()
 
 
-def check_penalties(module=sampler):
+def check_penalties(module=score_edits):
     """By hand: counted in the completion, not in the prompt, and of its own row alone."""
     logits = torch.tensor([[4.0, 3.9, 3.0]] * 4)
     common = {"temperature": 0, "logprobs": 0}
@@ -120,13 +128,13 @@ def check_penalties(module=sampler):
         row_of(position=0, token_ids=[0, 0], presence_penalty=2.0, frequency_penalty=2.0, **common),
     ]
     # 4 - 0.05; 4 - 0.12 < 3.9; 4 - 0.9 and 3.9 - 1.6, so 3.1 is best; nothing yet.
-    assert [tokens[0].token_id for tokens in module.sample(logits, rows)] == [0, 1, 0, 0]
+    assert [tokens[0].token_id for tokens in sample_of(module)(logits, rows)] == [0, 1, 0, 0]
     rows[2] = row_of(position=3, token_ids=[2, 1, 0, 1], frequency_penalty=0.9, presence_penalty=0.2, **common)
-    (tokens,) = module.sample(logits[2:3], rows[2:3])
+    (tokens,) = sample_of(module)(logits[2:3], rows[2:3])
     assert tokens[0].token_id == 2, "4 - 1.1 and 3.9 - 2 are below 3"
     assert tokens[0].logprob == pytest.approx(float(logits[2].log_softmax(0)[2])), "they describe the model"
     raised = row_of(position=1, token_ids=[2], presence_penalty=-2.0, **common)
-    assert module.sample(logits[:1], [raised])[0][0].token_id == 2
+    assert sample_of(module)(logits[:1], [raised])[0][0].token_id == 2
     assert logits.tolist() == torch.tensor([[4.0, 3.9, 3.0]] * 4).tolist()
 
 
@@ -158,7 +166,7 @@ def test_penalties_out_of_range(name):
             SamplingParams(**{name: value})
 
 
-def check_bias(module=sampler):
+def check_bias(module=score_edits):
     logits = torch.tensor([[4.0, 3.0, 2.0]] * 3)
     common = {"temperature": 0, "logprobs": 0}
     rows = [
@@ -166,7 +174,7 @@ def check_bias(module=sampler):
         row_of(**common),
         row_of(logit_bias={0: -3, 2: 2.5}, repetition_penalty=2.0, token_ids=[2], **common),
     ]
-    drawn = [tokens[0] for tokens in module.sample(logits, rows)]
+    drawn = [tokens[0] for tokens in sample_of(module)(logits, rows)]
     assert [each.token_id for each in drawn] == [2, 0, 1], "1, 3 and 4.5 / 2: the bias comes before the penalty"
     assert drawn[0].logprob == pytest.approx(float(logits[0].log_softmax(0)[2])), "they describe the model"
     assert logits.tolist() == [[4.0, 3.0, 2.0]] * 3
@@ -179,7 +187,7 @@ def test_biases_by_hand():
 def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
     """Of 16 x 300 biases a step in Python, each took as long as a step."""
     made, used = [], []
-    monkeypatch.setattr(request_state, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
+    monkeypatch.setattr(score_edits, "bias_of", lambda params: made.append(bias_of(params)) or made[-1])
     monkeypatch.setattr(model_run, "sample", lambda logits, rows: used.extend(rows) or sampler.sample(logits, rows))
     bias = dict.fromkeys(range(300), 1.0)
     generate(llm, logit_bias=bias, n=4, temperature=1.0, seed=1)
@@ -209,51 +217,52 @@ def test_biases_of_any_kind_and_their_refusal(llm):
 @pytest.mark.parametrize(
     ("name", "module", "old", "new", "check"),
     [
-        ("biases of all rows", "sampler", "scores[at] += torch", "scores[:, at[1]] += torch", check_bias),
-        ("edits in place", "sampler", "logits.clone() if scores is logits else scores", "scores", check_bias),
+        ("biases of all rows", "score_edits", "scores[at] += torch", "scores[:, at[1]] += torch", check_bias),
+        ("edits in place", "score_edits", "scores = logits.clone()", "scores = logits", check_bias),
         (
             "each edit starts anew",
-            "sampler",
-            "logits.clone() if scores is logits else scores",
-            "logits.clone()",
+            "score_edits",
+            "edit(scores, arguments)",
+            "edit(scores := logits.clone(), arguments)",
             check_bias,
         ),
         (
             "biases last",
-            "sampler",
+            "score_edits",
             "    (_add_bias, lambda row: row.bias),\n    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n",
             "    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n    (_add_bias, lambda row: row.bias),\n",
             check_bias,
         ),
-        ("prompts are counted", "sampler", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
-        ("presence forgotten", "sampler", "row.params.presence_penalty + row", "row", check_penalties),
+        ("prompts are counted", "score_edits", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
+        ("presence forgotten", "score_edits", "row.params.presence_penalty + row", "row", check_penalties),
         (
             "frequency is presence",
-            "sampler",
+            "score_edits",
             "* torch.from_numpy(counts)",
             "* torch.ones(len(counts))",
             check_penalties,
         ),
         (
             "bans of all rows",
-            "sampler",
+            "score_edits",
             "scores[_places(banned, scores.device)]",
             "scores[:, _places(banned, scores.device)[1]]",
             check_ban,
         ),
         (
             "stops at any time",
-            "detokenizer",
+            "stop_strings",
             "if self._num_tokens <= self._params.min_tokens:",
             "if False:",
             check_stop_after,
         ),
-        ("one token early", "detokenizer", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
+        ("one token early", "stop_strings", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 18 else "",
 )
 def test_mutants_are_killed(name, module, old, new, check):
-    KillTable.record(Mutant(name, f"twophase.engine.{module}", old, new), check)
+    package = "twophase_features" if module in ("score_edits", "stop_strings") else "twophase.engine"
+    KillTable.record(Mutant(name, f"{package}.{module}", old, new), check)
 
 
 def test_a_top_k_of_minus_one_keeps_all():

@@ -64,7 +64,7 @@ MUTANTS = [
     ("nothing is sent again", ENGINE, "self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))", "pass", lambda folder: lost_pages(folder, 1)),
     ("all is sent again", ENGINE, "remote.submit.keys[first_missing:]", "remote.submit.keys", FAILS.test_only_what_is_missing_is_sent_again),
     ("it is sent again for ever", ENGINE, "if remote.num_resends < MAX_RESENDS:", "if True:", lambda folder: lost_pages(folder, 10**6)),
-    ("pages are kept as long as their request", ENGINE, "if request_id in ended or self._engine.state_of(request_id).first_scheduled_s is not None:", "if request_id in ended:", PAGES.test_pages_leave_the_tier_when_they_are_loaded),
+    ("pages are kept as long as their request", ENGINE, "if request_id in ended or self._engine.state_of(request_id).metrics.first_scheduled_s is not None:", "if request_id in ended:", PAGES.test_pages_leave_the_tier_when_they_are_loaded),
     ("room is not looked for", TIER, "if len(new) > len(self._free):", "if False:", ROOM.test_a_full_tier_holds_up_the_prefill_side),
     ("a short prompt overtakes", ENGINE, "                    return\n", "                    continue\n", ROOM.test_a_full_tier_holds_up_the_prefill_side),
     ("a prompt too long for the tier waits on", ENGINE, "        if not 0 < len(keys) - num_here <= self._tier.num_blocks:", "        if not 0 < len(keys) - num_here:", ROOM.test_a_prompt_that_the_tier_could_never_hold_is_computed_here),

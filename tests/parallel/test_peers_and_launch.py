@@ -21,7 +21,7 @@ from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
-from twophase.engine._isolation import isolate
+from twophase.engine.model_run import isolate
 from twophase.engine.runner import ModelRunner
 from twophase_features.parallel.launch import LaunchError, is_running, run_local
 from twophase_features.parallel.peers import PeerLostError, Peers

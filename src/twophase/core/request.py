@@ -142,6 +142,11 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether a draw leaves out unlikely tokens."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken, without a draw."""
         return self.temperature == 0
@@ -231,7 +236,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestMetrics:
     """When things happened to one request, in seconds on the engine's monotonic clock; None: not yet.
 

@@ -10,7 +10,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import UInt32
 
-from twophase.core.errors import InvalidRequestError
 from twophase.core.request import SamplingParams
 
 
@@ -68,18 +67,3 @@ class GrammarCompiler(Protocol):
     def compile(self, params: SamplingParams) -> Grammar:
         """The grammar of `params.structured_outputs`; raises InvalidRequestError if it cannot be enforced."""
         ...
-
-
-def compile_grammar(params: SamplingParams, compiler: GrammarCompiler | None) -> Grammar | None:
-    """The grammar that a request asks for; None if it asks for no structured outputs.
-
-    Raises:
-        InvalidRequestError: There is no compiler, because there is no tokenizer; or it cannot be enforced.
-    """
-    if params.structured_outputs is None:
-        return None
-    if compiler is None:
-        raise InvalidRequestError(
-            "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
-        )
-    return compiler.compile(params)

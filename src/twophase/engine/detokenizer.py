@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from itertools import islice
 from os.path import commonprefix
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.core.request import SamplingParams
+from twophase.doors import feature
 
 REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one
@@ -13,6 +14,8 @@ MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at leas
 # Tokens kept while they do not end in a whole character. Two characters long: even if the window begins in
 # mid-character, its end decodes as in the whole text.
 MAX_PENDING_TOKENS = 2 * MAX_CHARACTER_TOKENS
+
+MayEnd = Callable[[str], bool] | None
 
 
 @runtime_checkable
@@ -34,29 +37,23 @@ class Detokenizer:
 
     The context keeps a decoder of SentencePiece kind from stripping a space as at the start of a text. Pending text is
     released as soon as no later token can change it: all but U+FFFD at its end. When it ends in a whole character, the
-    pending tokens become the context. A stop string may still be starting in released text:
-
-        [ text | held back: the beginning of a stop string ]
+    pending tokens become the context.
 
     A decoder with byte tokens (Llama 2's `ByteFallback`) turns every byte of a run into U+FFFD if one of them is
-    invalid, also in characters that were released. Here whole characters stand, and only stray bytes become U+FFFD.
-    (The library's `DecodeStream` raises an error there, and never releases half a character at the end of a text.)
+    invalid. Here whole characters stand, and only stray bytes become U+FFFD. (The library's `DecodeStream` raises an
+    error there, and never releases half a character at the end of a text.)
 
     Args:
         decoder: Turns token ids into text.
-        params: Stop strings and how to treat them.
+        params: Stop strings and how to treat them, and whether special tokens are skipped.
         prompt_token_ids: The tokens that the output continues.
         may_end: For structured outputs, whether a text may end; elsewhere in the text a stop string is ordinary text.
     """
 
     def __init__(
-        self,
-        decoder: TextDecoder,
-        params: SamplingParams,
-        prompt_token_ids: Sequence[int],
-        may_end: Callable[[str], bool] | None = None,
+        self, decoder: TextDecoder, params: SamplingParams, prompt_token_ids: Sequence[int], may_end: MayEnd = None
     ) -> None:
-        self._decoder, self._params, self._may_end = decoder, params, may_end or (lambda text: True)
+        self._decoder, self._skips_special = decoder, params.skip_special_tokens
         self._context: list[int] = []
         self._pending: list[int] = []
         self._context_text = self._pending_text = self._settled = ""
@@ -66,41 +63,33 @@ class Detokenizer:
             self._pending, self._pending_text = [], ""
         self._settled = self._pending_text  # the released prefix of the pending text, or the prompt's
         self._pieces: list[str] = []
-        self._held = ""
-        self._num_tokens = 0
+        self._stops: Any = None
+        if params.stop:
+            self._stops = feature("stop_strings").StopStrings(decoder, params, may_end, self._pieces)
 
     @property
     def text(self) -> str:
         """The released text: it only grows."""
-        self._pieces = ["".join(self._pieces)]
+        self._pieces[:] = ["".join(self._pieces)]
         return self._pieces[0]
 
     def append(self, token_id: int) -> str | None:
         """Add a token; returns the stop string that the token completed. Nothing may be added after a stop string."""
-        self._num_tokens += 1
         piece = self._add(token_id)
-        return self._stop_at(token_id) if piece is None else self._release(piece)
+        if self._stops is not None:
+            return self._stops.append(token_id, piece, self._rest)
+        self._pieces.append(piece or "")
+        return None
 
     def finish(self) -> str | None:
-        """Release all text. No more tokens will come, so an incomplete character becomes U+FFFD.
+        """Release all text, an incomplete character as U+FFFD; returns the stop string that this text completed."""
+        if self._stops is not None:
+            return self._stops.finish(self._rest())
+        self._pieces.append(self._rest())
+        return None
 
-        Returns the stop string that the released text completed.
-        """
-        matched = self._release(self._settle(self._pending_text))
-        self._pieces.append(self._held)
-        self._held = ""
-        return matched
-
-    def _stop_at(self, token_id: int) -> str | None:
-        """The stop string, if a skipped special token is one by itself."""
-        stop = self._decoder.decode([token_id], skip_special_tokens=False) if self._params.stop else ""
-        is_stop = stop in self._params.stop and self._num_tokens > self._params.min_tokens
-        if not is_stop or not self._may_end(self.text + self._held):
-            return None
-        matched = self.finish()
-        if matched is None and self._params.include_stop_str_in_output:
-            self._pieces.append(stop)
-        return matched or stop
+    def _rest(self) -> str:
+        return self._settle(self._pending_text)
 
     def _add(self, token_id: int) -> str | None:
         """Add a pending token; returns the text that no later token can change, or None for a token without text."""
@@ -108,7 +97,7 @@ class Detokenizer:
         if self._pending_text == before and not self._has_text(token_id):
             return None
         self._pending.append(token_id)
-        num_last = len(self._pending) if is_whole(self._pending_text) else self._find_character()
+        num_last = len(self._pending) if _is_whole(self._pending_text) else self._find_character()
         piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))
         if num_last:
             self._context, self._pending = self._pending[-num_last:], []
@@ -133,7 +122,7 @@ class Detokenizer:
         """
         for length in range(1, min(MAX_CHARACTER_TOKENS, len(self._pending) - 1) + 1):
             character = self._read(self._pending[-length:])
-            if is_whole(character):
+            if _is_whole(character):
                 self._pending_text = self._read(self._pending[:-length]) + character
                 return length
         return 0
@@ -155,45 +144,9 @@ class Detokenizer:
         return text[start:]
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._decoder.decode(token_ids, skip_special_tokens=self._params.skip_special_tokens)
-
-    def _release(self, piece: str) -> str | None:
-        """Release text, up to a stop string that ends the completion or may be starting; returns that stop string."""
-        if self._num_tokens <= self._params.min_tokens:
-            self._pieces.append(piece)  # too early to stop: no stop string begins here
-            return None
-        text, stops = self._held + piece, self._params.stop
-        ends = (each for each in matches(text, stops) if self._may_end(self.text + text[: each[0] - len(each[1])]))
-        end, matched = next(ends, (0, None))
-        if matched is None:
-            num_released = len(text) - longest_partial_match(text, stops)
-        else:
-            num_released = end if self._params.include_stop_str_in_output else end - len(matched)
-        self._pieces.append(text[:num_released])
-        self._held = text[num_released:] if matched is None else ""
-        return matched
+        return self._decoder.decode(token_ids, skip_special_tokens=self._skips_special)
 
 
-def is_whole(text: str) -> bool:
+def _is_whole(text: str) -> bool:
     """Whether there is text, and it ends in a whole character (as far as can be seen: U+FFFD may be one)."""
     return bool(text) and not text.endswith(REPLACEMENT_CHARACTER)
-
-
-def matches(text: str, stops: Sequence[str]) -> list[tuple[int, str]]:
-    """Ends of stop strings in `text`, read from the left; of stop strings that end together the longest first.
-
-    The order of reading, and not the listing of stop strings, makes the result independent of how tokens cut the text.
-    """
-    ends = []
-    for stop in stops:
-        if stop in text:
-            starts = (start for start in range(len(text)) if text.startswith(stop, start))
-            ends += [(start + len(stop), -len(stop), stop) for start in starts]
-    return [(end, stop) for end, _, stop in sorted(ends)]
-
-
-def longest_partial_match(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of `text` that may be the beginning of a stop string."""
-    longest = max((len(stop) for stop in stops), default=1) - 1
-    lengths = range(min(longest, len(text)), 0, -1)
-    return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -1,26 +1,24 @@
 """The door for speculative decoding: a drafter proposes tokens, and one step of the model verifies them.
 
-The engine asks before each step:
+The engine asks before each step, and the model draws each token by itself, so a draft cannot change outputs:
 
     note_plan(plan) -> propose(requests), one for each decode with room for drafts -> ... -> forget(seq_id)
-
-A draft costs time, and cannot change outputs: the model draws each token by itself (`rejection.py`), so a drafter
-cannot change outputs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
+from twophase.engine.model_run import BatchEntry
 from twophase.engine.sampler import SampleRow
+from twophase.scheduling.scheduler import Scheduler
 
 
 class DraftRequest(NamedTuple):
     """A sequence that decodes in this step, and has room for drafts.
 
     Attributes:
-        chunk: As planned: its newest token, and in `num_drafts` how many drafts there is room for; its block table has
-            their slots.
+        chunk: Its newest token, and in `num_drafts` how many drafts its block table has room for.
         token_ids: The sequence so far, its newest token included; read-only.
         stop_token_ids: Tokens that end it.
         row_after: The sampling inputs for the token after these drafts, with its position's random number.
@@ -69,16 +67,17 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class PacedDrafter(Drafter, Protocol):
-    """A drafter that sets the number of drafts for each step, and gets the results: the engine's interface to drafting.
+class PacedDrafter(Protocol):
+    """Drafting as the engine sees it: `Speculator` paces any drafter, and checks its drafts. Methods must not raise."""
 
-    Its methods must not raise, and its drafts must be tokens that the requests allow. `twophase_features.speculation`
-    wraps any drafter in one.
-    """
+    def draft(
+        self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
+    ) -> StepPlan:
+        """The plan with drafts, for which the scheduler has reserved room; tokens that the requests allow."""
+        ...
 
-    @property
-    def num_wanted(self) -> int:
-        """Drafts that a sequence may have in the next step; with 0 no room is reserved."""
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
         ...
 
     def note_results(

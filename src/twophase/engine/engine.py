@@ -1,26 +1,47 @@
 """The engine: requests in, one step at a time, outputs out. `Engine.step` is the life of a token."""
 
 import random
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
+from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
 from twophase.core.request import Request, RequestOutput, SamplingParams
-from twophase.engine._context import plain_context
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine._isolation import isolate
-from twophase.engine.constraint import GrammarCompiler, compile_grammar
+from twophase.engine.constraint import Grammar, GrammarCompiler
 from twophase.engine.drafter import PacedDrafter
-from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.model_run import BatchEntry, Results, draft_request, run_and_sample
-from twophase.engine.prompt_logprobs import with_num_scored
+from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
+from twophase.engine.model_run import BatchEntry, Results, isolate, plain_context, run_and_sample
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState
 from twophase.engine.runner import Runner
 from twophase.scheduling.scheduler import Scheduler
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A `with` block, or a decorated function, that a SIGINT cannot cut in two: it takes effect at the end.
+
+    Python delivers signals to the main thread alone, so elsewhere nothing needs protection. May be nested.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    pending: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if pending:
+            previous(*pending[-1])
 
 
 @final
@@ -58,29 +79,19 @@ class Engine:
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._runner = runner
-        self._scheduler = scheduler
+        self._runner, self._scheduler, self.speculator = runner, scheduler, speculator
         scheduler.connect(runner)
-        self._vocab_size = vocab_size
-        self._codec = codec
-        self._eos_token_ids = eos_token_ids
-        self._guidance = guidance
-        self.speculator = speculator
-        self._seeds = random.Random(seed)
-        self._clock = clock
+        self._vocab_size, self._codec, self._eos_token_ids, self._guidance = vocab_size, codec, eos_token_ids, guidance
+        self._seeds, self._clock = random.Random(seed), clock
         self._requests: dict[str, RequestState] = {}
-        self._stat_logger = StatLogger(max_trace_steps)
+        self._stat_logger = StatLogger(max_trace_steps, scheduler)
         self._undelivered: list[RequestOutput] = []
         self._wake_s: int | float | None = None
 
     # -- requests
 
     def add_request(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        **options: Any,
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> None:
         """`prepare` a request, and `add` it. Raises InvalidRequestError if it cannot be served; nothing has changed."""
         self.add(self.prepare(request_id, prompt, params, **options))
@@ -111,22 +122,24 @@ class Engine:
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
-        parsed = parse_prompt(prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant)
+        token_ids, text, salt, tenant = parse_prompt(
+            prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant
+        )
         check_params(params, self._codec, self._vocab_size)
-        grammar = compile_grammar(params, self._guidance)
+        grammar = None if params.structured_outputs is None else self._compile(params)
+        arrival_s = self._clock() if arrival_s is None else arrival_s
+        eos_token_ids = self._eos_token_ids
         request = Request(
-            request_id,
-            parsed.token_ids,
-            params,
-            self._clock() if arrival_s is None else arrival_s,
-            self._eos_token_ids,
-            parsed.text,
-            priority,
-            parsed.cache_salt,
-            ttft_slo_s,
-            parsed.tenant,
+            request_id, token_ids, params, arrival_s, eos_token_ids, text, priority, salt, ttft_slo_s, tenant
         )
         return PreparedRequest(request, grammar, stream)
+
+    def _compile(self, params: SamplingParams) -> Grammar:
+        if self._guidance is None:
+            raise InvalidRequestError(
+                "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
+            )
+        return self._guidance.compile(params)
 
     @uninterrupted()
     def add(self, prepared: PreparedRequest) -> None:
@@ -141,7 +154,6 @@ class Engine:
             self._scheduler.abort(request_id)
             raise
         self._requests[request_id] = state
-        self._stat_logger.waiting.add(request.arrival_s, state)
         # Only now: a request that was refused draws no seed, so it does not change other requests' seeds.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
@@ -187,20 +199,15 @@ class Engine:
 
     def _schedule(self, now_s: float) -> StepPlan:
         plan = self._scheduler.schedule(now_s)
-        if self.speculator is not None and self.speculator.num_wanted:
-            plan = self._scheduler.reserve_drafts(self.speculator.num_wanted)
         self._wake_s = plan.wake_s
         return plan
 
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
-        """The plan, with proposed drafts in its reserved places."""
+        """The plan, with the drafts of the speculator."""
         if self.speculator is None:
             return plan
-        self.speculator.note_plan(plan)
-        requests = [draft_request(self._entry(chunk), self._vocab_size) for chunk in plan.decodes if chunk.num_drafts]
-        drafts = zip(requests, self.speculator.propose(requests), strict=True)
-        return self._scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
+        return self.speculator.draft(plan, self._scheduler, self._entry, self._vocab_size)
 
     @plain_context()
     def _run(self, plan: StepPlan) -> Results:
@@ -217,8 +224,7 @@ class Engine:
 
     def _entry(self, chunk: ScheduledChunk) -> BatchEntry:
         sequence = self._scheduler.sequences[chunk.seq_id]
-        state = self._requests[sequence.request.request_id]
-        return BatchEntry(with_num_scored(chunk, state), sequence, state)
+        return BatchEntry(chunk, sequence, self._requests[sequence.request.request_id])
 
     def _update(self, plan: StepPlan, results: Results) -> list[SequenceUpdate]:
         """Pass the results to the scheduler: failures first, so that it skips failed sequences."""
@@ -234,7 +240,7 @@ class Engine:
         touched: dict[str, RequestState] = {}
         for update in updates:
             state = touched[update.request_id] = self._requests[update.request_id]
-            self._stat_logger.num_output_tokens += state.take(update, now_s)
+            self._stat_logger.counts.num_output_tokens += state.take(update, now_s)
             completion = state.completions[update.index]
             if completion.finish_reason is not None:
                 finished.append((update.request_id, update.index))
@@ -257,7 +263,7 @@ class Engine:
             end_s = self._clock()
             if self.speculator is not None:
                 self.speculator.note_results(record.plan, results, end_s - record.start_s)
-            self._stat_logger.note_step(record, results, finished, end_s, self._scheduler)
+            self._stat_logger.note_step(record, results, finished, end_s)
 
     # -- trace and statistics
 
@@ -272,8 +278,19 @@ class Engine:
         return self._stat_logger.steps[-1] if self._stat_logger.steps else None
 
     def stats(self) -> EngineStats:
-        return self._stat_logger.stats(self._scheduler)
+        return self._stat_logger.stats()
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by name; see `named_tables`."""
-        return named_tables(self._scheduler.sequences.values())
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
+
+        -1 stands for a block that left the sliding window and was freed.
+        """
+        sequences = self._scheduler.sequences.values()
+        forked = {each.request.request_id for each in sequences if each.index}
+        tables = {}
+        for each in sequences:
+            if each.table is not None:
+                id_ = each.request.request_id
+                name = f"{id_}.{each.index}" if id_ in forked else id_
+                tables[name] = tuple(each.table.block_ids), each.num_computed_tokens
+        return tables

@@ -1,4 +1,4 @@
-"""The processes that hold parts of a model and run a step's plan: one process, or several."""
+"""The door for several processes that hold parts of a model and run a step's plan together."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, final, runtime_checkable
@@ -17,8 +17,7 @@ from twophase.model.weights import ALL_EXPERTS
 class Executor(Protocol):
     """A process's part of a model, and the communication between the parts. Each process makes an executor.
 
-    To distribute a model in another way, implement these members; `twophase_features.parallel.tensor_parallel` cuts
-    every layer and has rank 0 schedule for all.
+    `twophase_features.parallel.tensor_parallel` cuts every layer and has rank 0 schedule for all.
 
     Attributes:
         part: The model that this process computes: of fewer heads, for example, than the whole model.
@@ -29,18 +28,12 @@ class Executor(Protocol):
         dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
     """
 
-    @property
-    def part(self) -> ModelConfig: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def experts(self) -> slice: ...
-    @property
-    def is_driver(self) -> bool: ...
-    @property
-    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None: ...
-    @property
-    def dispatch_experts(self) -> Any: ...
+    part: ModelConfig
+    device: torch.device
+    experts: slice
+    is_driver: bool
+    sum_over_ranks: Callable[[Tensor], Tensor] | None
+    dispatch_experts: Any
 
     def cut(self, name: str, tensor: Any) -> Any:
         """This process's part of the linear layer's tensor that the model folder calls `name`."""
@@ -63,14 +56,13 @@ class Executor(Protocol):
 class ThisProcess:
     """The executor of a whole model in one process."""
 
-    experts = ALL_EXPERTS
+    experts: slice = ALL_EXPERTS
     is_driver = True
-    sum_over_ranks = None
-    dispatch_experts = None
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+    dispatch_experts: Any = None
 
     def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
-        self.part = model_config
-        self.device = device
+        self.part, self.device = model_config, device
 
     def cut(self, name: str, tensor: Any) -> Any:
         return tensor
@@ -90,11 +82,8 @@ def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) 
     """
     if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
         return ThisProcess(model_config, device)
-    size, timeout_s, has_whole_experts = (
-        config.tensor_parallel_size,
-        config.peer_timeout_s,
-        config.enable_expert_parallel,
-    )
     group = feature("parallel.tensor_parallel").TensorParallelGroup
-    joined: Executor = group.join(model_config, size, device, timeout_s, has_whole_experts)
+    joined: Executor = group.join(
+        model_config, config.tensor_parallel_size, device, config.peer_timeout_s, config.enable_expert_parallel
+    )
     return joined

@@ -1,57 +1,19 @@
 """The engine's statistics: a trace of steps, and counts over its life. The metrics of a request are in its output."""
 
-import heapq
 from collections import deque
-from collections.abc import Collection, Mapping, Sized
-from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 from twophase.cache.allocator import CacheStats
 from twophase.core.plan import StepPlan, StepTrace
 from twophase.core.request import FinishReason
 from twophase.engine.request_state import RequestState
 from twophase.scheduling.scheduler import Scheduler
-from twophase.scheduling.sequence import Sequence
-
-TraceChunk = tuple[str, int, int, int]  # request id, completion index, start position, tokens
+from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 
-@runtime_checkable
-class Waiting(Protocol):
-    """A request that is not scheduled yet, ended or not: `RequestState`, or a simulation's substitute."""
-
-    @property
-    def first_scheduled_s(self) -> float | int | None: ...
-    @property
-    def finished_s(self) -> float | int | None: ...
-
-
-@final
-class WaitingRequests:
-    """Requests that were never scheduled, oldest first. Adding one and looking at the oldest take logarithmic time: a
-    request that has left is dropped when it comes to the front.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float | int, int, Waiting]] = []  # the number breaks ties
-        self._num_added = 0
-
-    def add(self, arrival_s: float | int, request: Waiting) -> None:
-        heapq.heappush(self._heap, (arrival_s, self._num_added, request))
-        self._num_added += 1
-
-    def oldest_s(self, now_s: float | int) -> float | None:
-        """How long the oldest has waited, in seconds; None if no request waits."""
-        while self._heap and _has_left(self._heap[0][2]):
-            heapq.heappop(self._heap)
-        return max(0.0, float(now_s - self._heap[0][0])) if self._heap else None
-
-
-def _has_left(request: Waiting) -> bool:
-    return request.first_scheduled_s is not None or request.finished_s is not None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineStats:
     """A snapshot. Counts begin at the engine's construction; `num_waiting`, `num_running` and `cache` are of now.
 
@@ -66,17 +28,17 @@ class EngineStats:
         kv_cache_usage_peak: Share of the blocks in use after the step that had most of them.
     """
 
-    num_steps: int
-    busy_s: float
-    num_computed_tokens: int
-    num_output_tokens: int
-    num_preemptions: int
-    num_finished: int
-    num_aborted: int
-    num_failed: int
-    num_waiting: int
-    num_running: int
     cache: CacheStats
+    num_steps: int = 0
+    busy_s: float = 0.0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_failed: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     kv_cache_usage_peak: float = 0.0
@@ -92,30 +54,18 @@ class EngineStats:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """A step that has run, and its sequences by name, taken before any of them ends.
+class StepRecord(NamedTuple):
+    """A step that has run: its sequences by name, taken before any of them ends, and the engine's clock.
 
-    Attributes:
-        chunks, preempted: See `StepTrace`.
-        start_s, scheduled_s, ran_s: The engine's clock when the step began, was planned, and had run.
+    `chunks` and `preempted` are those of `StepTrace`.
     """
 
     plan: StepPlan
-    chunks: tuple[TraceChunk, ...]
+    chunks: tuple[tuple[str, int, int, int], ...]
     preempted: tuple[tuple[str, int], ...]
     start_s: float
     scheduled_s: float
     ran_s: float
-
-    def count_drafts(self, results: Mapping[int, Sized | Exception]) -> tuple[int, int]:
-        """Drafts that were verified, and that were accepted; `results` as of `StatLogger.note_step`."""
-        num_drafts = num_accepted = 0
-        for chunk in self.plan.chunks[self.plan.num_decodes :][: self.plan.num_verifying]:
-            result = results[chunk.seq_id]
-            if not isinstance(result, Exception):
-                num_drafts, num_accepted = num_drafts + chunk.num_drafts, num_accepted + len(result) - 1
-        return num_drafts, num_accepted
 
 
 def record_step(
@@ -127,12 +77,12 @@ def record_step(
     """The record of a step that has run; first admissions and preemptions go into the metrics of their requests."""
     for chunk in plan.prefills:
         sequence = sequences[chunk.seq_id]
-        state = requests[sequence.request.request_id]
-        if state.first_scheduled_s is None:
-            state.first_scheduled_s, state.num_cached_tokens = times[1], sequence.num_cached_tokens
+        metrics = requests[sequence.request.request_id].metrics
+        if metrics.first_scheduled_s is None:
+            metrics.first_scheduled_s, metrics.num_cached_tokens = times[1], sequence.num_cached_tokens
     victims = [sequences[seq_id] for seq_id in plan.preempted]
     for victim in victims:
-        requests[victim.request.request_id].num_preemptions += 1
+        requests[victim.request.request_id].metrics.num_preemptions += 1
     pairs = ((chunk, sequences[chunk.seq_id]) for chunk in plan.chunks)
     chunks = tuple((each.request.request_id, each.index, c.start, len(c.token_ids)) for c, each in pairs)
     return StepRecord(plan, chunks, tuple((each.request.request_id, each.index) for each in victims), *times)
@@ -142,22 +92,18 @@ def record_step(
 class StatLogger:
     """Keeps the newest steps' traces and the counts. Only the engine writes it, once per step or completion."""
 
-    def __init__(self, max_steps: int | None) -> None:
+    def __init__(self, max_steps: int | None, scheduler: Scheduler) -> None:
         self.steps: deque[StepTrace] = deque(maxlen=max_steps)
-        self.num_output_tokens = 0
-        self._num_steps = 0
-        self._busy_s = 0.0
-        self._num_computed_tokens = 0
-        self._num_preemptions = 0
-        self._num_draft_tokens = 0
-        self._num_accepted_tokens = 0
-        self._usage_peak = 0.0
-        self._hits_before = (0, 0)  # looked up and found, before the step
-        self.waiting = WaitingRequests()
-        self._num_ended: dict[FinishReason, int] = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.counts = EngineStats(scheduler.cache.stats())
+        self._scheduler = scheduler
 
     def note_end(self, reason: FinishReason) -> None:
-        self._num_ended[reason] += 1
+        if reason == "abort":
+            self.counts.num_aborted += 1
+        elif reason == "error":
+            self.counts.num_failed += 1
+        else:
+            self.counts.num_finished += 1
 
     def note_step(
         self,
@@ -165,78 +111,53 @@ class StatLogger:
         results: Mapping[int, Sized | Exception],
         finished: tuple[tuple[str, int], ...],
         end_s: float,
-        scheduler: Scheduler,
     ) -> None:
         """A step is over. `results` has the tokens of each chunk, or its error, by seq_id."""
-        plan, (num_draft_tokens, num_accepted_tokens) = record.plan, record.count_drafts(results)
-        cache = scheduler.cache.stats()
-        num_looked_up, num_found = self._hits_before
-        self._hits_before = (cache.num_queried_tokens, cache.num_hit_tokens)
-        self._usage_peak = max(self._usage_peak, cache.num_in_use / cache.num_blocks)
-        self.steps.append(
-            StepTrace(
-                step=self._num_steps,
-                start_s=record.start_s,
-                schedule_s=record.scheduled_s - record.start_s,
-                run_s=record.ran_s - record.scheduled_s,
-                update_s=end_s - record.ran_s,
-                chunks=record.chunks,
-                num_decodes=plan.num_decodes,
-                preempted=record.preempted,
-                finished=finished,
-                num_waiting=scheduler.num_waiting,
-                num_running=scheduler.num_running,
-                blocks_in_use=cache.num_in_use,
-                blocks_cached=cache.num_cached,
-                blocks_free=cache.num_free,
-                blocks_offloaded=plan.num_offloaded,
-                blocks_loaded=len(plan.loaded),
-                slots_in_use=cache.num_slots_in_use,
-                num_verifying=plan.num_verifying,
-                num_draft_tokens=num_draft_tokens,
-                num_accepted_tokens=num_accepted_tokens,
-                prefix_cache_queries=cache.num_queried_tokens - num_looked_up,
-                prefix_cache_hits=cache.num_hit_tokens - num_found,
-                queue_age_s=self.waiting.oldest_s(end_s),
-            )
-        )
-        self._num_steps += 1
-        self._busy_s += end_s - record.start_s
-        self._num_computed_tokens += plan.num_tokens
-        self._num_preemptions += len(record.preempted)
-        self._num_draft_tokens += num_draft_tokens
-        self._num_accepted_tokens += num_accepted_tokens
-
-    def stats(self, scheduler: Scheduler) -> EngineStats:
-        ended = self._num_ended
-        return EngineStats(
-            num_steps=self._num_steps,
-            busy_s=self._busy_s,
-            num_computed_tokens=self._num_computed_tokens,
-            num_output_tokens=self.num_output_tokens,
-            num_preemptions=self._num_preemptions,
-            num_finished=ended["stop"] + ended["length"],
-            num_aborted=ended["abort"],
-            num_failed=ended["error"],
+        plan, counts, scheduler = record.plan, self.counts, self._scheduler
+        verifying = plan.decodes[plan.num_decodes :]
+        runs = [(chunk.num_drafts, results[chunk.seq_id]) for chunk in verifying]
+        verified = [(num_drafts, len(run) - 1) for num_drafts, run in runs if not isinstance(run, Exception)]
+        before, counts.cache = counts.cache, scheduler.cache.stats()
+        step = StepTrace(
+            step=counts.num_steps,
+            start_s=record.start_s,
+            schedule_s=record.scheduled_s - record.start_s,
+            run_s=record.ran_s - record.scheduled_s,
+            update_s=end_s - record.ran_s,
+            chunks=record.chunks,
+            num_decodes=plan.num_decodes,
+            preempted=record.preempted,
+            finished=finished,
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
-            cache=scheduler.cache.stats(),
-            num_draft_tokens=self._num_draft_tokens,
-            num_accepted_tokens=self._num_accepted_tokens,
-            kv_cache_usage_peak=self._usage_peak,
+            blocks_in_use=counts.cache.num_in_use,
+            blocks_cached=counts.cache.num_cached,
+            blocks_free=counts.cache.num_free,
+            blocks_offloaded=plan.num_offloaded,
+            blocks_loaded=len(plan.loaded),
+            slots_in_use=counts.cache.num_slots_in_use,
+            num_verifying=plan.num_verifying,
+            num_draft_tokens=sum(num_drafts for num_drafts, _ in verified),
+            num_accepted_tokens=sum(num_accepted for _, num_accepted in verified),
+            prefix_cache_queries=counts.cache.num_queried_tokens - before.num_queried_tokens,
+            prefix_cache_hits=counts.cache.num_hit_tokens - before.num_hit_tokens,
+            queue_age_s=self._queue_age_s(end_s) if scheduler.num_waiting else None,
         )
+        self.steps.append(step)
+        counts.num_steps += 1
+        counts.busy_s += end_s - record.start_s
+        counts.num_computed_tokens += plan.num_tokens
+        counts.num_preemptions += len(record.preempted)
+        counts.num_draft_tokens += step.num_draft_tokens
+        counts.num_accepted_tokens += step.num_accepted_tokens
+        counts.kv_cache_usage_peak = max(counts.kv_cache_usage_peak, counts.kv_cache_usage)
 
+    def _queue_age_s(self, now_s: float) -> float | None:
+        sequences = self._scheduler.sequences.values()
+        arrivals_s = [each.request.arrival_s for each in sequences if each.status is SequenceStatus.WAITING]
+        return max(0.0, float(now_s - min(arrivals_s))) if arrivals_s else None
 
-def named_tables(sequences: Collection[Sequence]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
-
-    -1 stands for a block that left the sliding window and was freed.
-    """
-    forked = {sequence.request.request_id for sequence in sequences if sequence.index}
-    tables = {}
-    for sequence in sequences:
-        if sequence.table is not None:
-            name = sequence.request.request_id
-            name = f"{name}.{sequence.index}" if name in forked else name
-            tables[name] = (tuple(sequence.table.block_ids), sequence.num_computed_tokens)
-    return tables
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        cache, num_waiting, num_running = scheduler.cache.stats(), scheduler.num_waiting, scheduler.num_running
+        return replace(self.counts, cache=cache, num_waiting=num_waiting, num_running=num_running)

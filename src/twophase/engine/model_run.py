@@ -4,15 +4,16 @@ A chunk yields no token while its prefill goes on, one when it decodes, n when a
 fork, and up to num_drafts + 1 when it verifies drafts.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import torch
+
+from twophase.core.errors import UnrecoverableError
 from twophase.core.plan import SampledToken, ScheduledChunk
-from twophase.engine.drafter import DraftRequest
-from twophase.engine.prompt_logprobs import PromptScorer, note_scores, scored_rows
-from twophase.engine.rejection import accepted_run
+from twophase.doors import feature
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
@@ -20,6 +21,49 @@ from twophase.scheduling.sequence import Sequence as ScheduledSequence
 
 Sampled = tuple[SampledToken, ...]
 Results = dict[int, Sampled | Exception]  # by seq_id: a chunk's tokens, or its error
+
+
+@contextmanager
+def plain_context() -> Iterator[None]:
+    """PyTorch as in a new thread: no autocast, no inference mode, no default device, no other `TorchFunctionMode`.
+
+    A run's K and V stay in the prefix cache and its weights in the model, so a caller's context must not affect them.
+    Process-wide settings are left alone, because other threads share them: nothing in the engine depends on the default
+    dtype, and deterministic algorithms are used where the process asks for them.
+    """
+    casting = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    try:
+        for kind in casting:
+            torch.set_autocast_enabled(kind, False)
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False):
+            yield
+    finally:
+        for kind in casting:
+            torch.set_autocast_enabled(kind, True)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def isolate(compute: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -> list[R | Exception]:
+    """`compute(items)`, one result per item; an item whose computation raises gets the exception as its result.
+
+    When `compute`, which must be safe to repeat, raises, it is called again on each half. So f faulty items among n
+    cost about 2 f log2(n) smaller calls, and items that fail only together (out of memory) succeed apart. A lost peer
+    is not an item's fault and does not come back: all items get that error at once.
+    """
+    if not items:
+        return []
+    try:
+        return list(compute(items))
+    except UnrecoverableError as error:
+        return [error] * len(items)
+    except Exception as error:
+        if len(items) == 1:
+            return [error]
+    middle = len(items) // 2
+    return isolate(compute, items[:middle]) + isolate(compute, items[middle:])
 
 
 class BatchEntry(NamedTuple):
@@ -35,14 +79,15 @@ class BatchEntry(NamedTuple):
 
 def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled | SamplingError]:
     """One result for each chunk. Log-probabilities of prompt tokens go to their requests. Safe to repeat."""
-    scored = [each for each in batch if each.chunk.num_scored]
-    scorer = PromptScorer([scored_rows(each.chunk, each.state) for each in scored])
-    logits = runner.run([each.chunk for each in batch], scorer.take)
+    chunks, scorer = [each.chunk for each in batch], None
+    if any(each.state.prompt_logprobs is not None for each in batch):
+        chunks, scorer = feature("logprobs").scored(batch)
+    logits = runner.run(chunks, None if scorer is None else scorer.take)
     # After the launch: on a GPU the constraints compute their masks while the model runs.
     rows = [row for each in batch for row in sampling_rows(each)]
     sampled = iter(() if logits is None else sample(logits, rows))
-    for each, logprobs in zip(scored, scorer.results(), strict=True):
-        note_scores(each.chunk, each.state, logprobs)
+    if scorer is not None:
+        scorer.note()
     return [_result(each.chunk, sampled) for each in batch]
 
 
@@ -78,12 +123,6 @@ def _result(chunk: ScheduledChunk, sampled: Iterator[Sampled | SamplingError]) -
     """The tokens that a chunk yields, from the tokens of its rows: the next ones of `sampled`."""
     if not chunk.num_drafts:
         return next(sampled) if chunk.num_samples else ()
-    return accepted_run(list(islice(sampled, chunk.num_drafts + 1)), chunk.draft_ids)
-
-
-def draft_request(entry: BatchEntry, vocab_size: int) -> DraftRequest:
-    """The request for drafts of a sequence that decodes."""
-    chunk, sequence, state = entry
-    token_ids, constraint = sequence.token_ids, state.completions[sequence.index].constraint
-    num_allowed = len if constraint is None else partial(constraint.num_allowed, token_ids, sequence.num_prompt_tokens)
-    return DraftRequest(chunk, token_ids, sequence.stop_token_ids, partial(row_after, entry), num_allowed, vocab_size)
+    drawn = list(islice(sampled, chunk.num_drafts + 1))
+    run: Sampled | SamplingError = feature("speculation.rejection").accepted_run(drawn, chunk.draft_ids)
+    return run

@@ -1,14 +1,15 @@
 """A user's prompt, checked once and turned into token ids; and the checks of parameters that need the vocabulary."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
 from twophase.core.request import SamplingParams
-from twophase.core.rules import TEXT, checked, items_of, read_int, shown
+from twophase.core.rules import TEXT, Rule, checked, items_of, read_int, shown
+from twophase.doors import feature
 from twophase.engine.detokenizer import TextDecoder
 
-# Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.
+# Text, token ids, {"prompt": text} or {"prompt_token_ids": [...]}; a mapping may also have "cache_salt" and "tenant".
 Prompt = str | Mapping[str, Any] | Sequence[int]
 
 
@@ -19,15 +20,6 @@ class TextCodec(TextDecoder, Protocol):
     def encode(self, text: str, *, max_model_len: int | None = None) -> list[int]: ...
 
 
-class ParsedPrompt(NamedTuple):
-    """A checked prompt; `text` is None where token ids were given."""
-
-    token_ids: tuple[int, ...]
-    text: str | None
-    cache_salt: str
-    tenant: str
-
-
 def parse_prompt(
     prompt: Prompt,
     codec: TextCodec | None,
@@ -35,19 +27,16 @@ def parse_prompt(
     max_model_len: int | None = None,
     cache_salt: str = "",
     tenant: str = "",
-) -> ParsedPrompt:
-    """Check a prompt and encode its text.
+) -> tuple[tuple[int, ...], str | None, str, str]:
+    """Check a prompt and encode its text. Returns token ids, the text (None where ids were given), salt and tenant.
 
     Args:
-        prompt: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, the latter two with a "cache_salt" and a "tenant"
-            if wanted; or token ids.
         cache_salt, tenant: See `Request`; they override the prompt's own.
         max_model_len: Longer prompts are refused before their ids are checked; None: unlimited.
 
     Raises:
-        InvalidRequestError: The prompt is neither text nor a list nor a mapping with one of "prompt" and
-            "prompt_token_ids"; it is text and there is no tokenizer; it is empty or too long; an id is not in the
-            vocabulary; or its salt or tenant is not text.
+        InvalidRequestError: The prompt is no `Prompt`; it is text and there is no tokenizer; it is empty or too long;
+            an id is not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):
@@ -69,7 +58,7 @@ def parse_prompt(
                 "{'prompt_token_ids': [...]}, got text."
             )
         ids, source = codec.encode(text, max_model_len=max_model_len), f"the text {shown(text)}"
-    return ParsedPrompt(_checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant)
+    return _checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant
 
 
 def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source: str) -> tuple[int, ...]:
@@ -85,51 +74,27 @@ def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source:
         raise prompt_too_long(f"{len(listed)} tokens", max_model_len)
     if set(map(type, listed)) == {int} and min(listed) >= 0 and max(listed) < vocab_size:
         return listed
-    return tuple(_checked_id(token_id, position, vocab_size) for position, token_id in enumerate(listed))
-
-
-def _checked_id(given: Any, position: int, vocab_size: int) -> int:
-    try:
-        token_id = read_int(given)
-        if 0 <= token_id < vocab_size:
-            return token_id
-    except TypeError:
-        pass
-    raise InvalidRequestError(
-        f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(given)} at position "
-        f"{position}. Was the prompt made with another model's tokenizer?"
-    )
+    rule = Rule("", read_int, lambda token_id: 0 <= token_id < vocab_size)
+    for position, token_id in enumerate(listed):
+        try:
+            rule.read(token_id)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(token_id)} "
+                f"at position {position}. Was the prompt made with another model's tokenizer?"
+            ) from error
+    return tuple(map(read_int, listed))
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
     """Raises InvalidRequestError for anything but SamplingParams, and for a stop that could never be met."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
-    if params.stop and codec is None:
-        raise InvalidRequestError(
-            f"stop strings need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init), got "
-            f"{shown(list(params.stop))}; use stop_token_ids."
-        )
-    if params.logit_bias and (highest := params.logit_bias[-1][0]) >= vocab_size:  # in order
-        raise InvalidRequestError(f"logit_bias must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}.")
-    for token_id in params.stop_token_ids:
-        if token_id >= vocab_size:
+    if params.stop:
+        feature("stop_strings").check_stops(params, codec)
+    biased_ids = [token_id for token_id, _ in params.logit_bias]
+    for name, token_ids in (("logit_bias", biased_ids), ("stop_token_ids", params.stop_token_ids)):
+        if (highest := max(token_ids, default=0)) >= vocab_size:
             raise InvalidRequestError(
-                f"stop_token_ids must be in the vocabulary, [0, {vocab_size}), got {token_id}: it could never stop."
-            )
-    if codec is not None and params.skip_special_tokens:
-        for stop in params.stop:
-            _check_stop(stop, codec)
-
-
-def _check_stop(stop: str, codec: TextCodec) -> None:
-    """Raises InvalidRequestError for a special token's text with other text beside it."""
-    for token_id in codec.encode(stop):
-        text = codec.decode([token_id], skip_special_tokens=False)
-        # Twice, because a single space may be stripped.
-        if text and text in stop and text != stop and not codec.decode([token_id] * 2, skip_special_tokens=True):
-            raise InvalidRequestError(
-                f"stop={shown(stop)} could never be met, because skip_special_tokens leaves {shown(text)} out of the "
-                f"text. Stop at that token alone, by its text or by its id in stop_token_ids, or set "
-                f"skip_special_tokens=False."
+                f"{name} must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}, which is never drawn."
             )

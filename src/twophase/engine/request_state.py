@@ -1,19 +1,27 @@
 """The engine's state of a request until its last completion has ended."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from twophase.core.plan import SampledToken, SequenceUpdate
 from twophase.core.request import CompletionOutput, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprobs
+from twophase.doors import feature
 from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
-from twophase.engine.sampler import Bias, bias_of
+
+
+class PreparedRequest(NamedTuple):
+    """A tokenised request with its compiled grammar, ready for `Engine.add`."""
+
+    request: Request
+    grammar: Grammar | None
+    stream: bool
 
 
 @dataclass(slots=True)
 class Completion:
-    """One of a request's n completions; only its RequestState changes it.
+    """One of a request's n completions; only its RequestState changes it. See `CompletionOutput`.
 
     Attributes:
         detokenizer: None when the engine has no tokenizer; the text is then empty.
@@ -31,7 +39,6 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
-    cumulative_logprob: float | None = None
 
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
         """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed.
@@ -41,8 +48,6 @@ class Completion:
         num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
         for i, token in enumerate(tokens):
             self.token_ids.append(token.token_id)
-            if token.logprob is not None:
-                self.cumulative_logprob = (self.cumulative_logprob or 0.0) + token.logprob
             if self.logprobs is not None and token.logprob is not None:
                 self.logprobs.append(TokenLogprobs(token.token_id, token.logprob, token.top_logprobs))
             if self.detokenizer is not None and i < num_text:
@@ -51,28 +56,12 @@ class Completion:
                     return matched
         return self.detokenizer.finish() if self.detokenizer is not None and finish_reason is not None else None
 
-    def end(self, reason: FinishReason, stop_reason: str | int | None = None, error: str | None = None) -> None:
-        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
-
     def output(self) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.index,
-            text="" if self.detokenizer is None else self.detokenizer.text,
-            token_ids=tuple(self.token_ids),
-            logprobs=None if self.logprobs is None else tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            error=self.error,
-            cumulative_logprob=self.cumulative_logprob,
-        )
-
-
-class PreparedRequest(NamedTuple):
-    """A tokenised request with its compiled grammar, ready for `Engine.add`."""
-
-    request: Request
-    grammar: Grammar | None
-    stream: bool
+        text = "" if self.detokenizer is None else self.detokenizer.text
+        logprobs = None if self.logprobs is None else tuple(self.logprobs)
+        total = sum(entry.logprob for entry in logprobs) if logprobs else None
+        end = self.finish_reason, self.stop_reason, self.error
+        return CompletionOutput(self.index, text, tuple(self.token_ids), logprobs, *end, total)
 
 
 @dataclass(slots=True)
@@ -81,9 +70,8 @@ class RequestState:
 
     Attributes:
         stream: Whether every step returns its output, or only the last.
-        num_unfinished: Completions without a finish reason.
+        metrics: Without `token_times_s`, which has a list of its own until the request's output is made.
         seed: The request's own seed, or a drawn one.
-        first_scheduled_s, first_token_s, finished_s, token_times_s: See `RequestMetrics`.
         prompt_logprobs: See `RequestOutput`; as far as they are computed.
         bias: Its `logit_bias` in the sampler's form, made once for all steps and completions.
     """
@@ -91,16 +79,11 @@ class RequestState:
     request: Request
     stream: bool
     completions: list[Completion]
-    num_unfinished: int
-    seed: int = 0
-    first_scheduled_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
+    metrics: RequestMetrics
     token_times_s: list[float] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
+    seed: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    bias: Bias | None = None
+    bias: Any = None
 
     @classmethod
     def start(
@@ -118,14 +101,17 @@ class RequestState:
             )
             for index in range(params.n)
         ]
-        state = cls(request, stream, completions, params.n, bias=bias_of(params))
+        metrics = RequestMetrics(request.arrival_s, None, None, None, (), len(request.prompt_token_ids), 0, 0)
+        state = cls(request, stream, completions, metrics)
+        if params.logit_bias:
+            state.bias = feature("score_edits").bias_of(params)
         if params.prompt_logprobs is not None:
             state.prompt_logprobs = [None]
         return state
 
     @property
     def is_finished(self) -> bool:
-        return self.num_unfinished == 0
+        return all(each.finish_reason is not None for each in self.completions)
 
     def take(self, update: SequenceUpdate, now_s: float) -> int:
         """Give an update's tokens to its completion; returns the number of tokens added, because a stop string may end
@@ -143,34 +129,19 @@ class RequestState:
         except Exception as fault:
             reason, error = "error", f"{type(fault).__name__}: {fault}"
         num_new = len(completion.token_ids) - num_before
-        if num_new and self.first_token_s is None:
-            self.first_token_s = now_s
+        if num_new and self.metrics.first_token_s is None:
+            self.metrics.first_token_s = now_s
         if update.index == 0:
             self.token_times_s += [now_s] * num_new
         if reason is not None:
-            completion.end(reason, stop_reason, error)
-            self.num_unfinished -= 1
-            self.finished_s = now_s if self.is_finished else None
+            completion.finish_reason, completion.stop_reason, completion.error = reason, stop_reason, error
+            self.metrics.finished_s = now_s if self.is_finished else None
         return num_new
 
     def output(self) -> RequestOutput:
         """The completions so far."""
-        request = self.request
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(completion.output() for completion in self.completions),
-            finished=self.is_finished,
-            metrics=RequestMetrics(
-                arrival_s=request.arrival_s,
-                first_scheduled_s=self.first_scheduled_s,
-                first_token_s=self.first_token_s,
-                finished_s=self.finished_s,
-                token_times_s=tuple(self.token_times_s),
-                num_prompt_tokens=len(request.prompt_token_ids),
-                num_cached_tokens=self.num_cached_tokens,
-                num_preemptions=self.num_preemptions,
-            ),
-            prompt_logprobs=None if self.prompt_logprobs is None else tuple(self.prompt_logprobs),
-        )
+        request, outputs = self.request, tuple(completion.output() for completion in self.completions)
+        metrics = replace(self.metrics, token_times_s=tuple(self.token_times_s))
+        prompt_logprobs = None if self.prompt_logprobs is None else tuple(self.prompt_logprobs)
+        prompt = request.request_id, request.prompt, request.prompt_token_ids
+        return RequestOutput(*prompt, outputs, self.is_finished, metrics, prompt_logprobs)

@@ -1,19 +1,25 @@
 """Runs the scheduler's plan: the packed batch through the model, logits of the rows that sample."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Any, Protocol, final, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Int64
 from torch import Tensor
 
+from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.doors import feature
-from twophase.engine.packing import pack
 from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
+
+TABLE_COLUMNS = 16  # block tables have a multiple of this many columns
+ALIGNMENT = 4  # elements; every array starts at a multiple of 16 bytes, because kernels are compiled for such pointers
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
@@ -34,8 +40,7 @@ class ModelRunner:
 
     Args:
         max_model_len: Tokens of the longest sequence.
-        use_cuda_graphs: Replay decode steps as CUDA graphs; takes a CUDA device and the Triton backend, whose
-            launches depend on nothing that a replay could change.
+        use_cuda_graphs: Replay decode steps as CUDA graphs, on a CUDA device and with the Triton backend.
 
     Attributes:
         watch: Called with the chunks of a run; returns a context manager whose value is called with each layer's number
@@ -43,15 +48,8 @@ class ModelRunner:
             model whose experts are watched.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        kv_cache: KVCache,
-        max_model_len: int,
-        use_cuda_graphs: bool = True,
-    ) -> None:
-        self.model = model
-        self.kv_cache = kv_cache
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
+        self.model, self.kv_cache = model, kv_cache
         self.watch: PageWatch | None = None
         self._graphs: Any = None  # DecodeGraphs
         if kv_cache.device.type == "cuda" and use_cuda_graphs:
@@ -66,49 +64,140 @@ class ModelRunner:
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
 
-        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. Before that, `score`
-        is given the logits of the chunks' scored tokens, in order and at most `SCORED_ROWS` at a time, which bounds
-        their memory. A chunk may be run again, alone or in another batch: it writes the same K and V into the same
-        slots.
+        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. A chunk may be run
+        again, alone or in another batch: it writes the same K and V into the same slots.
+
+        Args:
+            score: Gets the logits of the chunks' scored tokens, in order, at most `SCORED_ROWS` at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
         if hidden is None:
-            is_on_gpu = self.kv_cache.device.type == "cuda"
-            cache = self.kv_cache
+            cache, is_on_gpu = self.kv_cache, self.kv_cache.device.type == "cuda"
             packed = pack(chunks, cache.spec.block_size, num_groups=cache.num_groups, pin_memory=is_on_gpu)
             packed = packed.to(cache.device)
             plan = self.model.backend.plan(packed.view())
             with nullcontext() if self.watch is None else self.watch(chunks) as after_layer:
                 hidden = self.model.forward(packed.token_ids, plan, self.kv_cache, after_layer)
+        starts = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
         if score is not None:
-            for rows in _scored_rows(chunks):
-                score(self.model.logits(hidden[torch.tensor(rows, device=hidden.device)]))
-        return self._logits(chunks, hidden)
+            scored = [starts[i] + row for i, chunk in enumerate(chunks) for row in range(chunk.num_scored)]
+            for first in range(0, len(scored), SCORED_ROWS):
+                score(self._logits(hidden, scored[first : first + SCORED_ROWS]))
+        ends = zip(chunks, starts[1:], strict=True)
+        rows = [row for chunk, end in ends if chunk.num_samples for row in range(end - 1 - chunk.num_drafts, end)]
+        return self._logits(hidden, rows) if rows else None
 
     def close(self) -> None:
         """Does nothing: a runner with other processes ends them here."""
 
-    def _logits(self, chunks: Sequence[ScheduledChunk], hidden: Float[Tensor, "T N"]) -> Float[Tensor, "R V"] | None:
-        rows: list[int] = []
-        end = 0
-        for chunk in chunks:
-            end += len(chunk.token_ids)
-            if chunk.num_samples:
-                rows += range(end - 1 - chunk.num_drafts, end)
-        if not rows:
-            return None
-        if len(rows) < hidden.shape[0]:
-            hidden = hidden[torch.tensor(rows, device=hidden.device)]
-        return self.model.logits(hidden)
+    def _logits(self, hidden: Float[Tensor, "T N"], rows: list[int]) -> Float[Tensor, "R V"]:
+        chosen = hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
+        return self.model.logits(chosen)
 
 
-def _scored_rows(chunks: Sequence[ScheduledChunk]) -> Iterator[list[int]]:
-    """Rows of the batch whose logits are asked for by `num_scored`, `SCORED_ROWS` at a time."""
-    rows: list[int] = []
-    start = 0
-    for chunk in chunks:
-        rows += range(start, start + chunk.num_scored)
-        start += len(chunk.token_ids)
-    for first in range(0, len(rows), SCORED_ROWS):
-        yield rows[first : first + SCORED_ROWS]
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A step's chunks without padding between sequences, in two buffers, so that moving it to a device is two copies.
+
+    Attributes:
+        num_tokens: T.
+        longs: A row of token ids, one of positions, and one of slots for each group of layers; T of each row are used.
+        ints: Sequence lengths (S), cumulative query lengths (S + 1), block tables (S rows for each group).
+        query_lens, seq_lens: The lengths on the host.
+    """
+
+    num_tokens: int
+    longs: Int64[Tensor, "R N"]
+    ints: Int32[Tensor, "M"]
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> Int64[Tensor, "T"]:
+        return self.longs[0, : self.num_tokens]
+
+    def view(self) -> AttentionBatch:
+        """The batch as views of the two buffers."""
+        (_, positions, *slots), tables, seq_lens, cu_query_lens = self.parts_of(self.longs, self.ints)
+        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), len(self.query_lens))
+        lengths = (num_decodes, self.query_lens, self.seq_lens)
+        batches = tuple(
+            AttentionBatch(positions, slots_of_group, seq_lens, cu_query_lens, table, *lengths)
+            for slots_of_group, table in zip(slots, tables, strict=True)
+        )
+        return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
+
+    def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
+        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1].
+
+        Views of two buffers, which are tensors or NumPy arrays.
+        """
+        num_seqs = len(self.query_lens)
+        cu_start = _aligned(num_seqs)
+        tables_start = cu_start + _aligned(num_seqs + 1)
+        tables = ints[tables_start:].reshape(len(longs) - 2, num_seqs, -1)
+        return longs[:, : self.num_tokens], tables, ints[:num_seqs], ints[cu_start : cu_start + num_seqs + 1]
+
+    def to(self, device: torch.device) -> "PackedBatch":
+        longs, ints = (buffer.to(device, non_blocking=True) for buffer in (self.longs, self.ints))
+        return replace(self, longs=longs, ints=ints)
+
+
+def pack(
+    chunks: Sequence[ScheduledChunk],
+    block_size: int,
+    *,
+    num_groups: int = 1,
+    num_rows: int = 0,
+    num_tokens: int | None = None,
+    num_columns: int | None = None,
+    pin_memory: bool = False,
+) -> PackedBatch:
+    """Pack at least one chunk, on the host. Every chunk of one token counts as a decode: both are computed alike.
+
+    Args:
+        num_groups: Groups of layers; a chunk's table lists one block for each group, then the next blocks.
+        num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
+            of length 0 with one token (it attends to nothing); further tokens up to `num_tokens` belong to no sequence.
+            All have slot -1 (they write nothing).
+        pin_memory: For a copy to a GPU that does not block. PyTorch's pinned allocator keeps such memory for reuse,
+            and only after copies from it are done.
+    """
+    num_seqs, num_padding = len(chunks), max(0, num_rows - len(chunks))
+    starts = _array((chunk.start for chunk in chunks), num_seqs)
+    query_lens = _array((len(chunk.token_ids) for chunk in chunks), num_seqs)
+    num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
+    num_real = int(query_lens.sum())
+    num_tokens = num_tokens or num_real + num_padding
+    num_columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
+    query_lens_host = (*query_lens.tolist(), *[1] * num_padding)
+    seq_lens_host = (*(starts + query_lens).tolist(), *[0] * num_padding)
+    num_rows = len(query_lens_host)
+    num_ints = _aligned(num_rows) + _aligned(num_rows + 1) + num_groups * num_rows * num_columns
+    longs = torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
+    ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
+    packed = PackedBatch(num_tokens, longs, ints, query_lens_host, seq_lens_host)
+    rows, tables, seq_lens, cu_query_lens = packed.parts_of(longs.numpy(), ints.numpy())
+    token_ids, positions, *slots = rows
+    seq_lens[:] = seq_lens_host
+    np.cumsum(query_lens_host, out=cu_query_lens[1:])
+    token_ids[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
+    block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), int(num_blocks.sum()) * num_groups)
+    has_block = np.arange(num_columns) < num_blocks[:, None]
+    owner = np.repeat(np.arange(num_seqs), query_lens)
+    positions[:num_real] = np.arange(num_real) + (starts - cu_query_lens[:num_seqs])[owner]
+    block, offset = np.divmod(positions[:num_real], block_size)
+    for group, table in enumerate(tables):
+        table[:num_seqs][has_block] = block_ids[group::num_groups]
+        slots[group][:] = -1
+        slots[group][:num_real] = table[owner, block].astype(np.int64) * block_size + offset
+    return packed
+
+
+def _array(values: Iterable[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(values, np.int64, count)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT

@@ -32,8 +32,7 @@ from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.request import Request, RequestOutput, SamplingParams
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine.engine import Engine, PreparedRequest
+from twophase.engine.engine import Engine, PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
@@ -205,7 +204,7 @@ class DecodeEngine:
         outputs = self._engine.step()
         ended = {output.request_id for output in outputs if output.finished}
         for request_id in list(self._to_load):
-            if request_id in ended or self._engine.state_of(request_id).first_scheduled_s is not None:
+            if request_id in ended or self._engine.state_of(request_id).metrics.first_scheduled_s is not None:
                 self._drop(request_id)
         self._submit_waiting()
         return outputs

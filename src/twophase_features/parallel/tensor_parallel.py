@@ -30,7 +30,7 @@ from torch import Tensor
 
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy, ScheduledChunk
-from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.experts.mixture import DispatchExperts

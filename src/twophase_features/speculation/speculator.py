@@ -2,12 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import final
 
-from twophase.core.plan import SampledToken, StepPlan
-from twophase.engine._isolation import isolate
+from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
 from twophase.engine.drafter import Drafter, DraftRequest
+from twophase.engine.model_run import BatchEntry, isolate, row_after
+from twophase.scheduling.scheduler import Scheduler
 from twophase_features.speculation.drafters import usable
 from twophase_features.speculation.gate import SpeculationGate
 
@@ -36,9 +38,16 @@ class Speculator:
         self._knows_plan = False
         self._has_complained = False
 
-    @property
-    def num_wanted(self) -> int:
-        return self.max_drafts if self.gate is None or self.gate.is_drafting else 0
+    def draft(
+        self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
+    ) -> StepPlan:
+        """The plan with drafts; while drafting does not pay, no room is reserved."""
+        if self.gate is None or self.gate.is_drafting:
+            plan = scheduler.reserve_drafts(self.max_drafts)
+        self.note_plan(plan)
+        requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
+        drafts = zip(requests, self.propose(requests), strict=True)
+        return scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
 
     def note_plan(self, plan: StepPlan) -> None:
         try:
@@ -91,3 +100,11 @@ class Speculator:
             if chunk.num_drafts and chunk.seq_id in runs:
                 self.num_drafted.update(range(chunk.num_drafts))
                 self.num_accepted.update(range(len(runs[chunk.seq_id]) - 1))
+
+
+def _request(entry: BatchEntry, vocab_size: int) -> DraftRequest:
+    """The request for drafts of a sequence that decodes."""
+    chunk, sequence, state = entry
+    token_ids, constraint = sequence.token_ids, state.completions[sequence.index].constraint
+    num_allowed = len if constraint is None else partial(constraint.num_allowed, token_ids, sequence.num_prompt_tokens)
+    return DraftRequest(chunk, token_ids, sequence.stop_token_ids, partial(row_after, entry), num_allowed, vocab_size)

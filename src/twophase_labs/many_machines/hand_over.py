@@ -10,7 +10,7 @@ from torch import Tensor
 from twophase import LLM
 from twophase.cache.kv_cache import KVCache, spec_from_option
 from twophase.core.plan import ScheduledChunk
-from twophase.engine.packing import pack
+from twophase.engine.runner import pack
 from twophase_labs.many_machines.one_process import engine
 
 PROMPT = "The two phases of a language model want different machines, because"

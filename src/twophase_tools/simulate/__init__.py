@@ -8,6 +8,7 @@ limits, simulator            one engine
 routers, fleet, autoscale    many behind a router, which come and go
 pools, arrived_pages         prefill and decode in pools of their own
 progress, observers          what becomes of a request, and what is kept of a run
+waiting                      how long the oldest request of a queue has waited
 histogram, fleet_report      percentiles in constant memory; a run engine by engine
 validate                     predicted against measured
 """
@@ -30,4 +31,5 @@ __all__ = [
     "simulator",
     "step_load",
     "traffic",
+    "waiting",
 ]

@@ -1,0 +1,107 @@
+"""Log-probabilities in nats: of drawn tokens, and of a prompt's own, where each position scores the next token."""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twophase.core.plan import SampledToken, ScheduledChunk
+from twophase.core.request import SamplingParams, TokenLogprobs
+from twophase.engine.model_run import BatchEntry
+from twophase.engine.request_state import RequestState
+
+
+def with_logprobs(
+    tokens: Sequence[SampledToken],
+    logits: Float[Tensor, "R V"],
+    params: Sequence[SamplingParams],
+    row_of_draw: Sequence[int],
+) -> list[SampledToken]:
+    """The drawn tokens, those of rows that ask for them with log-probabilities of the model's own distribution.
+
+    Args:
+        params: The parameters of each row of logits.
+        row_of_draw: The row from which each token was drawn.
+    """
+    place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
+    num_top = [params[r].logprobs or 0 for r in place]
+    temperature = logits.new_tensor([params[r].logprobs_temperature for r in place])
+    logprobs = logits[list(place)].div_(temperature[:, None]).log_softmax(dim=-1)
+    top = logprobs.topk(min(max(num_top), logprobs.shape[1]), dim=-1)
+    ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+    asking = [(d, place[r]) for d, r in enumerate(row_of_draw) if r in place]
+    chosen = logprobs[[i for _, i in asking], [tokens[d].token_id for d, _ in asking]].tolist()
+    found = list(tokens)
+    for (d, i), logprob in zip(asking, chosen, strict=True):
+        found[d] = SampledToken(tokens[d].token_id, logprob, ranked[i][: num_top[i]])
+    return found
+
+
+def scored(batch: Sequence[BatchEntry]) -> tuple[list[ScheduledChunk], "PromptScorer"]:
+    """The chunks of a batch with `num_scored`, and the scorer that takes the logits of the rows."""
+    chunks = [each.chunk._replace(num_scored=_num_scored(each)) for each in batch]
+    wanted = [(chunk, each.state) for chunk, each in zip(chunks, batch, strict=True) if chunk.num_scored]
+    return chunks, PromptScorer(wanted)
+
+
+def _num_scored(entry: BatchEntry) -> int:
+    """The number of the chunk's rows that score a prompt token whose log-probability is missing."""
+    chunk, known = entry.chunk, entry.state.prompt_logprobs
+    num_prompt_tokens = len(entry.state.request.prompt_token_ids)
+    if known is None or len(known) == num_prompt_tokens:
+        return 0
+    if chunk.start >= len(known):
+        raise RuntimeError(f"prompt positions from {len(known) - 1} to {chunk.start} were never computed.")
+    return max(0, min(len(chunk.token_ids), num_prompt_tokens - 1 - chunk.start))
+
+
+@final
+class PromptScorer:
+    """Takes the logits of the scored rows, in order, in slices of any size; then the requests get their entries.
+
+    A row of logits is as wide as the vocabulary, so only a few numbers of each row are kept.
+
+    Args:
+        wanted: Chunks with scored rows, and the states of their requests.
+    """
+
+    def __init__(self, wanted: Sequence[tuple[ScheduledChunk, RequestState]]) -> None:
+        self._wanted = wanted
+        self._next_ids = [
+            token_id
+            for chunk, state in wanted
+            for token_id in state.request.prompt_token_ids[chunk.start + 1 :][: chunk.num_scored]
+        ]
+        self._num_top = max((_num_top(state) for _, state in wanted), default=0)
+        self._num_taken = 0
+        self._slices: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def take(self, logits: Float[Tensor, "R V"]) -> None:
+        """The next rows, in fp32. Numbers that are kept stay on the device, so the host does not wait."""
+        logprobs = logits.log_softmax(dim=-1)
+        next_ids = self._next_ids[self._num_taken : self._num_taken + len(logits)]
+        own = logprobs.gather(1, torch.tensor(next_ids, device=logits.device)[:, None]).squeeze(1)
+        best = logprobs.topk(min(self._num_top, logits.shape[1]), dim=-1)
+        self._slices.append((own, best.indices, best.values))
+        self._num_taken += len(logits)
+
+    def note(self) -> None:
+        """Give each request the log-probabilities, in nats. A recomputed chunk replaces its earlier entries."""
+        if not self._slices:
+            return
+        own, indices, values = (torch.cat(parts).tolist() for parts in zip(*self._slices, strict=True))
+        ranked = (tuple(zip(*best, strict=True)) for best in zip(indices, values, strict=True))
+        entries = zip(self._next_ids, own, ranked, strict=True)
+        for chunk, state in self._wanted:
+            assert state.prompt_logprobs is not None
+            state.prompt_logprobs[chunk.start + 1 :] = [
+                TokenLogprobs(token_id, logprob, top[: _num_top(state)])
+                for token_id, logprob, top in islice(entries, chunk.num_scored)
+            ]
+
+
+def _num_top(state: RequestState) -> int:
+    return state.request.sampling_params.prompt_logprobs or 0
