@@ -31,7 +31,7 @@ from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
 

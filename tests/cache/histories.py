@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, num_reserved, snapshot
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import NEVER, BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import FREED, SlidingWindow

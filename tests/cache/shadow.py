@@ -7,8 +7,7 @@ reading sequence's own tokens demand. Stale pages, missed copies, wrong hits and
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import BlockCopy, StepPlan
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 

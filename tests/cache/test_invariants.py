@@ -8,8 +8,7 @@ import pytest
 from tests.cache.histories import History, Live, NewCache
 from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import snapshot
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.plan import BlockCopy
 

@@ -13,8 +13,8 @@ from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.cache.manager import CacheManager
 
-POOL, PREFIX, TABLE, MANAGER, TENSORS = (
-    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
+POOL, PREFIX, MANAGER, TENSORS = (
+    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
 )
 TIER = "twophase.cache.tier"
 WINDOW, GROUPS, CACHE, HITS = (
@@ -254,7 +254,6 @@ def test_group_mutants_are_killed(mutant):
         (PREFIX, check_bookkeeping),
         (MANAGER, check_bookkeeping),
         (WINDOW, check_bookkeeping),
-        (TABLE, check_bookkeeping),
         (CACHE, check_bookkeeping),
         (HITS, check_bookkeeping),
         (TENSORS, check_tensors),

@@ -9,7 +9,7 @@ from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, layer_groups
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import SlidingWindow

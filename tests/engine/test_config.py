@@ -13,7 +13,7 @@ from twophase import config as config_module
 from twophase.config import RULES, EngineConfig, configured, help_for
 from twophase.core.errors import ConfigError
 from twophase.core.speculative import SpeculativeConfig
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 
 pytestmark = pytest.mark.unchecked_types
 

@@ -14,9 +14,8 @@ from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy

@@ -5,8 +5,7 @@ import pytest
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 
 
 def crowded(**options) -> Harness:

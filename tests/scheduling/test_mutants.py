@@ -23,7 +23,7 @@ from tests.scheduling import (
 )
 from tests.scheduling import test_what_policies_are_told as TOLD
 from tests.scheduling.harness import Harness
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.request_level import DynamicPolicy
@@ -163,14 +163,14 @@ MUTANTS = [
         "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
         "if False:",
         bad_priority,
-        module="request_validation",
+        module="policy",
     ),
     scheduler_mutant(
         "any arrival is taken",
         "if not _is_time(request.arrival_s):",
         "if False:",
         bad_arrival,
-        module="request_validation",
+        module="limits",
     ),
     scheduler_mutant(
         "a policy's wish for short steps is forgotten",
@@ -262,7 +262,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "decodes count against nothing",
-            "twophase.scheduling.default_policy",
+            "twophase.scheduling.policy",
             "step.limit(max_tokens)",
             "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))",
             through="twophase_features.policies.chunked_prefill",
@@ -796,7 +796,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "a prompt may fill the context",
-            "twophase.scheduling.request_validation",
+            "twophase.scheduling.limits",
             "num_prompt_tokens >= config",
             "num_prompt_tokens > config",
         ),
@@ -810,7 +810,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "the last token is given a slot",
-            "twophase.scheduling.request_validation",
+            "twophase.scheduling.limits",
             "max_model_len) - 1\n",
             "max_model_len)\n",
         ),
@@ -820,7 +820,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "forks are not counted",
-            "twophase.scheduling.request_validation",
+            "twophase.scheduling.limits",
             "cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)",
             "cache.num_blocks_at_most(num_slots, num_prompt_tokens)",
         ),
@@ -830,7 +830,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "high priorities wait",
-            "twophase.scheduling.default_policy",
+            "twophase.scheduling.policy",
             "(request.priority, sequence",
             "(-request.priority, sequence",
         ),
@@ -840,7 +840,7 @@ MUTANTS = [
     pytest.param(
         Mutant(
             "last come first served",
-            "twophase.scheduling.default_policy",
+            "twophase.scheduling.policy",
             "(request.priority, sequence.",
             "(request.priority, -sequence.",
         ),

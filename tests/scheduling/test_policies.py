@@ -6,8 +6,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy

@@ -9,7 +9,7 @@ import pytest
 from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_policies import Learners, decode_twice
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
 

@@ -5,8 +5,7 @@ import pytest
 from tests.scheduling.harness import Harness, make_request
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.request_validation import num_blocks_at_most
+from twophase.scheduling.limits import SchedulerConfig, num_blocks_at_most
 from twophase_features.windows.sliding_window import SlidingWindow
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from twophase.core.plan import SampledToken
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 
 
 def test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget():

@@ -11,7 +11,7 @@ from tests.scheduling.test_pressure import play, random_groups, random_window
 from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.scheduling.admission import OutputLengths
-from twophase.scheduling.ledger import Refusal
+from twophase.scheduling.policy import Refusal
 from twophase.scheduling.step import StepBuilder
 from twophase_features.windows.sliding_window import SlidingWindow
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_failures import crowded
-from twophase.scheduling.default_policy import PriorityPolicy, by_priority, decodes_first
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy, by_priority, decodes_first
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy

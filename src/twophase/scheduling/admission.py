@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import final
 
 from twophase.cache.allocator import KVAllocator, KVTable
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.sequence import Sequence
 
 

@@ -1,6 +1,5 @@
 """The block ledger: the one place where sequences get K/V blocks and sequence places, and give them back."""
 
-import enum
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -10,17 +9,9 @@ from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import BlockCopyError, OutOfBlocksError
 from twophase.core.plan import BlockCopy
 from twophase.scheduling.admission import OutputLengths, growth_rule
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Refusal
 from twophase.scheduling.sequence import Sequence
-
-
-class Refusal(enum.Enum):
-    """Why a sequence was not let in, and how long that holds."""
-
-    BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
-    PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
-    BUDGET = "token budget"  # until a step has more tokens left for it
-    POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
 
 
 @final

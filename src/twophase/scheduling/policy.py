@@ -1,11 +1,26 @@
-"""What a scheduling policy is: an order, and a plan for one step made with the moves that a step offers."""
+"""What a scheduling policy is: an order, and a plan for one step made with the moves that a step offers.
+
+The default policy, and the functions that it and other policies are made of.
+"""
 
 import abc
+import enum
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.scheduling.ledger import Refusal
+from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.sequence import Sequence
+
+
+class Refusal(enum.Enum):
+    """Why a sequence was not let in, and how long that holds."""
+
+    BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
+    PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
+    BUDGET = "token budget"  # until a step has more tokens left for it
+    POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
 
 
 @runtime_checkable
@@ -133,3 +148,86 @@ class Policy(abc.ABC):
     def note_ended(self, sequence: Sequence) -> None:
         """A sequence has ended, whether it ran or waited; an aborted or failed one too."""
         return
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PriorityPolicy(Policy):
+    """The default: by priority; decodes first, and the rest of the budget for prefills.
+
+    Attributes:
+        patience_s: Ageing. None: priorities are strict, and requests of low priority may starve. Otherwise a request
+            passes over another of a priority level better once it has waited `patience_s` seconds longer, so a request
+            that arrives more than `patience_s` times the difference in level later never overtakes it. (Comparing
+            priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
+    """
+
+    patience_s: int | float | None = None
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        request = sequence.request
+        if self.patience_s is None:
+            return by_priority(sequence)
+        return (request.arrival_s + request.priority * self.patience_s, sequence.arrival_order, sequence.index)
+
+    def plan(self, step: Step) -> None:
+        decodes_first(step)
+
+
+def by_priority(sequence: Sequence) -> tuple[Any, ...]:
+    """By priority, ties by arrival: first come, first served when all priorities are equal.
+
+    A preempted sequence arrived before all sequences of its priority that have not run yet, so it goes to their front.
+    """
+    request = sequence.request
+    return (request.priority, sequence.arrival_order, sequence.index)
+
+
+def decodes_first(step: Step, max_tokens: int | None = None) -> None:
+    """A token of every decode, then the prefills already begun, then waiting sequences in order until one does not fit.
+
+    `max_tokens` bounds the tokens of the step, decodes and drafts included; decodes are never held back.
+    """
+    decodes_and_begun(step, max_tokens)
+    for sequence in step.waiting:
+        if not step.admit(sequence):
+            break
+
+
+def decodes_and_begun(step: Step, max_tokens: int | None = None) -> None:
+    """`decodes_first` without the waiting sequences."""
+    prefills = []
+    for sequence in step.running:
+        if sequence.is_decoding:
+            step.decode(sequence)
+        else:
+            prefills.append(sequence)
+    if max_tokens is not None:
+        step.limit(max_tokens)
+    for sequence in prefills:
+        step.prefill(sequence)
+
+
+def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
+    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
+
+    Raises:
+        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+    """
+    request_id = sequence.request.request_id
+    try:
+        rank = policy.rank(sequence)
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
+        raise InvalidRequestError(
+            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
+            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
+        )
+    return rank
+
+
+def _sorts(value: object) -> bool:
+    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)

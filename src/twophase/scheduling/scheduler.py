@@ -17,11 +17,9 @@ from twophase.core.outputs import FinishReason
 from twophase.core.plan import BlockCopy, SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import Request
 from twophase.scheduling._queues import SequenceQueues
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.ledger import BlockLedger, Refusal
-from twophase.scheduling.policy import Policy
-from twophase.scheduling.request_validation import check_request, max_new_tokens, usable_rank
+from twophase.scheduling.ledger import BlockLedger
+from twophase.scheduling.limits import SchedulerConfig, check_request, max_new_tokens
+from twophase.scheduling.policy import Policy, PriorityPolicy, Refusal, usable_rank
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 from twophase.scheduling.step import StepBuilder, put_drafts
 

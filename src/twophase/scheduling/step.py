@@ -9,7 +9,8 @@ from typing import final
 from twophase.core.errors import BlockCopyError, PolicyError
 from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase.scheduling._queues import SequenceQueues
-from twophase.scheduling.ledger import BlockLedger, Refusal
+from twophase.scheduling.ledger import BlockLedger
+from twophase.scheduling.policy import Refusal
 from twophase.scheduling.sequence import Sequence
 
 

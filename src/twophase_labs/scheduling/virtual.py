@@ -13,7 +13,7 @@ from twophase.core.outputs import StepTrace
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_tools.load.records import RequestRecord

@@ -17,8 +17,7 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.llm import LLM
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy

@@ -10,12 +10,9 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from twophase.cache.allocator import KVAllocator
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import StepPlan
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy, Refusal
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy

@@ -8,8 +8,7 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.ledger import Refusal
+from twophase.scheduling.policy import PriorityPolicy, Refusal
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy

@@ -7,8 +7,7 @@ from twophase.cache.allocator import KVAllocator
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
-from twophase.scheduling.default_policy import by_priority
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
