@@ -7,6 +7,7 @@ reading sequence's own tokens demand. Stale pages, missed copies, wrong hits and
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 
+from tests.cache.integrity import check_integrity
 from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import BlockCopy, StepPlan
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
@@ -185,7 +186,7 @@ def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None
     stats = cache.stats()
     assert stats.num_in_use == len(held), f"live tables hold {len(held)} blocks, the pool says {stats.num_in_use}"
     assert stats.num_in_use + stats.num_cached + stats.num_free == cache.num_blocks, f"blocks got lost: {stats}"
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def snapshot(cache: CacheManager) -> Hashable:
@@ -208,7 +209,7 @@ def snapshot(cache: CacheManager) -> Hashable:
     return (
         tuple(pool.ref_counts),
         tuple(pool._blank),
-        tuple(pool.cached_blocks()),
+        tuple(pool._cached),
         frozenset(tables),
         frozenset(findable),
         num_free,

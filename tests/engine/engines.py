@@ -2,6 +2,7 @@
 
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.cache.plain import typed_cache
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.outputs import RequestOutput
@@ -89,4 +90,4 @@ def check_idle(engine: Engine) -> None:
     """Nothing runs, nothing waits, no block is held, and the cache's books agree."""
     stats = engine.stats()
     assert (stats.num_waiting, stats.num_running, stats.cache.num_in_use) == (0, 0, 0)
-    engine._scheduler.cache.check_integrity()
+    check_integrity(engine._scheduler.cache)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.engine.test_window import OPTIONS, poisoned
 from tests.engine.test_window import generate as generate_all
@@ -120,7 +121,7 @@ def test_completions_share_a_prompt_longer_than_the_window(case):
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     for output, tokens in zip(outputs, expected, strict=True):
         assert [list(completion.token_ids) for completion in output.outputs] == [tokens] * 3
-    llm.scheduler.cache.check_integrity()
+    check_integrity(llm.scheduler.cache)
 
 
 def test_drafts_change_nothing(case):

@@ -104,21 +104,6 @@ class BlockPool:
         while self._cached:
             self._blank.append(self._cached.popitem()[0])
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless each block is in exactly one state."""
-        blank, cached = set(self._blank), set(self._cached)
-        in_use = {block_id for block_id, count in enumerate(self.ref_counts) if count > 0}
-        assert len(blank) == len(self._blank), f"blank list holds a block twice: {self._blank}"
-        assert not blank & cached, f"both blank and cached: {blank & cached}"
-        assert not in_use & (blank | cached), f"in use and free at once: {in_use & (blank | cached)}"
-        lost = set(range(self.num_blocks)) - in_use - blank - cached
-        assert not lost, f"neither in use nor free: {lost}"
-        assert min(self.ref_counts) >= 0, f"negative reference count in {self.ref_counts}"
-
-    def cached_blocks(self) -> list[int]:
-        """Free blocks with findable contents, in eviction order."""
-        return list(self._cached)
-
     def _require_known(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:
             raise CacheStateError(f"Block {block_id} is not in this pool of {self.num_blocks} blocks.")

@@ -1,7 +1,6 @@
 """The engine's own allocator: full attention over one pool, with copy-on-write and a prefix cache."""
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -294,26 +293,6 @@ class CacheManager(KVAllocator):
             num_hit_tokens=self._num_hit_tokens,
             num_evicted=pool.num_evicted,
         )
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError with what is wrong unless all books agree. Slow; for tests."""
-        self._pool.check_integrity()
-        self._prefixes.check_integrity()
-        owners = Counter(block_id for table in self._tables for block_id in table.held_blocks)
-        for block_id, ref_count in enumerate(self._pool.ref_counts):
-            assert ref_count == owners[block_id], f"block {block_id}: {ref_count} references, {owners[block_id]} owners"
-        num_filled: dict[int, int] = {}
-        for table in self._tables:
-            num_blocks = self._index(-(-table.num_tokens // self.block_size))
-            assert len(table.block_ids) == num_blocks, f"{num_blocks} blocks hold the tokens of {table}"
-            last = table.block_ids[self._index((table.num_tokens - 1) // self.block_size) :] if num_blocks else []
-            for block_id in table.held_blocks:
-                filled = (table.num_tokens - 1) % self.block_size + 1 if block_id in last else self.block_size
-                assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
-        counted, num_slots = self.stats().num_slots_in_use, sum(num_filled.values())
-        assert counted == num_slots, f"{counted} slots counted, {num_slots} in use"
-        for block_id in self._pool.cached_blocks():
-            assert block_id in self._prefixes, f"block {block_id} is kept, but no lookup can find it"
 
     # -- parts of the above
 

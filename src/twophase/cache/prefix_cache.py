@@ -141,12 +141,3 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget every block. Nothing else refers to a prefix when no table is open."""
         self._of_block.clear()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless both maps agree and every prefix's parent is findable."""
-        listed = {block_id: prefix for prefix in self._by_digest.values() for block_id in prefix.holders}
-        assert listed == self._of_block, f"blocks by digest {listed} and by id {self._of_block} differ"
-        for digest, prefix in self._by_digest.items():
-            assert prefix.digest == digest, f"prefix filed under a foreign digest: {prefix}"
-            parent = prefix.parent
-            assert parent is None or self._by_digest.get(parent.digest) is parent, f"parent forgotten: {prefix}"

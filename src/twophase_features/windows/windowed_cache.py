@@ -247,7 +247,7 @@ class WindowedCache(CacheManager):
         super().close(table)
         self._end_reservation(table)
 
-    # -- reports and checks
+    # -- reports
 
     def num_in_use_by_kind(self) -> dict[str, int]:
         """Blocks in use of the layers that see all keys ('full'), and of those that see a window ('sliding').
@@ -259,14 +259,6 @@ class WindowedCache(CacheManager):
             for group, sees_all in enumerate(self.sees_all):
                 held["full" if sees_all else "sliding"].update(table.of_group(group))
         return {kind: len(block_ids - {FREED}) for kind, block_ids in held.items()}
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        for table in self._tables:
-            freed = [index for index, block_id in enumerate(table.block_ids) if block_id == FREED]
-            expected = self._in_window(range(self._num_sink_blocks, table.first_kept))
-            assert freed == expected, f"freed {freed} of {table}"
-            assert (table in self._filling) == (table.num_reserved_tokens > 0), f"reserved: {table}"
 
     # -- parts of the above
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.cache.integrity import check_integrity
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
@@ -50,7 +51,7 @@ def state_of(scheduler):
         )
         for sequence in scheduler.sequences.values()
     ]
-    return rows, cache.stats(), cache._pool.cached_blocks(), list(cache._pool._blank)
+    return rows, cache.stats(), list(cache._pool._cached), list(cache._pool._blank)
 
 
 @pytest.mark.parametrize("seed", range(33))
@@ -83,7 +84,7 @@ def test_random_workloads_run_alike(seed):
     assert found.records == expected.records
     assert len(found.records) == 30
     assert state_of(at_once) == state_of(by_step)
-    at_once.cache.check_integrity()
+    check_integrity(at_once.cache)
 
 
 def decoding_pair(**options):
@@ -150,7 +151,7 @@ def test_stops_before_blocks_run_out(num_blocks):
     # They end with 34, 37 and 32 computed tokens: 9 + 10 + 8 blocks of 4.
     assert (most == 29) == (num_blocks >= 27)
     ended = repeat_decodes(scheduler, sequences, most, lambda s: -1 - s.seq_id)
-    scheduler.cache.check_integrity()
+    check_integrity(scheduler.cache)
     assert len(ended) == (3 if most == 29 else 0)
     if ended:
         return
