@@ -1061,9 +1061,9 @@ check("4.7")
 # This is the same in the engine, for one decode at a time:
 
 # %%
-from twophase.scheduling.step import StepBuilder
+from twophase.scheduling.planner import Planner
 
-show_source(StepBuilder.decode)
+show_source(Planner.decode)
 
 # %% [markdown]
 # **Question.** The first line returns False for a sequence without blocks. A policy goes through `step.running` and

@@ -15,7 +15,7 @@ from twophase.engine.model_run import run_and_sample
 from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
-from twophase.scheduling.ledger import BlockLedger
+from twophase.scheduling.planner import Planner
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]
@@ -186,7 +186,7 @@ def check_all(llama, module=None) -> None:
     engine_class, runner_class = getattr(module, "Engine", Engine), getattr(module, "ModelRunner", ModelRunner)
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
-        patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
+        patch("twophase.scheduling.scheduler.Planner", getattr(module, "Planner", Planner)),
         patch("twophase.engine.engine.run_and_sample", getattr(module, "run_and_sample", run_and_sample)),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
@@ -200,7 +200,7 @@ def check_all(llama, module=None) -> None:
 
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
-STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
+STATE, PLANNER = "twophase.engine.request_state", "twophase.scheduling.planner"
 SCORES, RUN = "twophase.engine.prompt_logprobs", "twophase.engine.model_run"
 MUTANTS = [
     ("a chunk begins with its own token", SCORES, "first = chunk.start + 1", "first = chunk.start", RUN),
@@ -211,7 +211,7 @@ MUTANTS = [
     ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", RUN),
     ("a row further", RUNNER, "range(start, start + chunk.num_scored)", "range(start + 1, start + 1 + chunk.num_scored)", None),
     ("rows of the first chunk", RUNNER, "        start += len(chunk.token_ids)\n    for", "    for", None),
-    ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),
+    ("looked up", PLANNER, "sequence.lookup_ids", "sequence.token_ids", None),
 ]  # fmt: skip
 
 

@@ -145,10 +145,9 @@ class Harness:
 
     def schedule(self) -> StepPlan:
         """Plan, and check the plan."""
-        plan = self.scheduler.schedule(self.now_s)
+        plan = self.scheduler.schedule(self.now_s, self.max_drafts)
         if self.max_drafts:
             self.check_plan(plan)
-            self.scheduler.reserve_drafts(self.max_drafts)
             plan = self.scheduler.put_drafts(self.draft())
         self.check_plan(plan)
         for seq_id in plan.preempted:

@@ -208,7 +208,7 @@ def admit_again(step):
         (decode_twice, "planned sequence 0 twice"),
         (decode_a_prefill, "still in its prefill"),
         (prefill_a_decode, "decodes already"),
-        (decode_what_waits, "not running: let it in first"),
+        (decode_what_waits, "not running: admit it first"),
         (admit_again, "running already"),
         (lambda step: None, "planned nothing.*0 sequences are running and 1 waiting: it would hang"),
         (lambda step: step.wait_until(step.now_s), "later time"),

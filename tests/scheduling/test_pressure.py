@@ -117,7 +117,7 @@ class Disturber:
             if how == 0:
                 harness.take(scheduler.abort(sequence.request.request_id))
             elif how == 1:
-                harness.take(scheduler.fail(sequence.seq_id, "a test says so"))
+                harness.take(scheduler.fail(sequence.seq_id, ValueError("a test says so")))
             else:
                 harness.take(scheduler.finish(sequence.seq_id, "stop", "###"))
         harness.check_state()

@@ -303,8 +303,7 @@ def test_drafts_go_no_further_than_the_sequence():
     harness = Harness(budget=32)
     harness.add(make_request("a", 3, 5))
     harness.step()
-    harness.scheduler.schedule()
-    assert [chunk.num_drafts for chunk in harness.scheduler.reserve_drafts(10).chunks] == [3]
+    assert [chunk.num_drafts for chunk in harness.scheduler.schedule(max_drafts=10).chunks] == [3]
     right = [50, 51, 52, 53]
     with pytest.raises(ValueError, match="room for 3 drafts, got 4"):
         harness.scheduler.put_drafts({0: right})

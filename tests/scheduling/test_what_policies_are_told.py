@@ -78,7 +78,7 @@ def test_a_sequence_that_is_ended_while_it_waits(kind):
     harness = Harness(policy=policy, max_num_seqs=1)
     harness.add(make_request("a", 3), make_request("b", 3))
     harness.step()
-    harness.take(harness.scheduler.abort("b") if kind == "aborted" else harness.scheduler.fail(1, "broken"))
+    harness.take(harness.scheduler.abort("b") if kind == "aborted" else harness.scheduler.fail(1, ValueError("broken")))
     assert policy.notes[-1] == ("ended", "b/0")
 
 

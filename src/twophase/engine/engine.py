@@ -188,9 +188,7 @@ class Engine:
         return outputs
 
     def _schedule(self, now_s: float) -> StepPlan:
-        plan = self._scheduler.schedule(now_s)
-        if self.speculator is not None and self.speculator.num_wanted:
-            plan = self._scheduler.reserve_drafts(self.speculator.num_wanted)
+        plan = self._scheduler.schedule(now_s, 0 if self.speculator is None else self.speculator.num_wanted)
         self._wake_s = plan.wake_s
         return plan
 

@@ -176,7 +176,7 @@ def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_s
     step(scheduler)
     scheduler.add(request("late", 0, 32, 4))
     plan = step(scheduler)
-    assert (plan.num_decodes, scheduler.refusal) == (4, reason)
+    assert (plan.num_decodes, scheduler.planner.refusal) == (4, reason)
     assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.PLACES else 0)
     assert len(step(scheduler).chunks) == (4 if reason is Refusal.PLACES else 1)
 

@@ -188,7 +188,7 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
         0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2)
     )
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
-    scheduler.ledger.config = type(scheduler.config)(**limits, watermark=watermark)
+    scheduler.planner.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))
     newcomer = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
     plan = scheduler.schedule()

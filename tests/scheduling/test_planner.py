@@ -1,4 +1,4 @@
-"""The block ledger: it alone moves blocks, and it says why a sequence stays out, for as long as that holds."""
+"""The planner: it alone moves blocks, and it says why a sequence stays out, for as long as that holds."""
 
 import ast
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_no_other_file_moves_blocks():
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in MOVES and ast.unparse(node.value).endswith("cache"):
-                assert path.name == "ledger.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
+                assert path.name == "planner.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
 
 
 # Each time "a" runs and "b" waits. What keeps it out, and what has to happen so that it comes in.
@@ -43,13 +43,13 @@ def test_a_refusal_has_its_reason_and_ends_with_it(why):
     harness = Harness(**{"budget": 8, "block_size": 4, "prefix_caching": False} | options)
     harness.add(make_request("a", 8, 4))
     harness.step()
-    assert harness.scheduler.refusal is None  # nothing waits
+    assert harness.scheduler.planner.refusal is None  # nothing waits
     harness.add(late)
     while ("a", 0) not in harness.ends:
         harness.step()
-        assert harness.scheduler.refusal is reason
+        assert harness.scheduler.planner.refusal is reason
     harness.step()
-    assert harness.scheduler.refusal is None
+    assert harness.scheduler.planner.refusal is None
     assert harness.log[-1][1] == "b"
     harness.run().check_outputs()
 
@@ -106,7 +106,7 @@ def test_what_is_preempted_stays_out_for_want_of_blocks():
     harness.add(make_request("a", 4, 8), make_request("b", 4, 8))
     while not harness.preempted:
         harness.step()
-    assert harness.scheduler.refusal is Refusal.BLOCKS
+    assert harness.scheduler.planner.refusal is Refusal.BLOCKS
     harness.run().check_outputs()
 
 
@@ -114,9 +114,9 @@ def test_places_come_back_from_what_never_forked():
     harness = Harness(max_num_seqs=4, budget=4)
     harness.add(make_request("a", 9, 4, n=4))
     harness.step()
-    assert harness.scheduler.ledger.num_free_places == 0
+    assert harness.scheduler.planner.num_free_places == 0
     harness.take(harness.scheduler.abort("a"))
-    assert harness.scheduler.ledger.num_free_places == 4
+    assert harness.scheduler.planner.num_free_places == 4
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):
@@ -130,7 +130,7 @@ def test_a_prompt_that_waits_is_hashed_once(monkeypatch):
     num_waiting = 0
     while harness.scheduler.num_waiting:
         harness.step()
-        num_waiting += harness.scheduler.refusal is Refusal.BLOCKS
+        num_waiting += harness.scheduler.planner.refusal is Refusal.BLOCKS
     assert num_waiting > 2
     of_late = [tokens for tokens in hashed if tokens == tokens_to_bytes(range(100, 104))]
     assert len(of_late) == 2, "looked up, and published"
