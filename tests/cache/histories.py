@@ -229,7 +229,7 @@ class History:
         check_live_tables(self.cache, [sequence.table for sequence in self.live])
         for sequence in self.live:
             self._read(sequence)
-            check_kept(sequence.table, sequence.num_confirmed, self.window, self.sees_all)
+            check_kept(sequence.table, self.cache.block_size, sequence.num_confirmed, self.window, self.sees_all)
         self._check_reservations()
 
     def _check_reservations(self) -> None:

@@ -147,10 +147,9 @@ def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
 
 
 def check_kept(
-    table: BlockTable, num_computed: int, window: SlidingWindow | None, sees_all: Sequence[bool] = (False,)
+    table: BlockTable, size: int, num_computed: int, window: SlidingWindow | None, sees_all: Sequence[bool] = (False,)
 ) -> None:
     """A table holds a block if and only if a query to come sees some of it: bounded, and never too few."""
-    size = table.block_size
     for number, block_id in enumerate(table.block_ids):
         index, group = divmod(number, len(sees_all))
         seen = None if sees_all[group] else window
@@ -169,13 +168,13 @@ def num_reserved(
     for group, is_full in enumerate(sees_all):
         block_ids = table.block_ids[group :: len(sees_all)]
         num_own = sum(block_id != FREED and ref_counts[block_id] == 1 for block_id in block_ids)
-        num_more = -(-num_tokens // table.block_size) - len(block_ids)
-        is_copied = table.num_tokens % table.block_size != 0 and ref_counts[block_ids[-1]] > 1
+        num_more = -(-num_tokens // cache.block_size) - len(block_ids)
+        is_copied = table.num_tokens % cache.block_size != 0 and ref_counts[block_ids[-1]] > 1
         num_more += num_tokens > table.num_tokens and is_copied
         total += (
             num_more
             if is_full or window is None
-            else min(num_more, max(0, window.max_blocks(table.block_size) - num_own))
+            else min(num_more, max(0, window.max_blocks(cache.block_size) - num_own))
         )
     return total
 

@@ -277,7 +277,7 @@ class Harness:
         check_findable(self.cache, self.shadow)
         for sequence in running:
             self.num_freed += sequence.table.block_ids.count(FREED) > 0
-            check_kept(sequence.table, sequence.num_computed_tokens, self.window, self.sees_all)
+            check_kept(sequence.table, self.cache.block_size, sequence.num_computed_tokens, self.window, self.sees_all)
         if self.window is not None:
             self.check_reservations([sequence for sequence in running if not sequence.is_decoding])
 

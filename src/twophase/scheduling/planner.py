@@ -202,13 +202,13 @@ class Planner:
         if is_hit:  # blocks that were hit may not come back to those that had them alone
             self._num_to_grow = None
         num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
-        refusal = None
+        if may_split:
+            fits = self.cache.num_blocks_needed(table, num_tokens) <= num_spare
+        else:
+            fits = self.cache.room(table, num_tokens, num_spare) == num_tokens
+        refusal = None if fits else Refusal.BLOCKS
         if not may_split and num_tokens - num_known > self.budget:
             refusal = Refusal.BUDGET
-        elif may_split and self.cache.num_blocks_needed(table, num_tokens) > num_spare:
-            refusal = Refusal.BLOCKS
-        elif not may_split and self.cache.room(table, num_tokens, num_spare) < num_tokens:
-            refusal = Refusal.BLOCKS
         if refusal is not None:
             self._num_to_grow = None if is_hit else self._num_to_grow
             self.cache.close(table)

@@ -252,7 +252,7 @@ class Scheduler:
         return [SequenceUpdate(seq_id, request_id, sequence.index + i, (), reason, stop_reason, error) for i in indices]
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Out of the scheduler: blocks freed, nothing remembered but the length of a completion that ended by itself."""
+        """Out of the scheduler: blocks freed, nothing remembered but how long a completion was that ended by itself."""
         self.planner.remove(sequence)
         sequence.become(SequenceStatus.FINISHED)
         del self.sequences[sequence.seq_id]
@@ -280,8 +280,8 @@ def _tokens_of(sequence: Sequence, chunk: ScheduledChunk, sampled: Seq[SampledTo
     if not chunk.num_samples <= len(sampled) <= most:
         wanted = f"1 to {most}" if chunk.num_drafts else chunk.num_samples
         raise ValueError(
-            f"sequence {sequence.seq_id} was to get {wanted} sampled tokens, got {len(sampled)}; fail() it first if its "
-            f"sampling failed."
+            f"sequence {sequence.seq_id} was to get {wanted} sampled tokens, got {len(sampled)}; "
+            f"fail() it first if its sampling failed."
         )
     if not chunk.num_drafts:
         return tuple(sampled)
