@@ -268,7 +268,10 @@ class Harness:
         assert scheduler.num_running == len(running)
         assert scheduler.num_running + scheduler.num_waiting == len(sequences)
         assert all((sequence.table is not None) == (sequence in running) for sequence in sequences)
-        assert all(sequence.num_computed_tokens == 0 for sequence in sequences if sequence.table is None)
+        for sequence in sequences:
+            if sequence.table is None:
+                assert sequence.status.value == ("preempted" if sequence.num_preemptions else "waiting")
+                assert sequence.num_computed_tokens == 0
         assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, (
             "too many places taken"
         )

@@ -25,7 +25,6 @@ from tests.scheduling.harness import Harness
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
-from twophase_features.policies.request_level import DynamicPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
 MUTATED = ("twophase.scheduling.", "twophase_features.policies.")
@@ -117,10 +116,6 @@ def bad_priority():
     test_ranks.check_refused_and_forgotten(PriorityPolicy(), {"priority": "x"})
 
 
-def bad_arrival():
-    test_ranks.check_refused_and_forgotten(DynamicPolicy(2, 1.0), {"arrival_s": float("nan")})
-
-
 WAYS = test_ways_of_admission
 ESTIMATE = WAYS.TestEstimate()
 
@@ -163,13 +158,6 @@ MUTANTS = [
         module="policy",
     ),
     scheduler_mutant(
-        "any arrival is taken",
-        "if not _is_time(request.arrival_s):",
-        "if False:",
-        bad_arrival,
-        module="limits",
-    ),
-    scheduler_mutant(
         "a policy's wish for short steps is forgotten",
         "self._max_tokens = min(self._max_tokens, max_tokens)",
         "pass",
@@ -200,14 +188,14 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "verifying chunks count as decodes of one token",
-        "num_decodes=len(decodes),",
-        "num_decodes=plan.num_decodes,",
+        "len(decodes) - num_verifying",
+        "len(decodes)",
         histories_with_drafts,
     ),
     scheduler_mutant(
         "drafts are not counted",
-        "num_tokens=plan.num_tokens + sum(map(len, drafts.values())),",
-        "num_tokens=plan.num_tokens,",
+        "plan.num_tokens + sum(map(len, drafts.values()))",
+        "plan.num_tokens",
         histories_with_drafts,
     ),
     scheduler_mutant(
@@ -409,6 +397,13 @@ MUTANTS = [
         "sequence.table = None",
         test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
         some_histories,
+        module="planner",
+    ),
+    scheduler_mutant(
+        "a preempted sequence is called running",
+        "        victim.status = SequenceStatus.PREEMPTED\n",
+        "",
+        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
         module="planner",
     ),
     scheduler_mutant(
@@ -873,17 +868,13 @@ def check_sequence(module: ModuleType) -> None:
         patch.setattr(test_sequence, "SequenceStatus", module.SequenceStatus)
         test_sequence.test_a_fork_shares_no_tokens_with_its_parent()
         test_sequence.test_the_length_cap_is_the_smaller_of_max_tokens_and_context()
-        for old in module.SequenceStatus:
-            for new in module.SequenceStatus:
-                test_sequence.test_only_legal_steps_between_states(old, new)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("forks share one list of tokens", "token_ids=list(self.token_ids)", "token_ids=self.token_ids"),
-        ("the dead may rise", "SequenceStatus.FINISHED: set()", "SequenceStatus.FINISHED: {SequenceStatus.RUNNING}"),
+        ("forks share one list of tokens", "token_ids = list(self.token_ids)", "token_ids = self.token_ids"),
         (
             "the context is no limit",
             "min(num_prompt_tokens + params.max_tokens, max_model_len)",

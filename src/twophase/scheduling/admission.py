@@ -37,8 +37,8 @@ class OutputLengths:
         return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-# Free blocks that an admission leaves to a sequence, beyond those that it has, or gets when it is admitted itself: given
-# the sequence, and its table or one that was opened for it. Completions that have not forked yet count all.
+# Free blocks that an admission leaves to a sequence, beyond those that it has, or gets when it is admitted itself;
+# given the sequence, and its table or one that was opened for it. Completions that have not forked yet count all.
 Growth = Callable[[Sequence, KVTable], int]
 
 

@@ -1,9 +1,7 @@
 """The scheduler's limits, and validation: a request that can never be served as asked is refused when it is added."""
 
 import bisect
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import ConfigError, InvalidRequestError, prompt_too_long
@@ -54,11 +52,6 @@ def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator)
     """Raises InvalidRequestError naming the rule, both values and what to change."""
     num_prompt_tokens = len(request.prompt_token_ids)
     params = request.sampling_params
-    if not _is_time(request.arrival_s):
-        raise InvalidRequestError(
-            f"arrival_s must be a finite number, for policies plan by it, got {request.arrival_s!r:.50}; leave it out "
-            f"for a request that comes now."
-        )
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt must have at least one token, got none.")
     if num_prompt_tokens >= config.max_model_len:
@@ -109,11 +102,3 @@ def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cach
 
     most = max(1, config.max_model_len - num_prompt_tokens)
     return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
-
-
-def _is_time(value: object) -> bool:
-    """A number of seconds that may be added to others."""
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False

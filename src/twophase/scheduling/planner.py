@@ -256,13 +256,13 @@ class Planner:
         return end - start
 
     def _run(self, sequence: Sequence) -> None:
-        sequence.become(SequenceStatus.RUNNING)
+        sequence.status = SequenceStatus.RUNNING
         bisect.insort(self._running, sequence, key=_ORDER)
 
     def _preempt(self, victim: Sequence) -> None:
         """A running sequence loses its blocks and waits again."""
         self.remove(victim)
-        victim.become(SequenceStatus.PREEMPTED)
+        victim.status = SequenceStatus.PREEMPTED
         victim.num_preemptions += 1
         self._preempted.append(victim)
         self._refusals[victim.seq_id] = Refusal.BLOCKS

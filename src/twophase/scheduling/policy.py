@@ -15,7 +15,7 @@ from twophase.scheduling.sequence import Sequence
 
 
 class Refusal(enum.Enum):
-    """Why a sequence was not let in, and how long that holds."""
+    """Why a sequence was not admitted, and how long that holds."""
 
     BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
     PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
@@ -34,38 +34,34 @@ class Step(Protocol):
     Attributes:
         now_s: The engine's clock.
         num_stalled_steps: Steps in a row in which a sequence was ready to decode and none did.
+        budget: Tokens that this step can still compute.
+        num_free_places: Completions that may still be admitted.
+        num_waiting: Sequences that wait.
+        is_empty: Whether nothing is planned yet.
+        running: The running sequences, best rank first.
+        waiting: The waiting sequences, best rank first; sequences admitted meanwhile are passed over.
     """
 
     now_s: int | float
     num_stalled_steps: int
 
     @property
-    def budget(self) -> int:
-        """Tokens that this step can still compute."""
-        ...
+    def budget(self) -> int: ...
 
     @property
-    def num_free_places(self) -> int:
-        """Completions that may still be admitted."""
-        ...
+    def num_free_places(self) -> int: ...
 
     @property
     def num_waiting(self) -> int: ...
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is planned yet."""
-        ...
+    def is_empty(self) -> bool: ...
 
     @property
-    def running(self) -> tuple[Sequence, ...]:
-        """The running sequences, best rank first."""
-        ...
+    def running(self) -> tuple[Sequence, ...]: ...
 
     @property
-    def waiting(self) -> Iterator[Sequence]:
-        """The waiting sequences, best rank first; sequences admitted meanwhile are passed over."""
-        ...
+    def waiting(self) -> Iterator[Sequence]: ...
 
     def refusal_of(self, sequence: Sequence) -> Refusal:
         """Why this step has not admitted a waiting sequence so far; POLICY if the policy did not ask for it."""
@@ -73,8 +69,7 @@ class Step(Protocol):
 
     def decode(self, sequence: Sequence) -> bool:
         """Plan a decoding sequence's next token. When no block is free for it, the running sequences of worst rank that
-        are not planned yet are preempted; False if the sequence was itself the worst (now or before), or if the budget
-        is used up."""
+        are not planned yet are preempted; False if it was itself the worst, or if the budget is used up."""
         ...
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
@@ -108,27 +103,27 @@ class Policy(abc.ABC):
     One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
     (largest rank). So no sequence is preempted for another that would then be the next victim.
 
-    A policy learns what it admitted from its own moves, and is told the rest by `note_waiting`, `note_computed` and
-    `note_ended`, which do nothing here. A policy that counts in them keeps the counters itself, and returns a copy with
-    new counters from `fresh`: `twophase_features.policies.round_robin` is an example. An error in one of them is not
-    caught, and the tokens of the step are lost.
+    A policy is told what happens to sequences by `note_waiting`, `note_computed` and `note_ended`, which do nothing
+    here. A policy that counts in them returns a copy with new counters from `fresh`:
+    `twophase_features.policies.round_robin` is an example. An error in one of them is not caught, and the tokens of the
+    step are lost.
     """
 
-    def __repr__(self) -> str:
-        """As messages name it. A dataclass has a repr of its own."""
+    def __repr__(self) -> str:  # for messages; a dataclass has its own
         return type(self).__name__
 
     @abc.abstractmethod
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key, unique and fixed for the sequence's life: queues are sorted once, not at every step."""
+        """Sort key, fixed for the sequence's life: queues are sorted once, not at every step. Equal ranks go by
+        arrival."""
 
     @abc.abstractmethod
     def plan(self, step: Step) -> None:
         """Plan one step. Planning nothing while something is unfinished is an error, but for `step.wait_until`."""
 
     def fresh(self) -> "Policy":
-        """The policy as one scheduler uses it, asked for when the scheduler gets it: the same object, if it counts
-        nothing; otherwise a copy with new counters, so that several engines can be given one policy."""
+        """The policy as one scheduler uses it: the same object, if it counts nothing; otherwise a copy with new
+        counters, so that several engines can be given one policy."""
         return self
 
     def note_waiting(self, sequence: Sequence) -> None:
@@ -139,8 +134,7 @@ class Policy(abc.ABC):
         """A sequence's chunk has been computed; called before the sequence changes.
 
         Args:
-            num_prefill_tokens: Tokens of a prefill's chunk, output tokens among them after a preemption; 0 for a
-                decode.
+            num_prefill_tokens: Tokens of a prefill's chunk, after a preemption output tokens too; 0 for a decode.
             num_output_tokens: Tokens that the sequence gets, for all completions that it stands for.
         """
         return
@@ -150,6 +144,34 @@ class Policy(abc.ABC):
         return
 
 
+def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
+    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
+
+    Raises:
+        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+    """
+    request_id = sequence.request.request_id
+    try:
+        rank = policy.rank(sequence)
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
+        raise InvalidRequestError(
+            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
+            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
+        )
+    return rank
+
+
+def _sorts(value: object) -> bool:
+    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
+
+
+# -- the default
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PriorityPolicy(Policy):
@@ -157,8 +179,7 @@ class PriorityPolicy(Policy):
 
     Attributes:
         patience_s: Ageing. None: priorities are strict, and requests of low priority may starve. Otherwise a request
-            passes over another of a priority level better once it has waited `patience_s` seconds longer, so a request
-            that arrives more than `patience_s` times the difference in level later never overtakes it. (Comparing
+            passes over another of a priority level better once it has waited `patience_s` seconds longer. (Comparing
             priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
     """
 
@@ -206,28 +227,3 @@ def decodes_and_begun(step: Step, max_tokens: int | None = None) -> None:
         step.limit(max_tokens)
     for sequence in prefills:
         step.prefill(sequence)
-
-
-def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
-
-    Raises:
-        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
-    """
-    request_id = sequence.request.request_id
-    try:
-        rank = policy.rank(sequence)
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
-        raise InvalidRequestError(
-            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
-            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
-        )
-    return rank
-
-
-def _sorts(value: object) -> bool:
-    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)

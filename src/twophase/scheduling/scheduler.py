@@ -26,10 +26,9 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 class Scheduler:
     """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
 
-    What goes into a step is the policy's decision (policy.py); the planner keeps the token budget, the places and the
-    blocks, and preempts (planner.py). By default each step has one token of every decoding sequence, then the prefills
-    already begun, then new ones. So a decode never waits for a prefill, and as the budget is at least the number of
-    places, a prefill always gets a token.
+    The policy decides what goes into a step (policy.py); the planner keeps to the budget, the places and the blocks
+    (planner.py). By default each step has one token of every decoding sequence, then the prefills already begun, then
+    new ones: a decode never waits for a prefill.
 
     Attributes:
         sequences: The unfinished ones, by seq_id; read-only to others.
@@ -145,18 +144,15 @@ class Scheduler:
         for seq_id, tokens in drafts.items():
             if len(tokens) > rooms.get(seq_id, 0):
                 raise ValueError(f"sequence {seq_id} has room for {rooms.get(seq_id, 0)} drafts, got {len(tokens)}.")
-        filled: list[ScheduledChunk] = []
+        decodes = []
         for chunk in plan.decodes:
             tokens = drafts.get(chunk.seq_id, ())
-            filled.append(chunk._replace(token_ids=[*chunk.token_ids, *tokens], num_drafts=len(tokens)))
-        decodes, verifying = ([c for c in filled if bool(c.num_drafts) is is_drafted] for is_drafted in (False, True))
-        self._plan = replace(
-            plan,
-            chunks=(*decodes, *verifying, *plan.prefills),
-            num_decodes=len(decodes),
-            num_verifying=len(verifying),
-            num_tokens=plan.num_tokens + sum(map(len, drafts.values())),
-        )
+            decodes.append(chunk._replace(token_ids=[*chunk.token_ids, *tokens], num_drafts=len(tokens)))
+        decodes.sort(key=lambda chunk: chunk.num_drafts > 0)  # a stable sort
+        num_verifying = sum(chunk.num_drafts > 0 for chunk in decodes)
+        num_tokens = plan.num_tokens + sum(map(len, drafts.values()))
+        counts = {"num_decodes": len(decodes) - num_verifying, "num_verifying": num_verifying, "num_tokens": num_tokens}
+        self._plan = replace(plan, chunks=(*decodes, *plan.prefills), **counts)
         return self._plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
@@ -254,7 +250,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Out of the scheduler: blocks freed, nothing remembered but how long a completion was that ended by itself."""
         self.planner.remove(sequence)
-        sequence.become(SequenceStatus.FINISHED)
+        sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.seq_id]
         request_id, num_prompt = sequence.request.request_id, sequence.num_prompt_tokens
         self._seq_ids_of[request_id].remove(sequence.seq_id)
