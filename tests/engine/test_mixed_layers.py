@@ -206,7 +206,9 @@ def test_blocks_and_pool_have_the_size_of_a_group(gemma):
     assert (groups.size, groups.sees_all) == (2, (True, False, False))
     spec = llm.kv_cache.spec
     assert spec.bytes_per_token == 2 * groups.size * 2 * 8 * 4, "K and V, layers, heads, head_dim, fp32"
-    assert llm.kv_cache.num_bytes == sum(tensor.nbytes for tensor in llm.kv_cache.storage)
+    assert llm.kv_cache.num_blocks * llm.kv_cache.spec.bytes_per_block == sum(
+        tensor.nbytes for tensor in llm.kv_cache.storage
+    )
     sliding = 8 * MOST + 24 // 4  # of 8 sequences, and a step's tokens
     assert llm.kv_cache.num_blocks == 8 * 256 // 4 + 2 * sliding
 

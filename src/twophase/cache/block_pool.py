@@ -15,8 +15,6 @@ class BlockPool:
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed first
 
-    Sharing, taking and freeing a block takes time independent of `num_blocks`.
-
     Raises:
         ConfigError: `num_blocks` is below 1.
     """
@@ -66,23 +64,21 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
-    def acquire(self, block_id: int) -> bool:
-        """One more owner of a block with contents; a cached one is no longer free. True if it was free.
+    def acquire(self, block_id: int) -> None:
+        """One more owner of a block with contents; a cached one is no longer free.
 
         Raises:
             CacheStateError: No such block, or it is blank.
         """
         self._require_known(block_id)
-        was_free = self.ref_counts[block_id] == 0
-        if was_free:
+        if self.ref_counts[block_id] == 0:
             if block_id not in self._cached:
                 raise CacheStateError(f"Block {block_id} is blank: it has no contents to share. Allocate it instead.")
             del self._cached[block_id]
         self.ref_counts[block_id] += 1
-        return was_free
 
-    def release(self, block_id: int, is_cached: bool) -> bool:
-        """One owner less; the last one frees the block, as cached or as blank. True if it became free.
+    def release(self, block_id: int, is_cached: bool) -> None:
+        """One owner less; the last one frees the block, as cached or as blank.
 
         Raises:
             CacheStateError: No such block, or it has no owner (double free).
@@ -92,12 +88,11 @@ class BlockPool:
             raise CacheStateError(f"Block {block_id} is free already; a block can be freed once per owner.")
         self.ref_counts[block_id] -= 1
         if self.ref_counts[block_id] > 0:
-            return False
+            return
         if is_cached:
             self._cached[block_id] = None
         else:
             self._blank.append(block_id)
-        return True
 
     def blank_all(self) -> None:
         """Turn every cached block into a blank one: its contents are no longer findable."""

@@ -22,14 +22,13 @@ SCALE_DTYPE = torch.float32  # of SCALE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's pages: views of `KVCache`'s storage, which the attention backend writes and reads.
-
-    Slot block * block_size + offset of KV head h is `k[block, h, offset]`.
+    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is
+    `k[block, h, offset]`.
 
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
         k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
-        group: The layer's group: block tables are that group's.
+        group: The layer's group, whose block tables it has.
     """
 
     k: Shaped[Tensor, "N H_kv page D"]
@@ -41,7 +40,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a cache stores, whatever its number of blocks.
+    """What one block of a cache stores.
 
     Attributes:
         num_layers: Layers with a K and a V in each block: all of the model's, or those of a group.
@@ -90,11 +89,7 @@ class KVCacheSpec:
 def spec_from_option(
     kv_cache_dtype: str, *, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, model_dtype: torch.dtype
 ) -> KVCacheSpec:
-    """The spec for the user's `kv_cache_dtype`: 'auto' is the model's dtype, the others are what they say.
-
-    Raises:
-        ConfigError: As `KVCacheSpec`.
-    """
+    """The spec for the user's `kv_cache_dtype`; 'auto' is the model's dtype. Raises as `KVCacheSpec`."""
     kv_format: KVFormat = next((name for name in QUANTISED_DTYPES if name == kv_cache_dtype), "none")
     is_plain = kv_format == "none" and kv_cache_dtype != "auto"
     dtype: torch.dtype = getattr(torch, kv_cache_dtype) if is_plain else model_dtype
@@ -102,9 +97,8 @@ def spec_from_option(
 
 
 class KVCache:
-    """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed.
-
-    The attention backend writes into `layers`; nothing else but `copy_blocks` changes them.
+    """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed. The
+    attention backend writes into `layers`.
 
     Args:
         spec: What is stored.
@@ -115,9 +109,8 @@ class KVCache:
 
     Attributes:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
-        layers: Each layer's pages. Layers that have the same place in different groups have the same pages: which
-            blocks of them are a layer's is in its group's tables.
-        num_groups: Of layers.
+        layers: Each layer's pages. Layers at the same place in different groups share pages, not blocks.
+        num_groups: Groups of layers.
 
     Raises:
         ConfigError: The memory is not there.
@@ -142,10 +135,6 @@ class KVCache:
         places = [(0, layer) for layer in range(spec.num_layers)] if places is None else places
         self.num_groups = 1 + max(group for group, _ in places)
         self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.spec.bytes_per_block
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer, with the same result as one copy after another in the given order."""

@@ -98,9 +98,8 @@ class CacheManager(KVAllocator):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
-        its logits, and rounded down to a block, so that nothing found is ever written again. The hit blocks can't be
-        evicted as long as the table holds them. A table that never grows is not counted in the statistics.
-        """
+        its logits, and rounded down to a block, so that nothing found is ever written again. A table that never grows
+        is not counted in the statistics."""
         keys = [] if keys is None else keys
         max_blocks = (len(token_ids) - 1) // self.block_size
         num_wanted = max_blocks if self.enable_prefix_caching else 0
@@ -144,10 +143,6 @@ class CacheManager(KVAllocator):
 
     # -- growing and shrinking
 
-    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
-        """As `KVAllocator`: what `grow(table, num_tokens)` takes."""
-        return self._num_places(table, num_tokens)
-
     def _num_places(self, table: BlockTable, num_tokens: int) -> int:
         """Blocks of each group that `grow(table, num_tokens)` takes, the copy of a shared one included."""
         self._require_open(table)
@@ -156,15 +151,15 @@ class CacheManager(KVAllocator):
         num_more = -(-num_tokens // self.block_size) - len(table.block_ids) // self.num_groups
         return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
 
+    num_blocks_needed = _num_places  # with one group
+
     def _must_copy_tail(self, table: BlockTable) -> bool:
         """Whether the next write goes into a block that another table reads too."""
         return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
 
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """As `KVAllocator`. If the last block will be written and is shared, this table gets a copy of its own
-        (copy-on-write). A step that is dropped before its copies were done leaves such a table without its contents:
-        close it, or do them.
-        """
+        (copy-on-write), without contents until the copy is done."""
         num_new = num_tokens - table.num_tokens
         # The hot path, once per running sequence and step: the slot fits into a block that is this table's alone.
         if (
@@ -210,12 +205,8 @@ class CacheManager(KVAllocator):
         return block_ids
 
     def truncate(self, table: BlockTable, num_tokens: int) -> None:
-        """As `KVAllocator`.
-
-        Raises:
-            CacheStateError: The table is not open here or has fewer tokens; or one of these slots is in a block that
-                another table reads or that a lookup can find. Nothing changed.
-        """
+        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if one of the
+        slots is in a block that another table reads or that a lookup can find."""
         self._require_open(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
@@ -237,11 +228,8 @@ class CacheManager(KVAllocator):
     # -- sharing, and giving back
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """As `KVAllocator`: makes the full blocks of tokens [0, num_computed) findable.
-
-        Raises:
-            CacheStateError: The table is not open here, or fewer than `num_computed` tokens have a slot or an id.
-        """
+        """As `KVAllocator`: makes the full blocks of tokens [0, num_computed) findable. Raises CacheStateError if the
+        table is not open here, or if fewer tokens have a slot or an id."""
         if num_computed < table.publish_at:
             return
         self._require_computed(table, token_ids, num_computed)

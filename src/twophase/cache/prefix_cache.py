@@ -34,9 +34,8 @@ class CachedPrefix:
         digest: Chained over the salt, all blocks before this one, and this one.
         parent: What stands before it; None for a sequence's first block.
         salt, token_bytes: Kept to verify hits, for digests can collide.
-        holders: Every block with these contents, oldest first, and the group of layers whose K and V it has (0 if
-            there is one group): two sequences that compute the same prompt at the same time make two, and evicting one
-            must leave the other findable.
+        holders: Every block with these contents, oldest first, and its group of layers (0 if there is one). Sequences
+            that compute the same prompt at the same time make several; evicting one leaves the others findable.
     """
 
     digest: bytes
@@ -53,9 +52,8 @@ class CachedPrefix:
 class PrefixCache:
     """Digest -> contents -> blocks. Knows nothing of the tables that use a block. Only an allocator calls it.
 
-    Invariant: a prefix's parent is known as long as the prefix is, so comparing parents by identity is exact. It holds
-    because a prefix is known as long as anything refers to it: a block that holds it, a prefix that continues it, or a
-    table that does.
+    A prefix is known as long as a block holds it, or a prefix or a table continues it. So its parent is known as long
+    as it is, and comparing parents by identity is exact.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -71,8 +69,7 @@ class PrefixCache:
     ) -> tuple[list[int], CachedPrefix | None]:
         """Blocks that hold the longest prefix of `token_ids`, at most `max_blocks`, and the last one's contents.
 
-        Args:
-            keys: Those of the first blocks, as far as they are known from an earlier lookup; more are added.
+        `keys` are those of the first blocks, as far as an earlier lookup has made them; more are added.
         """
         block_ids, last = [], None
         for found in self.known(token_ids, salt, max_blocks, keys):
@@ -105,18 +102,14 @@ class PrefixCache:
 
     def key_of(self, block_id: int) -> BlockKey | None:
         """The key of a block that a lookup can find; None of another block."""
-        prefix = self._of_block.get(block_id)
-        if prefix is None:
+        if (prefix := self._of_block.get(block_id)) is None:
             return None
         return BlockKey(prefix.digest, prefix.token_bytes).of_group(prefix.holders[block_id])
 
     def register(
         self, holders: Mapping[int, int], token_ids: Sequence[int], parent: CachedPrefix | None, salt: str
     ) -> CachedPrefix | None:
-        """Make full, written blocks of the same tokens findable; without holders, only what follows can be found.
-
-        Args:
-            holders: Each block's group of layers; 0 if there is one group.
+        """Make `holders`, full blocks of the same tokens, findable; without holders, only what follows can be found.
 
         Returns:
             The blocks' contents; None if their digest collides with other contents: then nothing was registered.
