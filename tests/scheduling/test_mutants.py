@@ -220,8 +220,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "an end inside a run is overlooked",
-        "return tuple(sampled[: next(ends, room)])",
-        "return tuple(sampled[:room])",
+        "return tokens[: next(ends, room)]",
+        "return tokens[:room]",
         histories_with_drafts,
     ),
     scheduler_mutant(
@@ -449,8 +449,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "samples are not checked",
-        "if not chunk.num_samples <= len(sampled) <= most:",
-        "if len(sampled) > most:",
+        "if not chunk.num_samples <= len(tokens) <= most:",
+        "if len(tokens) > most:",
         test_timelines.test_update_wants_the_latest_plan_and_its_samples,
     ),
     scheduler_mutant(
@@ -483,8 +483,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a refusal outlives its reason",
-        "        self.refusal = self.refusal_of(self._waiting[0]) if self._waiting else None\n",
-        "        if self._waiting:\n            self.refusal = self.refusal_of(self._waiting[0])\n",
+        "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None\n",
+        "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else self.refusal\n",
         reasons,
         module="planner",
     ),

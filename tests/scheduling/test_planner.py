@@ -65,11 +65,9 @@ class Asking(Policy):
         return by_priority(sequence)
 
     def plan(self, step):
-        before = {sequence.request.request_id: step.refusal_of(sequence) for sequence in step.waiting}
-        assert set(before.values()) <= {Refusal.POLICY}, "nobody was asked yet"
         for sequence in step.waiting:
             if not step.admit(sequence, self.max_tokens):
-                self.said.append((sequence.request.request_id, step.refusal_of(sequence)))
+                self.said.append((sequence.request.request_id, step._refusals[sequence.seq_id]))
         for sequence in step.running:
             if not sequence.is_decoding and sequence.num_computed_tokens:
                 step.prefill(sequence)

@@ -204,7 +204,7 @@ def admit_again(step):
 @pytest.mark.parametrize(
     ("plan_step", "said"),
     [
-        (admit_twice, "planned sequence 0 twice"),
+        (admit_twice, "admitted sequence 0, which is running already"),
         (decode_twice, "planned sequence 0 twice"),
         (decode_a_prefill, "still in its prefill"),
         (prefill_a_decode, "decodes already"),

@@ -105,9 +105,6 @@ class Planner:
             yield sequence
             position = self._waiting.bisect_key_right(_ORDER(sequence))
 
-    def refusal_of(self, sequence: Sequence) -> Refusal:
-        return self._refusals.get(sequence.seq_id, Refusal.POLICY)
-
     # -- what a policy can do
 
     def decode(self, sequence: Sequence) -> bool:
@@ -146,7 +143,6 @@ class Planner:
         return self._plan_chunk(sequence, max_tokens)
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        self._require_unplanned(sequence)
         if sequence.table is not None:
             raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
         # What outgrew the budget or, with a window, the pool could never go on in one piece.
@@ -183,13 +179,10 @@ class Planner:
         """The most tokens that can have a slot at once."""
         return self.cache.num_blocks // self.cache.num_blocks_at_most(1) * self.cache.block_size
 
-    def _require_unplanned(self, sequence: Sequence) -> None:
-        if sequence in self._planned:
-            raise PolicyError(f"a policy planned sequence {sequence.seq_id} twice in one step; once is the most.")
-
     def _is_running(self, sequence: Sequence) -> bool:
         """Whether a sequence that is not planned yet runs; False if it was preempted in this step."""
-        self._require_unplanned(sequence)
+        if sequence in self._planned:
+            raise PolicyError(f"a policy planned sequence {sequence.seq_id} twice in one step; once is the most.")
         if sequence.table is None and sequence not in self._preempted:
             raise PolicyError(f"a policy planned sequence {sequence.seq_id}, which is not running: admit it first.")
         return sequence.table is not None
@@ -272,7 +265,6 @@ class Planner:
     # -- what the scheduler asks for
 
     def add(self, sequence: Sequence) -> None:
-        """The sequence waits."""
         self._waiting.add(sequence)
 
     def plan(self, now_s: int | float, max_drafts: int = 0) -> StepPlan:
@@ -280,7 +272,7 @@ class Planner:
         self._begin(now_s)
         if self._running or self._waiting:
             self.policy.plan(self)
-        self.refusal = self.refusal_of(self._waiting[0]) if self._waiting else None
+        self.refusal = self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None
         if (self._running or self._waiting) and self.is_empty and not self._failed and self._wake_s is None:
             why = "" if self.refusal is None else f" The first of them stays out for this reason: {self.refusal.value}."
             raise PolicyError(

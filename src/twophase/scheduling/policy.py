@@ -27,9 +27,9 @@ class Refusal(enum.Enum):
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    A step keeps to the blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget,
-    whatever a policy asks for: a move that does not fit plans less, or nothing, and says so. A move that makes no sense
-    (the same sequence twice, a decode of a prefill) raises PolicyError.
+    It keeps to the blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget: a move
+    that does not fit plans less, or nothing, and says so. A move that makes no sense (the same sequence twice, a decode
+    of a prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
@@ -63,10 +63,6 @@ class Step(Protocol):
     @property
     def waiting(self) -> Iterator[Sequence]: ...
 
-    def refusal_of(self, sequence: Sequence) -> Refusal:
-        """Why this step has not admitted a waiting sequence so far; POLICY if the policy did not ask for it."""
-        ...
-
     def decode(self, sequence: Sequence) -> bool:
         """Plan a decoding sequence's next token. When no block is free for it, the running sequences of worst rank that
         are not planned yet are preempted; False if it was itself the worst, or if the budget is used up."""
@@ -78,13 +74,8 @@ class Step(Protocol):
         ...
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Admit a waiting sequence and plan its first chunk; returns the chunk's tokens, 0 if the sequence was refused
-        (see `refusal_of`).
-
-        Args:
-            max_tokens: The most tokens of the chunk.
-            whole: Plan the whole prompt in this step, or do not admit it (unless it exceeds the budget of any step).
-        """
+        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the chunk's tokens, 0 if the
+        sequence was refused. `whole`: the whole prompt in this step, or none of it (unless no step has the budget)."""
         ...
 
     def limit(self, max_tokens: int) -> None:

@@ -47,8 +47,7 @@ class Scheduler:
 
     @property
     def policy(self) -> Policy:
-        """`Policy.fresh` of the policy that was given or assigned. Sequences that wait keep the rank that an earlier
-        policy gave them."""
+        """`Policy.fresh` of the policy given. Sequences keep the rank that an earlier policy gave them."""
         return self.planner.policy
 
     @policy.setter
@@ -56,7 +55,7 @@ class Scheduler:
         self.planner.policy = policy.fresh()
 
     def connect(self, runner: Any) -> None:
-        """Give the planner, and the KV tier if there is one, the engine's `Runner`, which has the K/V cache."""
+        """Give the planner, and a KV tier, the engine's `Runner`, which has the K/V cache."""
         self.planner.copy_blocks = runner.copy_blocks
         if self.cache.tier is not None:
             self.cache.tier.attach(runner)
@@ -78,10 +77,7 @@ class Scheduler:
 
     def add(self, request: Request) -> int:
         """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
-
-        Raises:
-            InvalidRequestError: As `check`; nothing has changed.
-        """
+        Raises as `check`."""
         sequence = self._sequence_of(request)
         self.policy.note_waiting(sequence)
         self._next_seq_id += 1
@@ -90,10 +86,11 @@ class Scheduler:
         return sequence.seq_id
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequestError, and change nothing, if `add` would refuse this request.
+        """Change nothing.
 
-        That is: it could never be served as asked (the error has the numbers), an unfinished request has its id, or the
-        policy cannot rank it.
+        Raises:
+            InvalidRequestError: The request could never be served as asked (the error has the numbers), an unfinished
+                request has its id, or the policy cannot rank it.
         """
         self._sequence_of(request)
 
@@ -133,11 +130,7 @@ class Scheduler:
 
     def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
         """Put drafts, by seq_id, into the room that the latest plan has for them; returns the plan to be run. A decode
-        without drafts stays a decode.
-
-        Raises:
-            ValueError: There is less room; nothing has changed.
-        """
+        without drafts stays a decode. Raises ValueError, and changes nothing, if there is less room."""
         plan = self._plan
         assert plan is not None
         rooms = {chunk.seq_id: chunk.num_drafts for chunk in plan.chunks}
@@ -167,11 +160,8 @@ class Scheduler:
         """
         if plan is not self._plan:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
-        computed = []
-        for chunk in plan.chunks:
-            if chunk.seq_id in self.sequences:
-                sequence = self.sequences[chunk.seq_id]
-                computed.append((sequence, chunk, _tokens_of(sequence, chunk, sampled.get(chunk.seq_id, ()))))
+        chunks = [(self.sequences[chunk.seq_id], chunk) for chunk in plan.chunks if chunk.seq_id in self.sequences]
+        computed = [(sequence, chunk, _tokens_of(sequence, chunk, sampled)) for sequence, chunk in chunks]
         for sequence, chunk, tokens in computed:  # first, as a policy may raise
             self.policy.note_computed(sequence, 0 if sequence.is_decoding else len(chunk.token_ids), len(tokens))
         self._plan = None
@@ -234,18 +224,18 @@ class Scheduler:
     def finish(
         self, seq_id: int, reason: FinishReason, stop_reason: str | int | None = None, *, error: str | None = None
     ) -> list[SequenceUpdate]:
-        """End one sequence now and free its blocks; allowed at any time, also between `schedule` and `update`.
-
-        Returns an update for each completion it stood for: n of them if it had not forked yet, none if it is not
-        unfinished.
-        """
+        """End one sequence now and free its blocks; allowed at any time, also between `schedule` and `update`. Returns
+        an update for each completion it stood for: n if it had not forked yet, none if it is not unfinished."""
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             return []
         self._end(sequence, reason)
         self._tell_ends()
-        request_id, indices = sequence.request.request_id, range(sequence.num_completions)
-        return [SequenceUpdate(seq_id, request_id, sequence.index + i, (), reason, stop_reason, error) for i in indices]
+        request_id, indices = (
+            sequence.request.request_id,
+            range(sequence.index, sequence.index + sequence.num_completions),
+        )
+        return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Out of the scheduler: blocks freed, nothing remembered but how long a completion was that ended by itself."""
@@ -266,21 +256,20 @@ class Scheduler:
             self.policy.note_ended(self._ended.pop(0))
 
 
-def _tokens_of(sequence: Sequence, chunk: ScheduledChunk, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-    """The tokens sampled after a chunk; accepted drafts and the token after them up to the sequence's end.
-
-    Raises:
-        ValueError: There are more or fewer than the chunk asks for.
-    """
-    most = chunk.num_samples + chunk.num_drafts
-    if not chunk.num_samples <= len(sampled) <= most:
-        wanted = f"1 to {most}" if chunk.num_drafts else chunk.num_samples
+def _tokens_of(
+    sequence: Sequence, chunk: ScheduledChunk, sampled: Mapping[int, Seq[SampledToken]]
+) -> tuple[SampledToken, ...]:
+    """The tokens sampled after a chunk; accepted drafts and the token after them up to the sequence's end. Raises
+    ValueError if there are more or fewer than the chunk asks for."""
+    tokens, most = tuple(sampled.get(chunk.seq_id, ())), chunk.num_samples + chunk.num_drafts
+    if not chunk.num_samples <= len(tokens) <= most:
+        wanted = f"1 to {most}" if chunk.num_drafts else most
         raise ValueError(
-            f"sequence {sequence.seq_id} was to get {wanted} sampled tokens, got {len(sampled)}; "
-            f"fail() it first if its sampling failed."
+            f"sequence {chunk.seq_id} was to get {wanted} sampled tokens, got {len(tokens)}; fail() it first if its "
+            f"sampling failed."
         )
     if not chunk.num_drafts:
-        return tuple(sampled)
+        return tokens
     room = sequence.max_num_tokens - len(sequence.token_ids)
-    ends = (i + 1 for i, token in enumerate(sampled[:room]) if token.token_id in sequence.stop_token_ids)
-    return tuple(sampled[: next(ends, room)])
+    ends = (i + 1 for i, token in enumerate(tokens[:room]) if token.token_id in sequence.stop_token_ids)
+    return tokens[: next(ends, room)]
