@@ -172,7 +172,7 @@ TENSOR_MUTANTS = [
     ("only K copied", "for tensor in self.storage:", "for tensor in self.storage[:1]:"),
     ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
-    ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
+    ("copied backwards", "sources, targets = torch", "targets, sources = torch"),
     ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[place] for tensor in storage)", "(tensor[0] for tensor in storage)"),

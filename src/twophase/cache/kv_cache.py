@@ -137,16 +137,8 @@ class KVCache:
         self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks in every layer, with the same result as one copy after another in the given order."""
-        if not copies:
-            return
-        # All sources are read before any target is written, so a chain a -> b, b -> c must read c from a.
-        origin_of: dict[int, int] = {}
-        for source, target in copies:
-            assert 0 <= min(source, target) <= max(source, target) < self.num_blocks, (source, target, self.num_blocks)
-            origin_of[target] = origin_of.get(source, source)
-        targets = torch.tensor(list(origin_of.keys()), device=self.device)
-        sources = torch.tensor(list(origin_of.values()), device=self.device)
+        """Copy whole blocks in every layer; no block is source of one copy and target of another, or target of two."""
+        sources, targets = torch.tensor(copies, dtype=torch.int64, device=self.device).reshape(-1, 2).T
         for tensor in self.storage:
             tensor[:, targets] = tensor[:, sources]
 

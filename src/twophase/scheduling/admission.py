@@ -14,9 +14,8 @@ class OutputLengths:
     """How many tokens a completion is expected to have: an exponential moving average over those that have ended.
 
     After a completion of `x` tokens, `mean` becomes DECAY * mean + (1 - DECAY) * x: the last ten have two thirds of the
-    weight. Until the first end every completion is expected to be as long as it may get, and the average starts from
-    the most tokens that the first one to end was allowed. So the short completions, which end first, do not make an
-    engine careless at once.
+    weight. It starts from the most tokens that the first completion to end was allowed: short completions, which end
+    first, do not make an engine careless at once.
 
     Attributes:
         mean: Tokens; None before the first end.

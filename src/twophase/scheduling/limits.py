@@ -14,18 +14,16 @@ class SchedulerConfig:
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
-        max_num_batched_tokens: Tokens computed in one step, at least `max_num_seqs`: every running sequence can then
-            decode in every step, and a prefill never waits for the decodes to end.
+        max_num_batched_tokens: Tokens computed in one step.
         max_model_len: Prompt and output tokens of one sequence together.
-        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt is computed in one step, and a
-            prompt that does not fit beside the running decodes holds up the queue until they end.
+        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt that does not fit beside the
+            running decodes holds up the queue until they end.
         admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
-            'optimistic': one block for each sequence (in each group of layers); a sequence that later finds no free
-            block preempts the sequence of worst rank. 'reserve': the worst case, prompt and `max_tokens`, so that no
-            sequence is preempted for want of a block. 'estimate': the blocks of an output of the average length so far
-            (`admission.OutputLengths`); one block more for a sequence that is longer already.
-        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block, so that no sequence is preempted right
-            after an admission. Without it a crowded pool thrashes; see lab 4.
+            'optimistic': one block for each sequence (in each group of layers). 'reserve': the worst case, prompt and
+            `max_tokens`, so that no sequence is preempted for want of a block. 'estimate': the blocks of an output of
+            the average length so far; one block more for a sequence that is longer already.
+        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block. Without it a sequence may be preempted
+            right after an admission, and a crowded pool thrashes; see lab 4.
         watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
 
     Raises:
@@ -50,8 +48,7 @@ class SchedulerConfig:
 
 def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator) -> None:
     """Raises InvalidRequestError naming the rule, both values and what to change."""
-    num_prompt_tokens = len(request.prompt_token_ids)
-    params = request.sampling_params
+    params, num_prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt must have at least one token, got none.")
     if num_prompt_tokens >= config.max_model_len:

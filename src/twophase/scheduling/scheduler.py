@@ -86,12 +86,8 @@ class Scheduler:
         return sequence.seq_id
 
     def check(self, request: Request) -> None:
-        """Change nothing.
-
-        Raises:
-            InvalidRequestError: The request could never be served as asked (the error has the numbers), an unfinished
-                request has its id, or the policy cannot rank it.
-        """
+        """Raise InvalidRequestError if the request could never be served as asked (the error has the numbers), if an
+        unfinished request has its id, or if the policy cannot rank it. Nothing changes."""
         self._sequence_of(request)
 
     def _sequence_of(self, request: Request) -> Sequence:
@@ -113,9 +109,7 @@ class Scheduler:
     # -- one step
 
     def schedule(self, now_s: int | float = 0.0, max_drafts: int = 0) -> StepPlan:
-        """Plan the next step. A plan not confirmed by `update` is dropped.
-
-        It is empty if nothing is unfinished, or if the policy waits for something: then `plan.wake_s` tells until when.
+        """Plan the next step. It is empty if nothing is unfinished, or if the policy waits until `plan.wake_s`.
 
         Args:
             now_s: The time, on the clock of the requests' `arrival_s`.
@@ -149,11 +143,12 @@ class Scheduler:
         return self._plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
-        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free.
+        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that have
+        ended since it was made are skipped.
 
-        `sampled` has `num_samples` tokens for each chunk that samples; for one with drafts, those that were accepted
-        and the token drawn after them. Of such a run a sequence takes what comes before its end, to the token.
-        Chunks of sequences failed or aborted since the plan was made are skipped.
+        Args:
+            sampled: `num_samples` tokens for each chunk that samples; for one with drafts, the accepted drafts and the
+                token drawn after them, of which a sequence takes what comes before its end.
 
         Raises:
             ValueError: `plan` is not the latest plan, or `sampled` does not match it; nothing has changed.
