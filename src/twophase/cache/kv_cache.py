@@ -138,6 +138,7 @@ class KVCache:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer; no block is source of one copy and target of another, or target of two."""
+        assert all(0 <= block < self.num_blocks for copy in copies for block in copy), f"{copies} of {self.num_blocks}"
         sources, targets = torch.tensor(copies, dtype=torch.int64, device=self.device).reshape(-1, 2).T
         for tensor in self.storage:
             tensor[:, targets] = tensor[:, sources]

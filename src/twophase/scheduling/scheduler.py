@@ -137,14 +137,18 @@ class Scheduler:
             decodes.append(chunk._replace(token_ids=[*chunk.token_ids, *tokens], num_drafts=len(tokens)))
         decodes.sort(key=lambda chunk: chunk.num_drafts > 0)  # a stable sort
         num_verifying = sum(chunk.num_drafts > 0 for chunk in decodes)
-        num_tokens = plan.num_tokens + sum(map(len, drafts.values()))
-        counts = {"num_decodes": len(decodes) - num_verifying, "num_verifying": num_verifying, "num_tokens": num_tokens}
-        self._plan = replace(plan, chunks=(*decodes, *plan.prefills), **counts)
+        self._plan = replace(
+            plan,
+            chunks=(*decodes, *plan.prefills),
+            num_decodes=len(decodes) - num_verifying,
+            num_verifying=num_verifying,
+            num_tokens=plan.num_tokens + sum(map(len, drafts.values())),
+        )
         return self._plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
-        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that have
-        ended since it was made are skipped.
+        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that
+        have ended since are skipped.
 
         Args:
             sampled: `num_samples` tokens for each chunk that samples; for one with drafts, the accepted drafts and the
