@@ -40,6 +40,7 @@ READING: Mapping[str, str] = {
     "core/request": "what is asked for",
     "engine/engine": "`Engine.step`: schedule, run, sample, update, report",
     "scheduling/scheduler": "which requests take part in a step, and with how many tokens",
+    "scheduling/planner": "a step's moves: decode, prefill, admit; preemption; whose blocks",
     "scheduling/policy": "what goes first",
     "cache/block_pool": "which blocks are free, in use or cached",
     "cache/manager": "a sequence's block table: opened, grown, published, forked, freed",
