@@ -9,6 +9,8 @@ from itertools import accumulate
 
 from tests.cache.integrity import check_integrity
 from twophase.cache.manager import BlockTable, CacheManager
+from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.tier import BlockKey
 from twophase.core.plan import BlockCopy, StepPlan
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
@@ -125,6 +127,13 @@ class ShadowHostBlocks:
     def restore(self, moves: Sequence[BlockCopy]) -> None:
         for host_block, block in moves:
             _move(self.slots, host_block, self.shadow.slots, block, self.shadow.block_size)
+
+
+def keys_of(prefixes: PrefixCache, token_ids: Sequence[int]) -> list[BlockKey]:
+    """The keys of the full blocks of these tokens."""
+    keys: list[BlockKey] = []
+    prefixes.extend_keys(keys, token_ids, "", len(token_ids) // prefixes.block_size)
+    return keys
 
 
 def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:

@@ -6,7 +6,7 @@ import torch
 from tests.cache.histories import NewCache
 from tests.cache.integrity import check_integrity
 from tests.cache.plain import plain_manager_class, typed_cache
-from tests.cache.shadow import snapshot
+from tests.cache.shadow import keys_of, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import OutOfBlocksError
@@ -167,7 +167,7 @@ def test_a_hit_is_there_in_every_group(new_cache):
             by_index[prefix.holders[block_id], memoryview(prefix.token_bytes).cast("q")[0] // 2] = block_id
         for each in lacking:
             prefixes.forget(by_index[each])
-        hit, _ = prefixes.lookup([*token_ids, 99], "", 10, [])
+        hit, _ = prefixes.lookup(keys_of(prefixes, token_ids), "")
         assert len(hit) == num_hit, f"2 blocks for 2 tokens each, without {lacking}"
         unseen = max(0, num_hit - 3) // 2
         assert [index for index, block_id in enumerate(hit) if block_id == FREED] == [2 * i + 1 for i in range(unseen)]

@@ -70,7 +70,7 @@ BOOKKEEPING_MUTANTS = [
     ("hit not verified at all", PREFIX, "if found is None or not found.is_prefix(parent, salt, token_bytes):", "if found is None:"),
     ("colliding block registered", PREFIX, "elif not prefix.is_prefix(parent, salt, token_bytes):", "elif False:"),
     ("publishing goes on after a collision", MANAGER, "                table.publish_at = NEVER\n                return\n", "                table.publish_at += self.block_size\n                continue\n"),
-    ("lookup stops one block early", PREFIX, "for index in range(max_blocks):", "for index in range(max_blocks - 1):"),
+    ("lookup stops one block early", PREFIX, "for digest, token_bytes in keys:", "for digest, token_bytes in keys[:-1]:"),
     # What is findable
     ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
     ("evicted block stays listed", PREFIX, "            del prefix.holders[block_id]\n", "            pass\n"),

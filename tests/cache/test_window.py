@@ -5,7 +5,7 @@ import pytest
 from tests.cache.histories import NewCache
 from tests.cache.integrity import check_integrity
 from tests.cache.plain import plain_manager_class, typed_cache
-from tests.cache.shadow import is_visible, snapshot
+from tests.cache.shadow import is_visible, keys_of, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
@@ -127,7 +127,7 @@ def test_a_hit_that_lacks_a_sink_or_a_key_of_the_window_is_none(new_cache):
         block_ids = list(computed(cache, token_ids).block_ids)
         for index in lacking:
             cache._prefixes.forget(block_ids[index])
-        hit, _ = cache._prefixes.lookup([*token_ids, 99], "", 10, [])
+        hit, _ = cache._prefixes.lookup(keys_of(cache._prefixes, token_ids), "")
         assert 2 * len(hit) == num_cached_tokens, f"without blocks {lacking}"
 
 

@@ -78,7 +78,7 @@ class KVAllocator(Protocol):
         block_size: Slots per block.
         tier: The KV tier that `load` reads from.
         num_offloaded: Blocks that the tier has copied so far.
-        description: What a table holds, if that is not all of its sequence; for error messages.
+        description: For error messages: which part of its sequence a table holds, if not all.
     """
 
     num_blocks: int
@@ -92,11 +92,11 @@ class KVAllocator(Protocol):
     @property
     @abstractmethod
     def num_free_blocks(self) -> int:
-        """Blocks that tables can still take, without those that are reserved."""
+        """Blocks that tables can still take: free and not reserved."""
 
     @abstractmethod
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
-        """Free blocks that the table needs, beyond those it holds or has reserved, to have room for `num_tokens`; one
+        """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
         for the copy of a shared last block (copy-on-write) among them.
 
         Raises:
@@ -126,8 +126,8 @@ class KVAllocator(Protocol):
     def open(
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> Any:
-        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no free block
-        but those of the hit.
+        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no other
+        free block.
 
         Args:
             token_ids: At least one of them is left to compute, for its logits.

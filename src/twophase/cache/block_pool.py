@@ -10,7 +10,7 @@ class BlockPool:
 
     A block is in one of three states:
 
-        in use   `ref_counts[block] > 0`: so many tables hold it
+        in use   held by `ref_counts[block] > 0` tables
         blank    free, its contents worthless: used first, the one freed last first
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed first

@@ -40,17 +40,17 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What one block of a cache stores.
+    """The contents of a block.
 
     Attributes:
-        num_layers: Layers with a K and a V in each block: all of the model's, or those of a group.
+        num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
         num_kv_heads, head_dim: H_kv and D.
         block_size: Slots per block; a power of two.
-        dtype: What K and V are when read: stored as they are, unless `kv_format` quantises them.
+        dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
         kv_format: 'none', or how K and V are quantised.
 
     Raises:
-        ConfigError: Rows of `head_dim` values that are no multiple of 16 bytes.
+        ConfigError: Rows of `head_dim` values are not a multiple of 16 bytes.
     """
 
     num_layers: int
@@ -71,7 +71,7 @@ class KVCacheSpec:
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """What a K or V value is stored as."""
+        """The dtype of a stored K or V value."""
         return self.dtype if self.kv_format == "none" else QUANTISED_DTYPES[self.kv_format]
 
     @property
@@ -101,7 +101,7 @@ class KVCache:
     attention backend writes into `layers`.
 
     Args:
-        spec: What is stored.
+        spec: The contents of a block.
         num_blocks: At least 1.
         device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.

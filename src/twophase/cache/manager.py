@@ -52,7 +52,7 @@ class BlockTable:
 
 
 class CacheManager(KVAllocator):
-    """Hands out the blocks of one pool to block tables, shares them between tables, and remembers what they hold.
+    """Hands out the blocks of one pool to block tables, shares them between tables, and remembers their contents.
 
     Knows nothing of requests or tensors. A method that raises has changed nothing, and all but `reset_prefix_cache`
     take time independent of `num_blocks`.
@@ -65,7 +65,7 @@ class CacheManager(KVAllocator):
 
     Attributes:
         num_groups: Blocks that a table has side by side for the same tokens, one for each group of layers.
-        table_class: What `open` returns.
+        table_class: Makes the tables of `open`.
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -101,9 +101,9 @@ class CacheManager(KVAllocator):
         its logits, and rounded down to a block, so that nothing found is ever written again. A table that never grows
         is not counted in the statistics."""
         keys = [] if keys is None else keys
-        max_blocks = (len(token_ids) - 1) // self.block_size
-        num_wanted = max_blocks if self.enable_prefix_caching else 0
-        block_ids, published = self._prefixes.lookup(token_ids, salt, num_wanted, keys)
+        max_blocks = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
+        self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
+        block_ids, published = self._prefixes.lookup(keys, salt)
         num_cached = len(block_ids) // self.num_groups * self.block_size
         publish_at = num_cached + self.block_size if self.enable_prefix_caching else NEVER
         table = self.table_class(block_ids, salt, num_cached, num_cached, publish_at, published)
@@ -111,8 +111,7 @@ class CacheManager(KVAllocator):
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
-            behind = keys[table.num_tokens // self.block_size : max_blocks]
+            behind = keys[table.num_tokens // self.block_size :]
             of_groups = [key.of_group(group) for key in behind for group in range(self.num_groups)]
             num_places = or_nothing(self.tier.match, of_groups) // self.num_groups
             table.offered = of_groups[: num_places * self.num_groups]
@@ -216,7 +215,7 @@ class CacheManager(KVAllocator):
             if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
                 raise CacheStateError(
                     f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} is shared or "
-                    f"published, so that others may read what is in it."
+                    f"published, so that others may read it."
                 )
         num_kept = -(-num_tokens // self.block_size) * self.num_groups
         for block_id in reversed(table.block_ids[num_kept:]):

@@ -32,7 +32,7 @@ class CachedPrefix:
 
     Attributes:
         digest: Chained over the salt, all blocks before this one, and this one.
-        parent: What stands before it; None for a sequence's first block.
+        parent: The block before it; None for a sequence's first block.
         salt, token_bytes: Kept to verify hits, for digests can collide.
         holders: Every block with these contents, oldest first, and its group of layers (0 if there is one). Sequences
             that compute the same prompt at the same time make several; evicting one leaves the others findable.
@@ -45,7 +45,7 @@ class CachedPrefix:
     holders: dict[int, int] = field(default_factory=dict)
 
     def is_prefix(self, parent: "CachedPrefix | None", salt: str, token_bytes: bytes) -> bool:
-        """Whether this really is what was looked for. The parent, itself verified, stands for all that precedes."""
+        """Whether this is the wanted block. The parent, itself verified, stands for all blocks before it."""
         return self.token_bytes == token_bytes and self.parent is parent and self.salt == salt
 
 
@@ -64,29 +64,20 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._of_block
 
-    def lookup(
-        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey]
-    ) -> tuple[list[int], CachedPrefix | None]:
-        """Blocks that hold the longest prefix of `token_ids`, at most `max_blocks`, and the last one's contents.
-
-        `keys` are those of the first blocks, as far as an earlier lookup has made them; more are added.
-        """
+    def lookup(self, keys: Sequence[BlockKey], salt: str) -> tuple[list[int], CachedPrefix | None]:
+        """Blocks that hold the longest known prefix of the blocks with these keys, and the last one's contents."""
         block_ids, last = [], None
-        for found in self.known(token_ids, salt, max_blocks, keys):
+        for found in self.known(keys, salt):
             if not found.holders:
                 break
             block_ids.append(next(reversed(found.holders)))  # the newest: the oldest is the next to be evicted
             last = found
         return block_ids, last
 
-    def known(
-        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey]
-    ) -> Iterator[CachedPrefix]:
-        """The contents of the first blocks of `token_ids`, as far as they are known and verified, held or not."""
+    def known(self, keys: Sequence[BlockKey], salt: str) -> Iterator[CachedPrefix]:
+        """The contents of the first blocks, as far as they are known and verified, held or not."""
         parent: CachedPrefix | None = None
-        for index in range(max_blocks):
-            self.extend_keys(keys, token_ids, salt, index + 1)
-            digest, token_bytes = keys[index]
+        for digest, token_bytes in keys:
             found = self._by_digest.get(digest)
             if found is None or not found.is_prefix(parent, salt, token_bytes):
                 return
@@ -94,7 +85,7 @@ class PrefixCache:
             parent = found
 
     def extend_keys(self, keys: list[BlockKey], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
-        """Add the keys that are not there yet of the first `num_blocks` full blocks of `token_ids`."""
+        """Add the missing keys of the first `num_blocks` full blocks of `token_ids`."""
         for index in range(len(keys), num_blocks):
             token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
             parent_digest = keys[-1].digest if keys else salt_digest(salt)

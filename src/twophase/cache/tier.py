@@ -1,4 +1,4 @@
-"""A KV tier: K and V that are kept elsewhere, and found again by what a block holds."""
+"""A KV tier: K and V that are kept elsewhere, and found again by a block's tokens."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class BlockKey(NamedTuple):
-    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+    """The key of a full block: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
 
     digest: bytes
     token_bytes: bytes
@@ -28,8 +28,8 @@ class KVTier(Protocol):
     a block's tokens, all tokens before them, the salt and the group of layers: blocks of one key hold the same K and V.
 
     Between `match` and `load` there may be a `store`, to make room for the very blocks that are loaded. So a tier with
-    a limit marks in `match` what it promises as just used. A block that a tier has lost is a miss, and its tokens are
-    computed. A call that raises, or returns no number of blocks, counts as one that did nothing, and is logged.
+    a limit marks blocks in `match` as just used. A block that a tier has lost is a miss, and its tokens are
+    computed. A call that raises, or returns no number of blocks, is logged and counts as 0 blocks.
     """
 
     def attach(self, runner: Any) -> None:

@@ -11,7 +11,7 @@ from twophase.scheduling.sequence import Sequence
 
 @final
 class OutputLengths:
-    """How many tokens a completion is expected to have: an exponential moving average over those that have ended.
+    """How many tokens a completion is expected to have: an exponential moving average over ended completions.
 
     After a completion of `x` tokens, `mean` becomes DECAY * mean + (1 - DECAY) * x: the last ten have two thirds of the
     weight. It starts from the most tokens that the first completion to end was allowed: short completions, which end
@@ -36,16 +36,16 @@ class OutputLengths:
         return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-# Free blocks that an admission leaves to a sequence, beyond those that it has, or gets when it is admitted itself;
-# given the sequence, and its table or one that was opened for it. Completions that have not forked yet count all.
+# Free blocks that an admission leaves to a sequence, beyond the blocks that the sequence has or reserves; given the
+# sequence and its table. Completions that have not forked yet count all.
 Growth = Callable[[Sequence, KVTable], int]
 
 
 def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLengths) -> Growth:
     """The rule that `config.admission` names; 'estimate' goes by `lengths`.
 
-    For 'reserve' the sum over all sequences is never more than what is free, and it falls by one with each block that
-    one of them takes. So every decode finds its block, and nothing is ever preempted for want of one.
+    For 'reserve' the sum over all sequences never exceeds the free blocks, and each block that a sequence takes lowers
+    both. So every decode finds its block, and nothing is ever preempted for want of a block.
     """
 
     def worst_case(sequence: Sequence, table: KVTable) -> int:
@@ -69,12 +69,11 @@ def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLeng
 
 
 def num_blocks_up_to(cache: KVAllocator, sequence: Sequence, table: KVTable, num_tokens: int) -> int:
-    """Blocks that the completions of a sequence take at most, beyond those for the tokens that it has, until each has
+    """Blocks that the completions of a sequence take at most, beyond the blocks of its present tokens, until each has
     `num_tokens`.
 
     Worked example, block size 4: a prompt of 6 that has its 2 blocks, up to 10 tokens, 2 completions. Each copies the
-    second block, or keeps it, and adds one: 2 * 2 = 4. (It is one block too many: the last of those that share a block
-    need not copy it.)
+    second block, or keeps it, and adds one: 2 * 2 = 4. (One too many: the last owner of a block need not copy it.)
     """
     num_now = len(sequence.token_ids)
     if sequence.num_completions > 1:

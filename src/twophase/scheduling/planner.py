@@ -35,7 +35,7 @@ class Planner:
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache; the engine's runner has it (`Scheduler.connect`).
         refusal: Why the first of the waiting sequences was not admitted by the latest plan; None if none waited.
-        output_lengths: Of the completions that ended; the scheduler notes them.
+        output_lengths: The lengths of ended completions, which the scheduler notes.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -52,7 +52,7 @@ class Planner:
         self._num_places_taken = 0
         self._growth = growth_rule(config, cache, self.output_lengths)
         self._failed: dict[int, Exception] = {}  # running, and they cannot go on
-        self._preempted: list[Sequence] = []  # that no plan has told of yet
+        self._preempted: list[Sequence] = []  # and not in a plan yet
         self._drafting: list[Sequence] = []  # with room for drafts
         self._copies: list[BlockCopy] = []  # since the last step that was done, as the next two
         self._loaded: list[int] = []
@@ -145,7 +145,7 @@ class Planner:
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
         if sequence.table is not None:
             raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
-        # What outgrew the budget or, with a window, the pool could never go on in one piece.
+        # A sequence that outgrew the budget or, with a window, the pool could never go on in one piece.
         is_too_long = len(sequence.token_ids) > min(self._max_tokens, self.num_slots)
         may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)
         if max_tokens is not None and max_tokens < 1:
@@ -192,7 +192,7 @@ class Planner:
         num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
         is_hit = table.num_cached_tokens > 0
-        if is_hit:  # blocks that were hit may not come back to those that had them alone
+        if is_hit:  # hit blocks may not come back to their owners
             self._num_to_grow = None
         num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
         if may_split:
@@ -229,8 +229,8 @@ class Planner:
         return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
-        """The next chunk of a prefill; returns its tokens. It takes what was reserved, and blocks that an admission
-        could take too."""
+        """The next chunk of a prefill; returns its tokens. It takes reserved blocks, and blocks that an admission could
+        take too."""
         num_tokens = min(sequence.num_uncomputed_tokens, self.budget)
         if max_tokens is not None:
             num_tokens = max(0, min(num_tokens, max_tokens))
@@ -298,7 +298,7 @@ class Planner:
         chunks, budget = [], self.budget
         for sequence in self._decodes:
             table, num_tokens = sequence.open_table, len(sequence.token_ids)
-            # All accepted, a token is drawn after the last of them too; and that one must not be one too many.
+            # If all drafts are accepted, another token is drawn after them: it must not be one too many.
             num_drafts = min(max_drafts, budget, sequence.max_num_tokens - num_tokens - 1)
             if num_drafts:
                 end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)

@@ -1,4 +1,4 @@
-"""What a scheduling policy is: an order, and a plan for one step made with the moves that a step offers.
+"""A scheduling policy: an order, and a plan for one step made with the moves that a step offers.
 
 The default policy, and the functions that it and other policies are made of.
 """
@@ -79,8 +79,8 @@ class Step(Protocol):
         ...
 
     def limit(self, max_tokens: int) -> None:
-        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. What is planned already
-        stays, so decodes are not held back when they are planned before."""
+        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. Chunks planned before
+        stay, so that decodes are not held back."""
         ...
 
     def wait_until(self, when_s: int | float) -> None:
@@ -139,7 +139,7 @@ def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
     """The policy's sort key for a sequence. One that does not sort would make every later step fail.
 
     Raises:
-        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
+        InvalidRequestError: The policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN.
     """
     request_id = sequence.request.request_id
     try:

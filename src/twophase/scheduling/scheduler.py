@@ -2,8 +2,8 @@
 
 A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
 computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
-run to its end, drop the plan and call `schedule` again.** What `schedule` leaves behind is legal by itself: sequences
-admitted or preempted, and blocks with room for tokens not yet computed.
+run to its end, drop the plan and call `schedule` again.** `schedule` leaves a legal state behind: sequences admitted
+or preempted, and blocks with room for tokens not yet computed.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Scheduler:
         self._seq_ids_of: dict[str, list[int]] = {}  # request id -> its unfinished sequences
         self._next_seq_id = 0
         self._plan: StepPlan | None = None  # handed out, not confirmed
-        self._ended: list[Sequence] = []  # the policy has not been told of their end yet
+        self._ended: list[Sequence] = []  # not reported to the policy yet
 
     @property
     def policy(self) -> Policy:
@@ -151,8 +151,8 @@ class Scheduler:
         have ended since are skipped.
 
         Args:
-            sampled: `num_samples` tokens for each chunk that samples; for one with drafts, the accepted drafts and the
-                token drawn after them, of which a sequence takes what comes before its end.
+            sampled: `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
+                the token drawn after them, of which a sequence takes what comes before its end.
 
         Raises:
             ValueError: `plan` is not the latest plan, or `sampled` does not match it; nothing has changed.
