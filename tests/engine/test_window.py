@@ -69,11 +69,11 @@ def poisoned(llm: LLM) -> LLM:
     """Every block that is free when a step begins holds NaN, unless the prefix cache could still find it."""
     schedule = llm.scheduler.schedule
 
-    def spoil(now_s=0.0):
+    def spoil(*args):
         blank = llm.scheduler.cache._pool._blank
         for tensor in llm.kv_cache.storage:
             tensor[:, blank] = float("nan")
-        return schedule(now_s)
+        return schedule(*args)
 
     llm.scheduler.schedule = spoil
     return llm
