@@ -918,8 +918,8 @@ for name, run in list(real.items())[1:]:
 
 # %% [markdown]
 # The mean is almost the same in both rows: nearly the same work is done meanwhile, whether in one long gap or in many
-# slightly longer ones. The median does not show the long gap either, a single one. p99 does, although with so few values
-# it is only a point between the two largest.
+# slightly longer ones. The median does not show the long gap either, a single one. p99 does, although with so few
+# values it is only a point between the two largest.
 
 # %% [markdown]
 # ### Goodput against load

@@ -568,8 +568,8 @@ show_source(DynamicInt8Linear.__call__)
 # > an H100 needs for the products of a long prefill.
 #
 # **Takeaway.** int8 weights cost nothing measurable; int8 activations with one scale per tensor more than double
-# SmolLM2's perplexity, mostly because of the first token, which has a few huge elements; with a scale per token they cost
-# less than 5 %.
+# SmolLM2's perplexity, mostly because of the first token, which has a few huge elements; with a scale per token they
+# cost less than 5 %.
 
 # %% [markdown]
 # ### Going further: smoothing, where the scale goes into the weights
