@@ -1,7 +1,7 @@
-"""Tools around the engine: benchmarks, load, simulation, capacity planning, the command line.
+"""Tools around the engine: benchmarks, reports on compiled kernels, load, simulation, capacity planning, command line.
 
 In each of these packages `__all__` names the modules that others (the course, a script of yours) may import. The rest
 is its own, and may change.
 """
 
-__all__ = ["bench", "capacity", "cli", "colours", "extras", "load", "simulate"]
+__all__ = ["bench", "capacity", "cli", "colours", "extras", "kernels", "load", "simulate"]

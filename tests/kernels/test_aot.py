@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from twophase_kernels.aot import TARGETS, CompiledReport, compile_in_subprocess, compiler_environment
-from twophase_kernels.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
-from twophase_kernels.production import production_configs as all_production_configs
+from ptx_emulator.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
+from ptx_emulator.targets import TARGETS, compiler_environment
+from twophase_tools.kernels.aot import CompiledReport, compile_in_subprocess
+from twophase_tools.kernels.production import production_configs as all_production_configs
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -136,7 +137,8 @@ def test_the_sample_exists():
 
 NEGATIVE_CONTROL = """
 import dataclasses, json, torch
-from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 from twophase_kernels.attend_range import Tiles
 from twophase_kernels.paged_prefill import paged_prefill
 
@@ -164,9 +166,10 @@ def test_bad_tiles_are_noticed(tmp_path):
 
 TF32 = """
 import json, torch
-from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 from twophase_kernels.linear_splits import LinearTiles
-from twophase_kernels.production import MetaLinear
+from twophase_tools.kernels.production import MetaLinear
 from twophase_kernels.quantized_linear import int4_linear
 
 layer = MetaLinear(torch.float32, 16)
@@ -188,11 +191,13 @@ def test_tf32_is_noticed(tmp_path):
 
 LARGE_HEADS = """
 import json, torch
-from twophase_kernels.aot import AotConfig, compile_configs, triton
+from twophase_kernels._triton import triton
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 from twophase_kernels.attend_range import Tiles
 from twophase_kernels.paged_decode import paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
-from twophase_kernels.production import MetaLayer
+from twophase_tools.kernels.production import MetaLayer
 
 def prefill(dtype, tiles=None):
     args = MetaLayer(dtype, 16, 1, 256, page=64).inputs(4, 8192).args
@@ -232,7 +237,8 @@ def test_large_heads_fit_into_99_kib(tmp_path):
 
 RECOMPILE_STORM = """
 import json, torch
-from twophase_kernels.aot import AotConfig, compile_configs
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.paged_decode import paged_decode
@@ -340,7 +346,7 @@ def test_matrix_loops():
 
 
 def test_command_line_prints_the_table_and_fails_on_a_problem():
-    command = [sys.executable, "-m", "twophase_kernels.aot", "--target", "sm_80", "--kernel", "^silu_mul: fp16"]
+    command = [sys.executable, "-m", "twophase_tools.kernels.aot", "--target", "sm_80", "--kernel", "^silu_mul: fp16"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     header, row = result.stdout.splitlines()
@@ -351,7 +357,7 @@ def test_command_line_prints_the_table_and_fails_on_a_problem():
 
 
 def test_interpreter_process_says_it_cannot_compile():
-    code = "from twophase_kernels.aot import compile_configs; compile_configs('sm_90', [])"
+    code = "from twophase_tools.kernels.aot import compile_configs; compile_configs('sm_90', [])"
     env = compiler_environment("") | {"TRITON_INTERPRET": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert "needs one started without TRITON_INTERPRET" in result.stderr

@@ -10,6 +10,8 @@ import itertools
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess, emulated, inspect_call
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from tests.kernels.attention_grid import GridPoint, sample_grid
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
@@ -23,8 +25,6 @@ from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import fp8_linear, linear_splits, quantized_linear
 from twophase_kernels._triton import triton
-from twophase_kernels.aot import TARGETS, CompileOnlyDriver
-from twophase_kernels.emulator import CompilingProcess, emulated, inspect_call
 from twophase_kernels.kv_write import kv_write
 from twophase_kernels.merge_splits import merge_splits
 from twophase_kernels.packed_codes import pack_int4, pack_int8

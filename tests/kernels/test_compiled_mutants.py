@@ -11,13 +11,13 @@ import re
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess, EmulationError, MemoryFault, emulate, emulated
 from tests.kernels import test_attention_mutants
 from tests.kernels.cases import TOLERANCE, assert_close, attention_oracle, far_away_case, make_case
 from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL, check_decode, check_prefill
 from tests.mutation import KillTable, Mutant
 from twophase_kernels import paged_decode as decode_module
 from twophase_kernels._triton import mode, tl, triton
-from twophase_kernels.emulator import CompilingProcess, EmulationError, MemoryFault, emulate, emulated
 
 pytest.importorskip("triton", reason="not run here: no triton")
 

@@ -9,15 +9,15 @@ import time
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess, MemoryFault
+from ptx_emulator import traffic as traffic_module
+from ptx_emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
+from ptx_emulator.kernel_source import KernelSourceError, kernel_source
+from ptx_emulator.machine import Machine
+from ptx_emulator.memory import GlobalMemory
+from ptx_emulator.ptx import parse
 from tests.mutation import Mutant
 from twophase_kernels._triton import tl, triton
-from twophase_kernels.emulator import CompilingProcess, MemoryFault
-from twophase_kernels.emulator import traffic as traffic_module
-from twophase_kernels.emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
-from twophase_kernels.emulator.kernel_source import KernelSourceError, kernel_source
-from twophase_kernels.emulator.machine import Machine
-from twophase_kernels.emulator.memory import GlobalMemory
-from twophase_kernels.emulator.ptx import parse
 
 REGISTERS = ".reg .b32 %r<20>;\n.reg .b64 %rd<9>;\n.reg .pred %p<9>;\n.reg .b16 %rs<9>;"
 LANE = ["mov.u32 %r1, %tid.x;"]
@@ -406,7 +406,7 @@ def test_unknown_source_is_refused():
 
 # -- planted bugs
 
-TRAFFIC = "twophase_kernels.emulator.traffic"
+TRAFFIC = "ptx_emulator.traffic"
 MUTANTS = [
     Mutant(name, TRAFFIC, old, new)
     for name, old, new in (

@@ -7,11 +7,11 @@ import torch
 
 from tests.kernels.cases import HERE
 from tests.mutation import KillTable, Mutant
-from twophase_kernels.work import Work
 from twophase_tools.bench import kernel_linears as module
 from twophase_tools.bench.kernel_cases import FULL, QUICK, TOLERANCES, CaseTable
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE
 from twophase_tools.bench.kernels import measure_case
+from twophase_tools.kernels.work import Work
 
 pytest.importorskip("triton", reason="not run here: no triton")
 

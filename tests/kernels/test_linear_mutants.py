@@ -9,13 +9,13 @@ import importlib
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess, EmulationError, emulated
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_choice, check_order, check_sum
 from tests.kernels.test_packed_codes import check_pack, check_round_trip
 from tests.mutation import KillTable, Mutant
-from twophase_kernels.emulator import CompilingProcess, EmulationError, emulated
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")

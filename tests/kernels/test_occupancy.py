@@ -2,7 +2,7 @@
 
 import pytest
 
-from twophase_kernels.occupancy import MULTIPROCESSORS, Multiprocessor, occupancy
+from ptx_emulator.occupancy import MULTIPROCESSORS, Multiprocessor, occupancy
 
 A100, H100, ADA = (MULTIPROCESSORS[name] for name in ("A100", "H100", "RTX 4090"))
 

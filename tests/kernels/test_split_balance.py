@@ -5,7 +5,7 @@ import random
 import pytest
 
 from twophase_kernels.paged_decode import choose_num_splits, fits_decode, is_split_by_length
-from twophase_kernels.split_balance import chunk_shares, even_shares, tail
+from twophase_tools.kernels.split_balance import chunk_shares, even_shares, tail
 
 # An H200's multiprocessors, with three programs of decode on each, and the heads of Llama 3 8B.
 SMS, SLOTS, KV_HEADS, BLOCK_N = 132, 3 * 132, 8, 64

@@ -106,7 +106,7 @@ def test_a_driver_set_by_hand_counts():
     pytest.importorskip("triton", reason="not run here: no triton")
     code = """
 import triton
-from twophase_kernels.aot import TARGETS, CompileOnlyDriver
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
 """
     assert run(code + ask(None)) == ["compiled"]

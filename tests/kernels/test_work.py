@@ -2,7 +2,7 @@
 
 import pytest
 
-from twophase_kernels.work import (
+from twophase_tools.kernels.work import (
     decode_work,
     fp8_linear_work,
     kv_write_work,

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ptx_emulator import KernelReport
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_kernels._triton import cdiv, next_power_of_2
-from twophase_kernels.emulator import KernelReport
 from twophase_labs.compression.changed_model import weight_of
 
 CODES_PER_WORD = 8

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from twophase_kernels.emulator import KernelReport
-from twophase_kernels.emulator.traffic import SECTOR, GlobalAccess
+from ptx_emulator import KernelReport
+from ptx_emulator.traffic import SECTOR, GlobalAccess
 from twophase_labs.machine.compiled import Compiled
 from twophase_labs.machine.pictures import COLOURS, INK
 

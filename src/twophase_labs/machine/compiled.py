@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from twophase_kernels._triton import IMPORT_ERROR
-from twophase_kernels.emulator import (
+from ptx_emulator import (
     CompilingProcess,
     EmulationError,
     KernelReport,
@@ -26,7 +25,8 @@ from twophase_kernels.emulator import (
     inspect_call,
     inspect_in,
 )
-from twophase_kernels.emulator.kernel_source import KernelSourceError, kernel_source
+from ptx_emulator.kernel_source import KernelSourceError, kernel_source
+from twophase_kernels._triton import IMPORT_ERROR
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.judge import Verdict

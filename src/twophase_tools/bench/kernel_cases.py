@@ -19,7 +19,10 @@ from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_reference
 from twophase_kernels.silu_mul import silu_mul
-from twophase_kernels.work import (
+from twophase_tools.bench.kernel_linears import linear_cases
+from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
+from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
+from twophase_tools.kernels.work import (
     decode_work,
     kv_write_work,
     prefill_work,
@@ -27,9 +30,6 @@ from twophase_kernels.work import (
     rope_kv_write_work,
     silu_mul_work,
 )
-from twophase_tools.bench.kernel_linears import linear_cases
-from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
-from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
 
 # Of a row, relative. Two right answers differ by a few roundings of the dtype; leaving out the mask, a head or the last
 # page changes a row by more.

@@ -18,8 +18,8 @@ from twophase_kernels.quantized_linear import (
     int8_linear,
     int8_linear_reference,
 )
-from twophase_kernels.work import Work, fp8_linear_work, quantise_tokens_work, quantized_linear_work
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant
+from twophase_tools.kernels.work import Work, fp8_linear_work, quantise_tokens_work, quantized_linear_work
 
 DENSE = "F.linear, dense"
 TOKENS_TOLERANCE = 1e-2  # a value halfway between two codes may become either

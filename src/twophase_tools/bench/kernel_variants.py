@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_kernels.work import Work
+from twophase_tools.kernels.work import Work
 
 OURS = "twophase"
 REFERENCE = "torch reference"

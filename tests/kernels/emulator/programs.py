@@ -4,7 +4,7 @@ from types import ModuleType
 
 import numpy as np
 
-from twophase_kernels.emulator import machine, memory, ptx, state
+from ptx_emulator import machine, memory, ptx, state
 
 PTX = """
 .visible .entry kernel(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptx_emulator import NotCoveredError, arithmetic
 from tests.kernels.emulator.programs import run, tiled
-from twophase_kernels.emulator import NotCoveredError, arithmetic
 
 INF, NAN = math.inf, math.nan
 SPECIAL = [0.0, -0.0, 1.0, -1.5, INF, -INF, NAN, 1e-40, -1e-45, 3.4e38, 65504.0, 65520.0, 6e-8, 2.0**-24, 448.0, 464.5]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess, EmulationError, MemoryFault, NotCoveredError, emulate, emulated
+from ptx_emulator.targets import compiler_environment
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels._triton import tl, triton
-from twophase_kernels.aot import compiler_environment
-from twophase_kernels.emulator import CompilingProcess, EmulationError, MemoryFault, NotCoveredError, emulate, emulated
 
 pytest.importorskip("triton", reason="not run here: no triton")
 

@@ -158,9 +158,7 @@ def run_all(tests):
 @pytest.mark.parametrize(
     ("mutant", "check"),
     [
-        pytest.param(
-            Mutant(name, f"twophase_kernels.emulator.{module}", old, new), run_all(tests), id=f"{module}: {name}"
-        )
+        pytest.param(Mutant(name, f"ptx_emulator.{module}", old, new), run_all(tests), id=f"{module}: {name}")
         for (module, tests), rows in MUTANTS.items()
         for name, old, new in rows
     ],

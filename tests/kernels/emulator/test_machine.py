@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from ptx_emulator import EmulationError, NotCoveredError, machine
+from ptx_emulator.memory import GlobalMemory
+from ptx_emulator.ptx import parse
 from tests.kernels.emulator.programs import run, text_of
-from twophase_kernels.emulator import EmulationError, NotCoveredError, machine
-from twophase_kernels.emulator.memory import GlobalMemory
-from twophase_kernels.emulator.ptx import parse
 
 COUNT_TO_BLOCK = """mov.u32 %r1, %ctaid.x;
 mov.b32 %r2, 0;

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptx_emulator import EmulationError, MemoryFault, NotCoveredError, RaceError, matrix
 from tests.kernels.emulator.programs import run
-from twophase_kernels.emulator import EmulationError, MemoryFault, NotCoveredError, RaceError, matrix
 
 KINDS = {"f16": torch.float16, "bf16": torch.bfloat16}
 

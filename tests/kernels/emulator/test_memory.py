@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from ptx_emulator import MemoryFault, RaceError, memory
+from ptx_emulator.memory import SLOT_BITS
 from tests.kernels.emulator.programs import global_memory, run
-from twophase_kernels.emulator import MemoryFault, RaceError, memory
-from twophase_kernels.emulator.memory import SLOT_BITS
 
 THREAD = np.arange(64, dtype=np.uint32)
 OWN, ACROSS = 4 * THREAD, 4 * (63 - THREAD)  # addresses: of each thread, and of one in the other warp

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from ptx_emulator import NotCoveredError, memory, movement
 from tests.kernels.emulator.programs import run, tiled
-from twophase_kernels.emulator import NotCoveredError, memory, movement
 
 LANE = np.arange(32, dtype=np.uint32)
 

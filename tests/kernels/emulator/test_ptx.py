@@ -2,9 +2,9 @@
 
 import pytest
 
+from ptx_emulator import ptx
+from ptx_emulator.ptx import Address, Literal, Pair, Register
 from tests.kernels.emulator.programs import text_of
-from twophase_kernels.emulator import ptx
-from twophase_kernels.emulator.ptx import Address, Literal, Pair, Register
 
 
 def parsed(lines, module=ptx):

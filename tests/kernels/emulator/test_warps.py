@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ptx_emulator import EmulationError, NotCoveredError, warps
 from tests.kernels.emulator.programs import run
-from twophase_kernels.emulator import EmulationError, NotCoveredError, warps
 
 LANE = np.arange(32, dtype=np.uint32)
 VALUES = np.random.default_rng(0).integers(0, 2**32, 32, np.uint64).astype(np.uint32)

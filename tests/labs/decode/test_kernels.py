@@ -8,11 +8,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from twophase_kernels.aot import compiler_environment
+from ptx_emulator.targets import compiler_environment
 
 COMPILES = """
 import json, sys, torch
-from twophase_kernels.aot import AotConfig, compile_configs, require_compiler
+from ptx_emulator.targets import require_compiler
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 require_compiler()
 from twophase_labs.machine.judge import run_cell
 from twophase_labs.machine.kernels import tl, triton

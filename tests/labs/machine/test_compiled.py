@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
+from ptx_emulator import NotCoveredError
 from tests.labs.demo import LAB
 from tests.labs.machine.test_session import notebook, solved
-from twophase_kernels.emulator import NotCoveredError
 from twophase_labs.kit.microscope import draw_requests, report_of, show_beside, show_compiled, tile_loads
 from twophase_labs.machine import compiled as compiled_module
 from twophase_labs.machine.checks import compare

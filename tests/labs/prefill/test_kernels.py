@@ -9,14 +9,17 @@ import sys
 
 import pytest
 
-from twophase_kernels.aot import compiler_environment
+from ptx_emulator.targets import compiler_environment
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
 COMPILE = """
 import dataclasses, json, sys
 from pathlib import Path
-from twophase_kernels.aot import AotConfig, CompileOnlyDriver, TARGETS, compile_configs, triton
+from ptx_emulator.targets import CompileOnlyDriver, TARGETS
+from twophase_kernels._triton import triton
+from twophase_tools.kernels.production import AotConfig
+from twophase_tools.kernels.aot import compile_configs
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_80"]))  # before anything asks for a GPU
 import torch
 from twophase_labs.machine.lab import Workbook

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from twophase.core.errors import BackendUnavailableError
-from twophase_kernels.work import Work
 from twophase_tools.bench import gpu_state as gpu_state_module
 from twophase_tools.bench import kernels
 from twophase_tools.bench.cuda_timer import Flush
@@ -35,6 +34,7 @@ from twophase_tools.bench.kernels import (
     make_report,
     measure_case,
 )
+from twophase_tools.kernels.work import Work
 
 CPU = torch.device("cpu")
 INTERPRETED = CaseTable(QUICK, torch.float32, CPU, may_compile=False)

@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
-from twophase_kernels.emulator.numbers import SIGNED, UNSIGNED, bits_of, decode, encode
-from twophase_kernels.emulator.ptx import Address, Literal, Operand, Program, Register
+from ptx_emulator.errors import NotCoveredError
+from ptx_emulator.memory import GlobalMemory, SharedMemory
+from ptx_emulator.numbers import SIGNED, UNSIGNED, bits_of, decode, encode
+from ptx_emulator.ptx import Address, Literal, Operand, Program, Register
 
 WARP = 32
 

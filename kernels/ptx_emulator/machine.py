@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from twophase_kernels.emulator import arithmetic, matrix, movement, warps
-from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
-from twophase_kernels.emulator.memory import GlobalMemory, SharedMemory
-from twophase_kernels.emulator.numbers import bits_of
-from twophase_kernels.emulator.ptx import Instruction, Program
-from twophase_kernels.emulator.state import State, reader
+from ptx_emulator import arithmetic, matrix, movement, warps
+from ptx_emulator.errors import EmulationError, NotCoveredError
+from ptx_emulator.memory import GlobalMemory, SharedMemory
+from ptx_emulator.numbers import bits_of
+from ptx_emulator.ptx import Instruction, Program
+from ptx_emulator.state import State, reader
 
 Execute = Callable[[State], None]
 Builder = Callable[[Instruction, dict[str, int]], Execute]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twophase_kernels.emulator.arithmetic import Execute, width_of
-from twophase_kernels.emulator.errors import EmulationError, NotCoveredError
-from twophase_kernels.emulator.ptx import Instruction, Literal, Pair
-from twophase_kernels.emulator.state import WARP, State, reader, writer
+from ptx_emulator.arithmetic import Execute, width_of
+from ptx_emulator.errors import EmulationError, NotCoveredError
+from ptx_emulator.ptx import Instruction, Literal, Pair
+from ptx_emulator.state import WARP, State, reader, writer
 
 
 def shuffle(instruction: Instruction, widths: dict[str, int]) -> Execute:

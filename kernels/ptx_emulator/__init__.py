@@ -5,10 +5,10 @@ tensors. `inspect_kernel` counts the compiled code's instructions, memory reques
 for the memory model and the instructions that are not covered.
 """
 
-from twophase_kernels.emulator.driver import EmulatingDriver, emulate, emulated
-from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
-from twophase_kernels.emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
-from twophase_kernels.emulator.process import CompilingProcess
+from ptx_emulator.driver import EmulatingDriver, emulate, emulated
+from ptx_emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
+from ptx_emulator.inspection import KernelReport, inspect_call, inspect_in, inspect_kernel
+from ptx_emulator.process import CompilingProcess
 
 __all__ = [
     "CompilingProcess",

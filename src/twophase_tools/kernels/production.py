@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,7 +128,7 @@ def _kv_write_configs() -> tuple[AotConfig, ...]:
         kv_write(qkv[:, 4], qkv[:, 5], cache, cache, slots, scale, scale)
 
     llama = [
-        AotConfig(f"bf16 8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(8, 128, torch.bfloat16, f))
+        AotConfig(f"bf16 8/128 page 64 kv {kv_format}", partial(launch, 8, 128, torch.bfloat16, kv_format))
         for kv_format in ("none", "int8", "fp8_e4m3")
     ]
     return (*llama, AotConfig("fp16 3/64 page 64 kv none", lambda: launch(3, 64, torch.float16, "none")))
@@ -148,7 +149,7 @@ def _rope_kv_write_configs() -> tuple[AotConfig, ...]:
         rope_kv_write(q, k, v, angles, angles, index, index, cache, cache, scale, scale)
 
     llama = [
-        AotConfig(f"bf16 32/8/128 page 64 kv {kv_format}", lambda f=kv_format: launch(32, 8, 128, torch.bfloat16, f))
+        AotConfig(f"bf16 32/8/128 page 64 kv {kv_format}", partial(launch, 32, 8, 128, torch.bfloat16, kv_format))
         for kv_format in ("none", "int8", "fp8_e4m3")
     ]
     return (*llama, AotConfig("fp16 9/3/64 page 64 kv none", lambda: launch(9, 3, 64, torch.float16, "none")))
@@ -191,7 +192,7 @@ def _paged_decode_configs() -> tuple[AotConfig, ...]:
     ) -> AotConfig:
         def launch() -> object:
             inputs = layer.inputs(num_seqs=64, num_tokens=64 * tokens)
-            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
+            options: dict[str, Any] = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "num_splits": num_splits}
             if tokens > 1:
                 options["cu_query_lens"] = torch.empty(65, dtype=torch.int32, device="meta")
             return paged_decode(*inputs.args, **inputs.scales, **options, max_query_len=tokens)
@@ -222,7 +223,12 @@ def _paged_prefill_configs() -> tuple[AotConfig, ...]:
         def launch() -> object:
             inputs = layer.inputs(num_seqs=4, num_tokens=4 * max_query_len)
             cu_query_lens = torch.empty(5, dtype=torch.int32, device="meta")
-            options = {"scale": 0.1, "window": window, "num_sinks": num_sinks, "max_query_len": max_query_len}
+            options: dict[str, Any] = {
+                "scale": 0.1,
+                "window": window,
+                "num_sinks": num_sinks,
+                "max_query_len": max_query_len,
+            }
             return paged_prefill(*inputs.args, cu_query_lens, **inputs.scales, **options)
 
         name = f"{layer}, chunks of {max_query_len}" + (f", window {window} sinks {num_sinks}" if window else "")

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ptx_emulator.errors import NotCoveredError
+from ptx_emulator.machine import BUILDERS, Builder, Machine
+from ptx_emulator.memory import GlobalMemory
+from ptx_emulator.ptx import parse
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from twophase_kernels._triton import KernelsUnavailableError, mode, triton
-from twophase_kernels.aot import TARGETS, CompileOnlyDriver
-from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.machine import BUILDERS, Builder, Machine
-from twophase_kernels.emulator.memory import GlobalMemory
-from twophase_kernels.emulator.ptx import parse
 
 COVERED_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")  # sm_100's tcgen05 and AMD's instructions are not
 

@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twophase_kernels.emulator.arithmetic import BUILDERS as ARITHMETIC
-from twophase_kernels.emulator.arithmetic import Execute, elementwise, width_of
-from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.numbers import SIGNED, UNSIGNED, bits_of
-from twophase_kernels.emulator.ptx import Address, Instruction, Literal, Register
-from twophase_kernels.emulator.state import State, address_reader, reader
+from ptx_emulator.arithmetic import BUILDERS as ARITHMETIC
+from ptx_emulator.arithmetic import Execute, elementwise, width_of
+from ptx_emulator.errors import NotCoveredError
+from ptx_emulator.numbers import SIGNED, UNSIGNED, bits_of
+from ptx_emulator.ptx import Address, Instruction, Literal, Register
+from ptx_emulator.state import State, address_reader, reader
 
 
 def move(instruction: Instruction, widths: dict[str, int]) -> Execute:

@@ -13,8 +13,8 @@ warp, threads run in lock-step; races between them are not detected.
 import numpy as np
 import torch
 
-from twophase_kernels.emulator.errors import MemoryFault, RaceError
-from twophase_kernels.emulator.numbers import UNSIGNED
+from ptx_emulator.errors import MemoryFault, RaceError
+from ptx_emulator.numbers import UNSIGNED
 
 SLOT_BITS = 40
 MANY_WARPS = 63  # more warps than a block may have

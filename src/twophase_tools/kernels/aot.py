@@ -1,6 +1,6 @@
 """Compile every production kernel for GPUs this machine does not have, and report on the compiled code.
 
-    python -m twophase_kernels.aot [--target sm_90] [--kernel REGEX] [--json]
+    python -m twophase_tools.kernels.aot [--target sm_90] [--kernel REGEX] [--json]
 
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
 through Triton's real specialisation: the compiled code is the code that a GPU would run. The report shows faults that
@@ -11,19 +11,19 @@ memory latency. Exit status 1: some kernel has a problem, named below its row.
 import argparse
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twophase_kernels import compiled_code
-from twophase_kernels._triton import KernelsUnavailableError, mode, triton
-from twophase_kernels.production import AotConfig, production_configs
+from ptx_emulator import compiled_code
+from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment, require_compiler
+from twophase_kernels._triton import triton
+from twophase_tools.kernels.production import AotConfig, production_configs
 
 
 @dataclass(frozen=True)
@@ -94,75 +94,6 @@ class CompiledReport:
         return found
 
 
-@dataclass(frozen=True)
-class Target:
-    """A GPU to compile for: Triton's name for it, and a program's limits."""
-
-    backend: str
-    arch: int | str
-    warp_size: int
-    shared_bytes: int
-    has_async_copies: bool
-
-
-# Shared memory per block: CUDA C++ Programming Guide, table 'Technical Specifications per Compute Capability'; LDS of a
-# CDNA3 compute unit: AMD Instinct MI300 ISA guide.
-TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 163 * 1024, True),
-    "sm_86": Target("cuda", 86, 32, 99 * 1024, True),  # RTX 3090, A10: as sm_80, with less shared memory
-    "sm_89": Target("cuda", 89, 32, 99 * 1024, True),  # RTX 4090, L4, L40S
-    "sm_90": Target("cuda", 90, 32, 227 * 1024, True),
-    "sm_100": Target("cuda", 100, 32, 227 * 1024, True),
-    "gfx942": Target("hip", "gfx942", 64, 64 * 1024, False),
-}
-
-
-class CompileOnlyDriver:
-    """Stands where Triton's CUDA or HIP driver would; compiles for `target`, launches nothing.
-
-    `launches` counts the kernel launches that it swallowed.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.launches = 0
-        self.utils = self
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget(self.target.backend, self.target.arch, self.target.warp_size)
-
-    def get_current_device(self) -> str:
-        # Triton keeps compiled kernels per device: each target is a device of its own.
-        return f"{self.target.backend}:{self.target.arch}"
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
-
-    def get_device_properties(self, device: str) -> dict[str, int]:
-        return {"max_shared_mem": self.target.shared_bytes}
-
-    def load_binary(self, name: str, binary: bytes, shared_bytes: int, device: str) -> tuple[Any, int, int, int, int]:
-        """(module, function, registers, spills, most threads per program); the module is not None once it is loaded."""
-        return self, 0, 0, 0, 1024
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        def launch(*args: Any) -> None:
-            self.launches += 1
-
-        return launch
-
-
-def require_compiler() -> None:
-    """Raises KernelsUnavailableError if this process was started for the interpreter."""
-    triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
-    if mode() != "compiled":
-        raise KernelsUnavailableError(
-            "This process runs kernels in the interpreter; compiling needs one started without TRITON_INTERPRET."
-        )
-
-
 def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[CompiledReport]:
     """Compile all kernels that `configs` launch, each distinct binary once. Replaces this process's Triton driver.
 
@@ -175,7 +106,9 @@ def compile_configs(target_name: str, configs: Iterable[AotConfig]) -> list[Comp
     reports: list[CompiledReport] = []
     for config in configs:
 
-        def report(*, src, metadata, metadata_group, times, cache_hit, config=config):
+        def report(
+            *, src: Any, metadata: dict, metadata_group: dict, times: Any, cache_hit: bool, config: AotConfig = config
+        ) -> None:
             if cache_hit:
                 raise RuntimeError(f"{src.name} came from Triton's cache; set TRITON_CACHE_DIR to an empty folder.")
             compile_s = times.total / 1e6
@@ -226,11 +159,6 @@ def _inspect(
     )
 
 
-def compiler_environment(cache_dir: str) -> dict[str, str]:
-    """Environment of a process that compiles: no interpreter, and an empty cache (a hit once hid a broken kernel)."""
-    return os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache_dir}
-
-
 def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[CompiledReport]:
     """`compile_configs` in a process without the interpreter and with an empty kernel cache.
 
@@ -239,14 +167,15 @@ def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[Com
         pattern: Only configurations with a match of this regular expression in 'module: name'.
     """
     with tempfile.TemporaryDirectory() as cache_dir:
-        command = [sys.executable, "-m", "twophase_kernels.aot", "--json", "--in-process", "--kernel", pattern]
+        command = [sys.executable, "-m", "twophase_tools.kernels.aot", "--json", "--in-process", "--kernel", pattern]
         command += [word for target in targets for word in ("--target", target)]
         result = subprocess.run(command, env=compiler_environment(cache_dir), capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
-    rows = json.loads(result.stdout)
+    rows: list[dict[str, Any]] = json.loads(result.stdout)
     # JSON has no tuples.
-    return [CompiledReport(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+    fields: list[dict[str, Any]] = [{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    return [CompiledReport(**row) for row in fields]
 
 
 def _compile_here(targets: Sequence[str], pattern: str) -> list[CompiledReport]:
@@ -275,7 +204,7 @@ def print_table(reports: Sequence[CompiledReport]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="twophase_kernels.aot", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="twophase_tools.kernels.aot", description=__doc__.splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeatable; all of them by default")
     parser.add_argument("--kernel", default="", metavar="REGEX", help="only configurations matching 'module: name'")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from twophase_kernels import compiled_code
-from twophase_kernels.emulator.driver import emulated
-from twophase_kernels.emulator.kernel_source import KernelSource, kernel_source
-from twophase_kernels.emulator.process import CompilingProcess
-from twophase_kernels.emulator.traffic import GlobalAccess, SharedAccess, Traffic
-from twophase_kernels.occupancy import MULTIPROCESSORS, Occupancy, occupancy
+from ptx_emulator import compiled_code
+from ptx_emulator.driver import emulated
+from ptx_emulator.kernel_source import KernelSource, kernel_source
+from ptx_emulator.occupancy import MULTIPROCESSORS, Occupancy, occupancy
+from ptx_emulator.process import CompilingProcess
+from ptx_emulator.traffic import GlobalAccess, SharedAccess, Traffic
 
 __all__ = ["GlobalAccess", "KernelReport", "Roofline", "SharedAccess", "inspect_call", "inspect_in", "inspect_kernel"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twophase_kernels.emulator.arithmetic import Execute
-from twophase_kernels.emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
-from twophase_kernels.emulator.numbers import decode
-from twophase_kernels.emulator.ptx import Instruction, Operand
-from twophase_kernels.emulator.state import WARP, State, address_reader, reader
-from twophase_kernels.emulator.warps import whole_warps
+from ptx_emulator.arithmetic import Execute
+from ptx_emulator.errors import EmulationError, MemoryFault, NotCoveredError, RaceError
+from ptx_emulator.numbers import decode
+from ptx_emulator.ptx import Instruction, Operand
+from ptx_emulator.state import WARP, State, address_reader, reader
+from ptx_emulator.warps import whole_warps
 
 WARPGROUP = 4 * WARP
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twophase_kernels.emulator.machine import BUILDERS, Builder, Execute
-from twophase_kernels.emulator.numbers import bits_of
-from twophase_kernels.emulator.ptx import Instruction, Literal, Operand
-from twophase_kernels.emulator.state import WARP, State, address_reader, reader
+from ptx_emulator.machine import BUILDERS, Builder, Execute
+from ptx_emulator.numbers import bits_of
+from ptx_emulator.ptx import Instruction, Literal, Operand
+from ptx_emulator.state import WARP, State, address_reader, reader
 
 SECTOR = 32
 NUM_BANKS, BANK_BYTES = 32, 4

@@ -11,7 +11,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar
 
-from twophase_kernels.aot import compiler_environment
+from ptx_emulator.targets import compiler_environment
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class CompilingProcess:
             self._cache = tempfile.TemporaryDirectory()
             self._pipe, theirs = Pipe()
             environment = compiler_environment(self._cache.name) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-            code = f"from twophase_kernels.emulator.process import serve; serve({theirs.fileno()})"
+            code = f"from ptx_emulator.process import serve; serve({theirs.fileno()})"
             # A session of its own: an interrupt from the keyboard, or of a notebook's cell, is for the caller.
             self._child = subprocess.Popen(
                 [sys.executable, "-c", code],

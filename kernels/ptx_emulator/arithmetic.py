@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twophase_kernels.emulator.errors import NotCoveredError
-from twophase_kernels.emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, flush, pack, unpack
-from twophase_kernels.emulator.ptx import Instruction, Literal, Register
-from twophase_kernels.emulator.state import State, reader, writer
+from ptx_emulator.errors import NotCoveredError
+from ptx_emulator.numbers import PACKED, SIGNED, UNSIGNED, bits_of, flush, pack, unpack
+from ptx_emulator.ptx import Instruction, Literal, Register
+from ptx_emulator.state import State, reader, writer
 
 Execute = Callable[[State], None]
 Function = Callable[..., np.ndarray]
