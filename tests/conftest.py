@@ -46,6 +46,11 @@ def pytest_configure(config):
         torch.set_num_threads(1)
 
 
+def is_marked(item, name):
+    """Not `name in item.keywords`: these hold folders' names too, and a checkout may lie in a folder called gpu."""
+    return item.get_closest_marker(name) is not None
+
+
 # Of a test's mutants `make test` runs each twentieth, `make test-full` the others; `make lint` plants all.
 ONE_IN = 20
 
@@ -56,14 +61,14 @@ def pytest_collection_modifyitems(config, items):
 
     num_mutants = Counter()
     for item in items:
-        if "mutants" in item.keywords:
+        if is_marked(item, "mutants"):
             test = item.nodeid.partition("[")[0]
             if num_mutants[test] % ONE_IN:
                 item.add_marker(pytest.mark.full)
             num_mutants[test] += 1
-        if "gpu" in item.keywords and not torch.cuda.is_available():
+        if is_marked(item, "gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
-        if "full" in item.keywords and not config.getoption("--full"):
+        if is_marked(item, "full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
     longest_first(items)
 
@@ -88,7 +93,7 @@ def longest_first(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    with unchecked_types() if "unchecked_types" in item.keywords else nullcontext():
+    with unchecked_types() if is_marked(item, "unchecked_types") else nullcontext():
         return (yield)
 
 
@@ -106,7 +111,8 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node, error):
-    KillTable.rows += [tuple(row) for row in json.loads(node.workeroutput.get("kill_table", "[]"))]
+    output = getattr(node, "workeroutput", {})  # a worker that crashed has none
+    KillTable.rows += [tuple(row) for row in json.loads(output.get("kill_table", "[]"))]
 
 
 def pytest_terminal_summary(terminalreporter):

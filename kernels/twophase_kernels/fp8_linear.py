@@ -5,10 +5,10 @@
 
 Products of codes are exact, sums are in fp32, scales are applied once, at the end. `quantise_tokens` makes x's codes.
 
-GPUs with fp8 matrix instructions (Ada, Hopper and later) multiply codes as they are. Hopper's instruction keeps fewer
-bits than fp32 while it sums (arXiv:2412.19437, section 3.3.2), so its sums are added to fp32 ones every 128 columns.
-Others take e4m3 as fp16, of which it is a part: on NVIDIA two codes at a time as in `code_pairs`, even columns and odd
-columns of both sides apart, which makes two products of half as many columns.
+GPUs with fp8 matrix instructions (Ada, Hopper and later) multiply codes as they are. Hopper's instruction cuts products
+off 13 bits below the largest while it sums (arXiv:2412.19437, section 3.3.2; seen in the sums of an H200), so its sums
+are added to fp32 ones every 128 columns. Others take e4m3 as fp16, of which it is a part: on NVIDIA two codes at a time
+as in `code_pairs`, even columns and odd columns of both sides apart, which makes two products of half as many columns.
 
 Weights are the matrix instruction's left operand, as in `quantized_linear`; columns are split as in `linear_splits`.
 """

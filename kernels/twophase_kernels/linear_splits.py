@@ -54,12 +54,13 @@ class LinearTiles:
 def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num_inputs: int, num_sms: int) -> int:
     """Splits of the columns, from shapes alone: as many as make four programs per SM, rounded down to a power of two.
 
-    Two where partial sums, of many tokens, are large. Each split has a few steps at least.
+    Two where partial sums, of many tokens, are large. Each split has a few steps at least. None where every SM has a
+    tile: 224 tiles on an H200's 132 SMs take up to a third longer in two splits (4 bits and 16 tokens: 17 % less).
     """
     tiles_of_tokens, tiles_of_outputs, _ = tiles.grid(num_tokens, num_outputs, 1)
     num_tiles = tiles_of_tokens * tiles_of_outputs
     per_sm = 4 if tiles.block_t <= 16 else 2
-    wanted = per_sm * num_sms // max(1, num_tiles)
+    wanted = per_sm * num_sms // max(1, num_tiles) if num_tiles < num_sms else 1
     most = min(wanted, cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT, MAX_SPLITS)
     return next_power_of_2(most + 1) // 2 if most else 1
 

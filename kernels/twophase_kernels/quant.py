@@ -162,14 +162,15 @@ def quantise_reference(x: Tensor, kv_format: KVFormat) -> tuple[Tensor, Tensor |
         return x, None
     rows = x.float()
     absmax = rows.abs().amax(-1).clamp(min=MIN_ABSMAX)
-    # As a tensor: torch computes `448.0 / absmax` as 448 times a rounded reciprocal, one ulp off in many a row.
+    # As a tensor: by a Python number torch divides inexactly, `448.0 / absmax` as 448 times a rounded reciprocal, and
+    # on a GPU `absmax / 448.0` likewise: one ulp off in many a row.
     q_max = torch.full_like(absmax, 127.0 if kv_format == "int8" else 448.0)
     scaled = rows * (q_max / absmax)[..., None]
     if kv_format == "int8":
-        return torch.round(scaled).clamp(-127, 127).to(torch.int8), absmax / 127.0
+        return torch.round(scaled).clamp(-127, 127).to(torch.int8), absmax / q_max
     # clamp: the last product can round to just above 448, and older torch turns larger values into NaN.
     data = scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
-    return data, absmax / 448.0
+    return data, absmax / q_max
 
 
 def dequantise_reference(data: Tensor, scale: Tensor | None, kv_format: KVFormat, dtype: torch.dtype) -> Tensor:

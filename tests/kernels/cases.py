@@ -23,6 +23,11 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HERE == "cuda" else (torch.float32, torch.float16)
 
 
+def moved(tensor: Tensor, device: str) -> Tensor:
+    """A copy on `device` with the same strides: `Tensor.to` closes the gaps, and what should be refused is not."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device).copy_(tensor)
+
+
 class Tolerance(NamedTuple):
     """The error allowed: absolute + relative * |expected|."""
 

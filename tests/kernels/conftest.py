@@ -11,7 +11,7 @@ def poisoned_memory(request):
     A check runs the right kernel first. A mutant that leaves a result unwritten might find that kernel's in the memory
     it is given, and survive by that accident.
     """
-    if "mutants" not in request.keywords or torch.cuda.is_available():
+    if request.node.get_closest_marker("mutants") is None or torch.cuda.is_available():
         yield
         return
     # torch fills what it allocates only while it is deterministic.

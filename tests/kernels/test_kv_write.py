@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.cases import moved
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, awkward_slots, new_kv
 from twophase_kernels.kv_write import head_tile, kv_write, kv_write_reference
 
@@ -110,7 +111,7 @@ def test_wrong_arguments(change, message):
         "slot_mapping": torch.arange(4),
     }
     arguments = {
-        name: tensor if tensor.is_meta else tensor.to(HERE, copy=False) for name, tensor in (arguments | change).items()
+        name: tensor if tensor.is_meta else moved(tensor, HERE) for name, tensor in (arguments | change).items()
     }
     with pytest.raises(ValueError, match=message):
         kv_write(**arguments)

@@ -87,9 +87,11 @@ def check_choice(module):
     assert splits(1, 4096, 14336) == 16
     assert splits(1, 1024, 28672) == 16, "never more"
     assert splits(1, 6144, 14336) == 8, "48 tiles: 11 would make four programs per SM"
-    assert splits(1, 28672, 4096) == 2, "224 tiles"
+    assert splits(1, 16768, 4096) == 4, "131 tiles"
+    assert splits(1, 16896, 4096) == 1, "132 tiles: each SM has one"
+    assert splits(1, 28672, 4096) == 1, "224 tiles"
     assert splits(1, 128256, 4096) == 1, "1,002 tiles"
-    assert splits(64, 4096, 4096) == 2, "8 tiles of tokens"
+    assert splits(24, 4096, 4096) == 4, "3 tiles of tokens"
     assert splits(64, 4096, 14336, block_t=64) == 8, "two per SM"
     assert splits(1, 576, 576) == 1, "five steps"
     assert splits(1, 1, 256) == 1, "two steps"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.cases import moved
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, assert_rounded_once, poisoned_memory
 from twophase_kernels.rmsnorm_residual import (
     rmsnorm_residual,
@@ -96,7 +97,7 @@ def test_no_rows():
 def test_wrong_arguments(change, message):
     arguments = {"x": torch.zeros(4, 8), "residual": torch.zeros(4, 8), "weight": torch.zeros(8), "eps": 1e-5} | change
     arguments = {
-        name: x.to(HERE) if isinstance(x, torch.Tensor) and not x.is_meta else x for name, x in arguments.items()
+        name: moved(x, HERE) if isinstance(x, torch.Tensor) and not x.is_meta else x for name, x in arguments.items()
     }
     with pytest.raises(ValueError, match=message):
         rmsnorm_residual(**arguments)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.cases import moved
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, assert_rounded_once, awkward_slots, new_kv
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
@@ -133,6 +134,6 @@ def test_wrong_arguments(change, message):
         "k_cache": torch.zeros(3, 2, 16, 64),
         "v_cache": torch.zeros(3, 2, 16, 64),
     }
-    arguments = {name: x if x.is_meta else x.to(HERE) for name, x in (arguments | change).items()}
+    arguments = {name: x if x.is_meta else moved(x, HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)

@@ -20,6 +20,7 @@ from twophase_features.quantization.schemes import SCHEMES, head_scheme
 PROMPT = [5, 17, 99, 3, 64, 23, 88]
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 CPU = torch.device("cpu")
+OPENED = {"skip_tokenizer_init": True, "num_kv_blocks": 20, "block_size": BLOCK_SIZE}
 WEIGHT_ONLY = [name for name, scheme in SCHEMES.items() if scheme.activations != "int8"]
 
 
@@ -35,9 +36,7 @@ def round_oracle(model, scheme):
 def test_logits_are_those_of_the_rounded_weights(name, tmp_path):
     folder, oracle = make_folder("llama-biases", tmp_path, **SIZES)
     round_oracle(oracle, SCHEMES[name])
-    llm = LLM(
-        folder, quantization=name, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE
-    )
+    llm = LLM(folder, quantization=name, device="cpu", dtype="float32", **OPENED)
     ours, theirs = Pages(llm.model, 1).run([(0, PROMPT)])[0], oracle_logits(oracle, PROMPT)
     assert float((ours - theirs).abs().max()) <= LOGITS_TOLERANCE
 
@@ -51,10 +50,9 @@ def test_bfloat16_is_near(name, tmp_path):
             LLM(
                 folder,
                 quantization=name,
+                device="cpu",
                 dtype=dtype,
-                skip_tokenizer_init=True,
-                num_kv_blocks=20,
-                block_size=BLOCK_SIZE,
+                **OPENED,
             ).model,
             2,
         )
@@ -67,9 +65,7 @@ def test_bfloat16_is_near(name, tmp_path):
 
 def test_tied_embeddings_are_rounded_for_the_head_alone(tmp_path):
     folder, oracle = make_folder("qwen2-tied", tmp_path, **SIZES)
-    llm = LLM(
-        folder, quantization="int8", dtype="float32", skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE
-    )
+    llm = LLM(folder, quantization="int8", device="cpu", dtype="float32", **OPENED)
     embed = oracle.state_dict()["model.embed_tokens.weight"]
     assert torch.equal(llm.model.weights.embed, embed)
     x = torch.randn(3, SIZES["hidden_size"])
@@ -79,9 +75,7 @@ def test_tied_embeddings_are_rounded_for_the_head_alone(tmp_path):
 
 def test_a_router_is_not_rounded(tmp_path):
     folder, oracle = make_folder("qwen3-moe", tmp_path, **SIZES)
-    llm = LLM(
-        folder, quantization="int4", dtype="float32", skip_tokenizer_init=True, num_kv_blocks=20, block_size=BLOCK_SIZE
-    )
+    llm = LLM(folder, quantization="int4", device="cpu", dtype="float32", **OPENED)
     mlp, x = llm.model.weights.layers[0].mlp, torch.randn(3, SIZES["hidden_size"])
     state = oracle.state_dict()
     assert torch.allclose(mlp.router(x), x @ state["model.layers.0.mlp.gate.weight"].T, atol=1e-4)
@@ -145,7 +139,7 @@ def test_the_plain_form_is_kept_while_there_is_room(tmp_path, monkeypatch):
 def test_int4_answers_sensibly(smollm2_folder):
     params = SamplingParams(temperature=0, max_tokens=2)
     for name, layer in (("int4", None), ("int8_dynamic", DynamicInt8Linear)):
-        llm = LLM(str(smollm2_folder), quantization=name, num_kv_blocks=20, block_size=BLOCK_SIZE)
+        llm = LLM(str(smollm2_folder), quantization=name, device="cpu", num_kv_blocks=20, block_size=BLOCK_SIZE)
         assert layer is None or isinstance(llm.model.weights.layers[0].qkv, layer)
         prompts = ["The capital of France is", "The opposite of hot is", "Two plus two is"]
         texts = [each.outputs[0].text for each in llm.generate(prompts, params, use_tqdm=False)]

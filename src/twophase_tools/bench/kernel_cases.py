@@ -237,8 +237,9 @@ class CaseTable:
                 k, v, _ = self._empty_cache(num_tokens, "none")
 
                 def rotate_and_put() -> Tensor:
-                    _index_put(rope_reference(new_k, cos, sin, positions), new_v, k, v, slots)
-                    return rope_reference(new_q, cos, sin, positions)  # returned, or a compiler would leave it out
+                    q, rotated_k = (rope_reference(x, cos, sin, positions).to(x.dtype) for x in (new_q, new_k))
+                    _index_put(rotated_k, new_v, k, v, slots)
+                    return q  # returned, or a compiler would leave it out
 
                 return Variant(compile(rotate_and_put), lambda q: (q, k, v))
 

@@ -313,8 +313,10 @@ def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
 
 def measure_case(case: KernelCase, timer: Timer | None, device: torch.device) -> CaseResult:
     """Compare and time every contender. One that cannot run is reported with its reason."""
-    # All cases compile one FlexAttention: after eight shapes torch would stop compiling it.
-    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's compiler, which a GPU makes this call import
+        # All cases compile one FlexAttention: after eight shapes torch would stop compiling it.
+        torch.compiler.reset()
     results = _measure_variants(case, timer)
     state = gpu_state(device)  # the clocks are still up
     gc.collect()  # its inputs were several GiB, and the next case needs the memory

@@ -5,6 +5,7 @@ import re
 import subprocess
 import warnings
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,14 @@ def test_attention_meets_every_rival(dry):
                 OURS, "SDPA flash", "SDPA cudnn", "SDPA efficient", "SDPA math", "FlexAttention", "FlashInfer",
                 "flash-attn", "sgl-kernel",
             ]  # fmt: skip
+
+
+def test_contenders_take_bfloat16():
+    """The dtype of the timed runs, which the interpreter refuses: ours is left out, and the first contender stands for it."""
+    for case in CaseTable(QUICK, torch.bfloat16, CPU, may_compile=False):
+        (_, first), *others = [rival for rival in case.make_variants().items() if rival[0] != OURS]
+        found = measure(replace(case, make_variants=lambda first=first, others=others: {OURS: first, **dict(others)}))
+        assert [variant for variant in found.variants if variant.status in ("failed", "wrong")] == [], found
 
 
 def test_who_pays_for_padding_says_so(dry):
@@ -280,6 +289,12 @@ def case_of(answers, **options):
 
 def measure(case, timer=counting_timer):
     return measure_case(case, timer, CPU)
+
+
+def test_what_torch_warns_of_when_its_compiler_is_imported_ends_nothing(monkeypatch):
+    """Where there is a GPU `torch.compiler.reset` imports modules of torch with deprecated parts."""
+    monkeypatch.setattr(torch.compiler, "reset", lambda: warnings.warn("an old part", DeprecationWarning, stacklevel=2))
+    assert measure(case_of({OURS: torch.ones(2)})).ours.status == "timed"
 
 
 def test_a_rival_that_fails_is_reported_and_the_others_run():
