@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from twophase import LLM, SamplingParams
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput
 from twophase_features.policies.named import policy_from_text
 from twophase_labs.machine.pictures import draw_block_tables
 from twophase_tools.colours import EMPTY, INK, LINE

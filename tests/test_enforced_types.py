@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.enforced_types import TypeViolation, jaxtyped, unchecked_types
 from twophase.attention.torch_backend import rotate, write_rows
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.scheduling.limits import check_request
 
 

@@ -40,10 +40,10 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from twophase.config import EngineConfig
 from twophase.core.errors import TwophaseError
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_features.structured_outputs.params import StructuredOutputs
 
 if TYPE_CHECKING:
     from twophase.llm import LLM

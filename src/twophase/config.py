@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
+from twophase.core.request import MAX_SEED
 from twophase.core.rules import FLAG, Rule, apply_rules, kept, limited, number, one_of, optional, read_int, whole_number
-from twophase.core.sampling_params import MAX_SEED
-from twophase.core.speculative import SpeculativeConfig
 from twophase.doors import feature
+from twophase_features.speculation.config import SpeculativeConfig
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MAX_NUM_SEQS = 256

@@ -12,11 +12,10 @@ from typing import Any, final
 from twophase.assembly import assemble
 from twophase.config import DEFAULT_MODEL, EngineConfig, configured
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
-from twophase.core.outputs import RequestOutput
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import items_of, shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.doors import feature
-from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.prompts import Prompt
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar

@@ -5,14 +5,8 @@ from typing import Any, final
 
 from starlette.responses import Response
 
-from twophase.core.errors import (
-    DeadlineError,
-    DrainingError,
-    EngineDeadError,
-    InvalidRequestError,
-    QueueFullError,
-    TwophaseError,
-)
+from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
+from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 from twophase_server.body import json_response
 
 MAX_CHARACTERS = 2000  # of a message

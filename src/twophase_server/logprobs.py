@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twophase.core.outputs import TokenLogprobs
+from twophase.core.request import TokenLogprobs
 from twophase_server.token_texts import TokenTexts
 
 LEAST = -9999.0  # JSON has no -inf; OpenAI and vLLM write this

@@ -9,8 +9,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from twophase.core.errors import QueueFullError, TwophaseError, prompt_too_long
+from twophase.core.errors import TwophaseError, prompt_too_long
 from twophase_features.serving.async_llm import AsyncLLM
+from twophase_features.serving.errors import QueueFullError
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.in_flight import InFlight
 from twophase_server.messages import read_messages

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput
 from twophase.core.rules import NON_EMPTY_TEXT, apply_rules, checked, items_of, optional, shown, whole_number
 from twophase_server.errors import ApiError, invalid
 

@@ -6,10 +6,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twophase.core.rules import TEXT, Rule, read_ints
+from twophase.core.rules import TEXT, Rule
 from twophase_server.body import json_response
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME, read_fields, read_object
+from twophase_server.fields import FLAG, NAME, read_fields, read_ints, read_object
 from twophase_server.messages import MESSAGES
 from twophase_server.service import service_of
 

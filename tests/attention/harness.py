@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from tests.cache.shadow import is_visible
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.batch import AttentionBatch
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 # Largest absolute error allowed on outputs of size about 1, against an oracle in float64.

@@ -12,9 +12,9 @@ import torch
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
 from twophase.attention import select
+from twophase.attention.interface import AttentionBatch
 from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
-from twophase.core.batch import AttentionBatch
 from twophase.core.errors import BackendUnavailableError
 from twophase_kernels import KernelsUnavailableError, _triton
 
@@ -195,7 +195,7 @@ def test_torch_padding_rows_write_nothing_and_give_zeros(num_rows, fused_seqs):
     backend = TorchBackend(history.spec, history.block_size, 32, fused_seqs)
     history.step(backend, {0: 20})
     before = history.kv.k.clone()
-    from twophase.core.batch import AttentionBatch
+    from twophase.attention.interface import AttentionBatch
 
     zeros = torch.zeros(num_rows, dtype=torch.int32)
     batch = AttentionBatch(

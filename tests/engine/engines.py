@@ -5,8 +5,7 @@ import torch
 from tests.cache.integrity import check_integrity
 from tests.cache.plain import typed_cache
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.outputs import RequestOutput
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, layer_groups

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from twophase.attention.interface import AttentionBackend
-from twophase.core.batch import AttentionBatch
+from twophase.attention.interface import AttentionBackend, AttentionBatch
 from twophase.engine.engine import Engine
 
 

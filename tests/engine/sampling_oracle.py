@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 
 def probabilities(logits, params: SamplingParams, token_ids=()) -> np.ndarray:

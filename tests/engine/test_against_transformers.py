@@ -5,7 +5,7 @@ import torch
 
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 LENGTHS = (1, 3, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 NUM_TOKENS = 20

@@ -10,10 +10,11 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import config as config_module
-from twophase.config import RULES, EngineConfig, configured, help_for
+from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
-from twophase.core.speculative import SpeculativeConfig
 from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_tools.cli.engine_options import help_for
 
 pytestmark = pytest.mark.unchecked_types
 

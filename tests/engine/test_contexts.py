@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from twophase import LLM, SamplingParams
-from twophase.engine._context import plain_context
+from twophase.engine.model_run import plain_context
 from twophase.model import ops
 
 PARAMS = [

@@ -12,7 +12,7 @@ import torch
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 # fp32 rounding (6e-8) over two layers of sums of ~80 terms of size ~10: measured up to 5e-6, so ten times that.
 TOLERANCE = 5e-5

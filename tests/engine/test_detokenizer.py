@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.engine.tokenizers_for_tests import ALL, END, KINDS, TEXT, byte_fallback, byte_level, glued_bytes
 from tests.mutation import KillTable, Mutant
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import detokenizer
-from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer, longest_partial_match, matches
+from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
+from twophase_features.stop_strings import longest_partial_match, matches
 
 
 def stream(decoder, ids, prompt_ids=(), *, module=detokenizer, **options) -> tuple[list[str], str | None]:

@@ -9,14 +9,14 @@ import pytest
 
 from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import plain_outputs, speculating
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
 from twophase.engine.constraint import Constraint, Grammar, GrammarCompiler
 from twophase.engine.drafter import Drafter, PacedDrafter
 from twophase_features.speculation.draft_model import DraftModelDrafter
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.speculator import Speculator
 from twophase_features.structured_outputs import guidance
+from twophase_features.structured_outputs.params import StructuredOutputs
 
 PROMPTS = [prompt_of(seed, 7) for seed in range(3)]
 

@@ -7,7 +7,7 @@ from tests.engine.engines import GREEDY, check_idle, finish, make_engine, prompt
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import InvalidRequestError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 
 class Clock:

@@ -7,9 +7,9 @@ import pytest
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of, with_backend
 from tests.engine.faults import Broken, FaultyBackend, Suspect
 from tests.engine.tokenizers_for_tests import byte_level
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import model_run
-from twophase.engine._isolation import isolate
+from twophase.engine.model_run import isolate
 from twophase.engine.sampler import sample
 
 CULPRIT = 1

@@ -13,8 +13,8 @@ import twophase
 from tests.cache.integrity import check_integrity
 from tests.engine.engines import check_idle, make_engine, prompt_of
 from twophase import LLM
-from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import uninterrupted
+from twophase.core.request import SamplingParams
+from twophase.engine.engine import uninterrupted
 
 PACKAGE_FOLDER = os.path.dirname(twophase.__file__)
 # Six sequences under memory pressure: admission, chunks, forks, copy-on-write, preemption and prefix hits all occur.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.engines import make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import metrics
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

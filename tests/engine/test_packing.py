@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
-from twophase.engine import packing
-from twophase.engine.packing import TABLE_COLUMNS, pack
+from twophase.engine import runner as packing
+from twophase.engine.packing import pack
+from twophase.engine.runner import TABLE_COLUMNS
 from twophase_features.cuda_graphs import padded_batch_size, padded_context
 
 

@@ -9,13 +9,14 @@ import torch
 from tests.engine.engines import BLOCK_SIZE, GREEDY, check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.model_run import run_and_sample
-from twophase.engine.prompt_logprobs import PromptScorer, ScoredRows
+from twophase.engine.prompt_logprobs import ScoredRows
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
 from twophase.scheduling.planner import Planner
+from twophase_features.logprobs import PromptScorer
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate(LENGTHS)]

@@ -1,8 +1,8 @@
 """How many drafts a step keeps."""
 
 from twophase.core.plan import SampledToken
-from twophase.engine.rejection import accepted_run
 from twophase.engine.sampler import SamplingError
+from twophase_features.speculation.rejection import accepted_run
 
 
 def test_a_run_ends_at_the_first_difference():

@@ -8,7 +8,7 @@ import torch
 
 from tests.engine.sampling_oracle import chi_square_p_value, probabilities
 from tests.mutation import KillTable, Mutant
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine import sampler
 from twophase.engine.philox import philox4x32, uniforms
 from twophase.engine.sampler import SampleRow, SamplingError, sample

@@ -11,7 +11,7 @@ from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
 from twophase.core.plan import BlockCopy
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_features.offloading.host_memory import HostMemoryTier, PinnedBlocks
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy

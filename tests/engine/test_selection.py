@@ -11,7 +11,7 @@ import twophase_features.selection as selection_module
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput
 
 METRICS = RequestMetrics(0.0, None, None, None, (), 1, 0, 0)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.engines import prompt_of, run
 from tests.engine.speculating import Oracle, plain_outputs, speculating
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase_features.speculation.gate import FIRST_REST_STEPS, MAX_REST_STEPS, TRIAL_STEPS, SpeculationGate
 
 

@@ -19,9 +19,9 @@ from tests.engine.speculating import (
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
+from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.drafters import NgramDrafter, NgramIndex, usable
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

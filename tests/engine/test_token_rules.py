@@ -8,7 +8,8 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import detokenizer, model_run, request_state, sampler
-from twophase.engine.sampler import SampleRow, bias_of
+from twophase.engine.sampler import SampleRow
+from twophase_features.score_edits import bias_of
 
 PROMPT = {"prompt_token_ids": [40, 41, 42, 43, 44]}
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}

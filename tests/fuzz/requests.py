@@ -16,14 +16,14 @@ from tests.fuzz.values import TEXTS, odd
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
-from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_features.structured_outputs.params import StructuredOutputs
 
 Logprobs = tuple[TokenLogprobs | None, ...] | None
 

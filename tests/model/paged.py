@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.batch import AttentionBatch
 from twophase.model.llama import LlamaModel, layer_groups
 
 BLOCK_SIZE = 4

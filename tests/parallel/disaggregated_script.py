@@ -13,9 +13,9 @@ import sys
 import time
 
 from twophase import LLM, BeamSearchParams, SamplingParams
-from twophase.core.errors import PeerLostError
 from twophase_features.parallel import remote_tier
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
+from twophase_features.parallel.peers import PeerLostError
 from twophase_features.parallel.prefill_worker import PrefillWorker
 
 TEXTS = [

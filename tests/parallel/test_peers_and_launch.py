@@ -19,12 +19,12 @@ from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.errors import ConfigError, LaunchError, PeerLostError
+from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
-from twophase.engine._isolation import isolate
+from twophase.engine.model_run import isolate
 from twophase.engine.runner import ModelRunner
-from twophase_features.parallel.launch import is_running, run_local
-from twophase_features.parallel.peers import Peers
+from twophase_features.parallel.launch import LaunchError, is_running, run_local
+from twophase_features.parallel.peers import PeerLostError, Peers
 from twophase_features.parallel.sharding import Shard
 from twophase_features.parallel.tensor_parallel import DriverRunner
 

@@ -12,8 +12,7 @@ from tests.cache.plain import typed_cache
 from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_tables, num_reserved
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.offloading.host_memory import HostMemoryTier

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 from twophase.model.ops import Ops
 
 

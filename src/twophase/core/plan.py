@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from twophase.core.outputs import FinishReason
+from twophase.core.request import FinishReason
 
 
 class BlockCopy(NamedTuple):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from twophase.core.rules import TEXT, apply_rules, number, optional, whole_number
-from twophase.core.sampling_params import SamplingParams
 
 RULES = {
     "request_id": TEXT,

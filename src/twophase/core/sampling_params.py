@@ -18,7 +18,7 @@ from twophase.core.rules import (
     shown,
     whole_number,
 )
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase_features.structured_outputs.params import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1  # a key of the random numbers has 64 bits (`twophase.engine.philox`)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twophase.core.errors import PeerLostError
+from twophase_features.parallel.peers import PeerLostError
 
 T = TypeVar("T")
 R = TypeVar("R")

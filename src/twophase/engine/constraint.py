@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt32
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from itertools import islice
 from os.path import commonprefix
 from typing import Protocol, final, runtime_checkable
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 
 REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one

@@ -7,17 +7,12 @@ from functools import partial
 from typing import Any, final
 
 from twophase.config import DEFAULT_TRACE_STEPS
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
-from twophase.engine._context import plain_context
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine._isolation import isolate
+from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
+from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.constraint import GrammarCompiler, compile_grammar
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, named_tables, record_step
-from twophase.engine.model_run import BatchEntry, Results, draft_request, run_and_sample
+from twophase.engine.model_run import BatchEntry, Results, draft_request, isolate, plain_context, run_and_sample
 from twophase.engine.prompt_logprobs import with_num_scored
 from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
 from twophase.engine.request_state import Completion, PreparedRequest, RequestState

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 from twophase.cache.allocator import CacheStats
-from twophase.core.outputs import FinishReason, StepTrace
-from twophase.core.plan import StepPlan
+from twophase.core.plan import StepPlan, StepTrace
+from twophase.core.request import FinishReason
 from twophase.engine.request_state import RequestState
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence

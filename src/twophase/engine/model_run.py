@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from twophase.core.plan import SampledToken, ScheduledChunk
 from twophase.engine.drafter import DraftRequest
-from twophase.engine.prompt_logprobs import PromptScorer, note_scores, scored_rows
-from twophase.engine.rejection import accepted_run
+from twophase.engine.prompt_logprobs import note_scores, scored_rows
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.sequence import Sequence as ScheduledSequence
+from twophase_features.logprobs import PromptScorer
+from twophase_features.speculation.rejection import accepted_run
 
 Sampled = tuple[SampledToken, ...]
 Results = dict[int, Sampled | Exception]  # by seq_id: a chunk's tokens, or its error

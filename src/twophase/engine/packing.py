@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from twophase.core.batch import AttentionBatch
+from twophase.attention.interface import AttentionBatch
 from twophase.core.plan import ScheduledChunk
 
 TABLE_COLUMNS = 16  # block tables have a multiple of this many columns

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.core.outputs import TokenLogprobs
 from twophase.core.plan import ScheduledChunk
+from twophase.core.request import TokenLogprobs
 from twophase.engine.request_state import RequestState
 
 

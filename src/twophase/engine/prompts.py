@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError, prompt_too_long
+from twophase.core.request import SamplingParams
 from twophase.core.rules import TEXT, checked, items_of, read_int, shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import TextDecoder
 
 # Text, {"prompt": text} or {"prompt_token_ids": [...]}, "cache_salt" besides; or token ids, as they are.

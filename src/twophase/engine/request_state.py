@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from twophase.core.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.core.plan import SampledToken, SequenceUpdate
-from twophase.core.request import Request
+from twophase.core.request import CompletionOutput, FinishReason, Request, RequestMetrics, RequestOutput, TokenLogprobs
 from twophase.engine.constraint import Constraint, Grammar
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
-from twophase.engine.sampler import Bias, bias_of
+from twophase_features.score_edits import Bias, bias_of
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad, threshold
 
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import SampledToken
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.philox import uniforms
 
 TOP_P_CANDIDATES = 256  # nearly always hold the top-p mass; other rows are sorted whole

@@ -13,9 +13,8 @@ from typing import Any, final
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import FinishReason
 from twophase.core.plan import SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
-from twophase.core.request import Request
+from twophase.core.request import FinishReason, Request
 from twophase.scheduling.limits import SchedulerConfig, check_request, max_new_tokens
 from twophase.scheduling.planner import Planner
 from twophase.scheduling.policy import Policy, PriorityPolicy, usable_rank

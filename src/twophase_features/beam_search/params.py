@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twophase.core.outputs import FinishReason, RequestMetrics, TokenLogprobs
+from twophase.core.request import FinishReason, RequestMetrics, SamplingParams, TokenLogprobs
 from twophase.core.rules import Rule, apply_rules, number, read_flag, whole_number
 from twophase.core.sampling_params import RULES as SAMPLING_RULES
-from twophase.core.sampling_params import SamplingParams
 
 # Parameters shared with `SamplingParams`, with the same rules.
 _OF_A_REQUEST = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")

@@ -17,10 +17,8 @@ from functools import partial
 from typing import Any, final
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import FinishReason, RequestMetrics, RequestOutput, TokenLogprobs
-from twophase.core.request import Request
+from twophase.core.request import FinishReason, Request, RequestMetrics, RequestOutput, SamplingParams, TokenLogprobs
 from twophase.core.rules import shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.detokenizer import Detokenizer, TextDecoder
 from twophase.llm import LLM, PROGRESS_DELAY_S
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence

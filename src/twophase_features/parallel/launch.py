@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twophase.core.errors import ConfigError, LaunchError
+from twophase.core.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = 120.0
 SURVIVORS_S = 10.0  # after a rank has failed, the others may live this long to notice and to say so

@@ -13,19 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.core.errors import (
-    DeadlineError,
-    DrainingError,
-    EngineDeadError,
-    InvalidRequestError,
-    QueueFullError,
-)
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.errors import EngineDeadError, InvalidRequestError
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import TEXT, checked
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
+from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 
 logger = logging.getLogger(__name__)
 

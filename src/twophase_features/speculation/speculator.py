@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from twophase.core.plan import SampledToken, StepPlan
-from twophase.engine._isolation import isolate
 from twophase.engine.drafter import Drafter, DraftRequest
+from twophase.engine.model_run import isolate
 from twophase_features.speculation.drafters import usable
 from twophase_features.speculation.gate import SpeculationGate
 

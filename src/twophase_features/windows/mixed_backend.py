@@ -6,9 +6,8 @@ from typing import Any, final
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend
+from twophase.attention.interface import AttentionBackend, AttentionBatch
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 
 
 @final

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 from twophase import LLM, SamplingParams, StructuredOutputs
-from twophase.core.outputs import CompletionOutput
+from twophase.core.request import CompletionOutput
 from twophase_features.structured_outputs.guidance import Guidance
 from twophase_labs.advanced.one_copy import open_llm
 

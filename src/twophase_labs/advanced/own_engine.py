@@ -23,8 +23,8 @@ from torch import Tensor
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.cache.allocator import CacheStats
 from twophase.core.errors import CacheStateError
-from twophase.core.outputs import RequestOutput
 from twophase.core.plan import BlockCopy, ScheduledChunk
+from twophase.core.request import RequestOutput
 from twophase.engine.runner import Runner, TakeLogits
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.speculation.speculator import Speculator

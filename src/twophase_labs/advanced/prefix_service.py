@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from twophase import LLM, SamplingParams
-from twophase.core.outputs import RequestMetrics
+from twophase.core.request import RequestMetrics
 
 BLOCK = 16
 FIRST_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 from twophase_tools.colours import DECODE, PREFILL
 

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.attention.torch_backend import TorchBackend, rotate
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 from twophase.core.errors import ConfigError
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from twophase.core.plan import SampledToken
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.operations.service import ON_L4, Asked, Traffic, drawn

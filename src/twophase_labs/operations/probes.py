@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from twophase import LLM, SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_labs.decode import needle
 from twophase_tools.bench.quality_tasks import EXAMPLE, FIELDS, MAX_OBJECT_TOKENS, ORDERS, SCHEMA, parsed
 

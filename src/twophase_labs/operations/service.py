@@ -10,9 +10,8 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from twophase.core.outputs import StepTrace
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import StepTrace
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.load.lengths import LogNormalLengths

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from twophase import LLM, SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
 from twophase.model.tokenizer import Tokenizer
+from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_tools.bench import quality_tasks as tasks
 from twophase_tools.bench.quality_probes import ONE_DIGIT, SHOTS, first_number
 

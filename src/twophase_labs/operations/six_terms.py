@@ -19,7 +19,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twophase import LLM
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput
 from twophase_labs.operations.clients import Answer, Ask, Reader, ask_all
 from twophase_server.background import BackgroundServer
 from twophase_server.settings import ServerSettings

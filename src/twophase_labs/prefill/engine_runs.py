@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 from twophase_labs.kit.own_attention import OwnAttention, OwnPlan
 
 BLOCK_SIZE = 16

@@ -1,7 +1,6 @@
 """One long document, and short questions that come behind it."""
 
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.simulate.cost_model import LinearCostModel

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM

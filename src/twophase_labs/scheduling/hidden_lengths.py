@@ -12,8 +12,7 @@ from typing import Any
 
 from twophase.core.errors import TwophaseError
 from twophase.core.plan import SampledToken, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_tools.load.records import RequestRecord

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase.scheduling.scheduler import Scheduler
 from twophase_tools.load.steps import num_recomputed_tokens, num_tokens
 from twophase_tools.load.workloads import TimedRequest

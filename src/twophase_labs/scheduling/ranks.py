@@ -3,8 +3,7 @@
 from typing import Any
 
 from twophase.cache.manager import CacheManager
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.scheduler import Scheduler

@@ -1,7 +1,6 @@
 """Two tenants on one simulated engine: one that sends everything at once, and one that asks now and then."""
 
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_labs.scheduling.classes import COST, LIMITS
 from twophase_tools.load.records import RequestRecord

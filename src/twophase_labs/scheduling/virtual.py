@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from twophase.cache.manager import CacheManager
-from twophase.core.outputs import StepTrace
-from twophase.core.plan import SampledToken, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import SampledToken, StepPlan, StepTrace
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler

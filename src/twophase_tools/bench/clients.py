@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import NamedTuple, final
 
 from twophase.core.errors import ConfigError, TwophaseError
-from twophase.core.outputs import FinishReason
+from twophase.core.request import FinishReason
 from twophase_tools.bench.serve import PROGRESS_S, ServingRun, check_limits
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.workloads import TimedRequest, token_ids_of

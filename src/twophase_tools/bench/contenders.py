@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase_tools.bench.workload import Workload
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from twophase.core.outputs import RequestOutput
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.llm import LLM
 from twophase.scheduling.policy import Policy, PriorityPolicy

@@ -9,7 +9,7 @@ from typing import Any, final, get_args
 import httpx
 
 from twophase.core.errors import ConfigError, TwophaseError
-from twophase.core.outputs import FinishReason
+from twophase.core.request import FinishReason
 from twophase_tools.bench.clients import Progress, RefusedError
 from twophase_tools.load.workloads import TimedRequest
 

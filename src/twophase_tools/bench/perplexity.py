@@ -17,8 +17,7 @@ from torch import Tensor
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken, StepPlan
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.engine.packing import pack
 from twophase.llm import LLM
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.prefix_attack import AttackResult, AttackShape, Clock, first_token, random_ids, run_attacks

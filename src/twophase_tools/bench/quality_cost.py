@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass, replace
 from torch import Tensor
 
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_features.quantization.schemes import SCALE_BYTES
 from twophase_tools.simulate.model_shapes import model_shape

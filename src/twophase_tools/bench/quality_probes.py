@@ -21,9 +21,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import RequestOutput, TokenLogprobs
+from twophase.core.request import RequestOutput, SamplingParams, TokenLogprobs
 from twophase.core.rules import shown
-from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
 
 SHOTS = ((2, 5), (7, 8), (12, 7), (25, 31))  # sums that are given with their results

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
+from twophase_features.structured_outputs.params import StructuredOutputs
 
 HAY = (
     "It had rained in the night, and the streets were still wet. A man on a ladder was painting a door green. "

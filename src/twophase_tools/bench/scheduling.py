@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.scheduler import Scheduler, SchedulerConfig
 
 BLOCK_SIZE = 16

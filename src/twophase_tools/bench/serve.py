@@ -16,8 +16,8 @@ import torch
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.core.outputs import RequestOutput, StepTrace
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase_tools.bench.contenders import Setup
 from twophase_tools.bench.engine import resolve_setup
 from twophase_tools.bench.machine import MachineRecord, record_machine

@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from twophase.core.outputs import RequestOutput
+from twophase.core.request import RequestOutput
 from twophase.engine.engine import Engine
 from twophase_tools.cli.main import main
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
+from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.gate import SpeculationGate
 from twophase_features.speculation.speculator import Speculator
 from twophase_tools.bench.machine import MachineRecord, record_machine

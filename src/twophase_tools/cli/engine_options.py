@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from twophase.config import BACKENDS, DEFAULTS, EngineConfig, help_for
+from twophase.config import BACKENDS, DEFAULTS, EngineConfig
 from twophase_tools.cli.arguments import text, whole
 
 FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}  # of all others: their names

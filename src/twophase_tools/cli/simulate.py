@@ -278,8 +278,8 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
 
 def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
+    from twophase.assembly import limits_of
     from twophase.config import EngineConfig
-    from twophase.memory import limits_of
     from twophase.model.config import load_config
     from twophase.model.device_and_dtype import resolve_device
     from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model

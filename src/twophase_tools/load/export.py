@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.queue import queue_states
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.report import ServingReport

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.records import RecordError, RequestRecord
 from twophase_tools.load.steps import end_of, run_span
 

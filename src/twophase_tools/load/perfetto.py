@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.lanes import Lane, Span, lanes_of
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.steps import end_of, num_tokens

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.colours import COLOURS, DECODE, EMPTY, INK, LINE, PREFILL
 from twophase_tools.load.lanes import Lane, SpanKind, lanes_of
 from twophase_tools.load.latency import percentile

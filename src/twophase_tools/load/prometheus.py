@@ -7,7 +7,7 @@ import bisect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_server import metric_families as families
 from twophase_server.metric_families import Metric
 from twophase_tools.load.records import RequestRecord

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 
 from twophase.core.errors import TwophaseError
-from twophase.core.outputs import FinishReason, RequestOutput
+from twophase.core.request import FinishReason, RequestOutput
 from twophase_tools.load.slo import Slo
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.latency import Goodput, Latencies, Percentiles, rate
 from twophase_tools.load.queue import QueueSummary
 from twophase_tools.load.records import RequestRecord

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 
 
 def end_of(step: StepTrace) -> float | int:

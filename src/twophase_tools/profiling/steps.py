@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 
 KINDS = ("prefill", "decode", "mixed")

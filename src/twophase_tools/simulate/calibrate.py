@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.bench.machine import record_machine
 from twophase_tools.load.workloads import TimedRequest
 from twophase_tools.simulate.cost_model import LinearCostModel

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.histogram import RELATIVE_ERROR, Histogram

@@ -16,10 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from twophase.core.errors import InvalidRequestError, TwophaseError
-from twophase.core.outputs import StepTrace
-from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan
+from twophase.core.plan import SampledToken, SequenceUpdate, StepPlan, StepTrace
 from twophase.core.request import Request
-from twophase.engine.metrics import WaitingRequests
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence as SchedulerSequence
 from twophase.scheduling.sequence import SequenceStatus
@@ -30,6 +28,7 @@ from twophase_tools.simulate.fast_forward import num_repeats, repeat_decodes, re
 from twophase_tools.simulate.observers import Observer, Recorder
 from twophase_tools.simulate.progress import RequestProgress
 from twophase_tools.simulate.step_load import load_of
+from twophase_tools.simulate.waiting import WaitingRequests
 
 MAX_COMPLETIONS = 1 << 20  # of a request: keeps the made-up tokens of two requests apart
 MAX_EMPTY_PLANS = 10_000  # in a row, with no request coming: a policy that puts off for ever

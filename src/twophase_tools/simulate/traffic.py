@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase_tools.load.arrivals import Arrivals, Poisson
 from twophase_tools.load.checks import require_positive
 from twophase_tools.load.workloads import TimedRequest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.bench.serve import ServingRun
 from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.latency import percentile

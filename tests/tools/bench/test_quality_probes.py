@@ -15,7 +15,7 @@ from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from twophase.core.request import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase_tools.bench import quality_probes
 from twophase_tools.bench.perplexity import token_losses
 from twophase_tools.bench.quality_probes import Choice

@@ -9,7 +9,7 @@ from tests.engine.conftest import tiny_model  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle, make_engine
 from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput
 from twophase_tools.bench import serve as serve_module
 from twophase_tools.bench.serve import Clock, ServedEngine
 from twophase_tools.load.slo import Slo

@@ -3,7 +3,7 @@
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_tools.bench.tiny_model import write_tiny_model
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.tools.capacity.plans import plan
 from twophase.core.errors import ConfigError
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import Workload
 from twophase_tools.capacity.steady_state import Server

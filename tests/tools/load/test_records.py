@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.tools.load.timeline import A, B, C, D
-from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput
 from twophase_tools.load import records
 from twophase_tools.load.slo import Slo
 

@@ -12,7 +12,7 @@ Three requests, two places, ten blocks of four slots; steps of schedule 1, run 8
 A arrives at 0, B at 4, C at 12. D arrives at 15 and is aborted at 65, never scheduled.
 """
 
-from twophase.core.outputs import StepTrace
+from twophase.core.plan import StepTrace
 from twophase_tools.load.records import RequestRecord
 
 BLOCK_SIZE = 4

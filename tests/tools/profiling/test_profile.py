@@ -13,7 +13,7 @@ from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from tests.mutation import KillTable, Mutant
 from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_tools.profiling import record as record_module
 from twophase_tools.profiling import report as report_module

@@ -9,8 +9,7 @@ import pytest
 
 from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import StepTrace
-from twophase.core.plan import ScheduledChunk, StepPlan
+from twophase.core.plan import ScheduledChunk, StepPlan, StepTrace
 from twophase_features.experts.config import ExpertsConfig
 from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel

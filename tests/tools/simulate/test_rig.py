@@ -3,7 +3,7 @@
 import pytest
 
 from twophase.core.errors import CacheStateError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_tools.load.workloads import TimedRequest
 from twophase_tools.simulate.rig import Rig

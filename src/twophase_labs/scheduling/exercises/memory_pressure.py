@@ -5,8 +5,7 @@ from typing import Any
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.plan import SampledToken
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged

@@ -5,10 +5,8 @@ from itertools import pairwise
 from typing import Any
 
 from twophase.cache.manager import CacheManager
-from twophase.core.outputs import StepTrace
-from twophase.core.plan import SampledToken
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import SampledToken, StepTrace
+from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
