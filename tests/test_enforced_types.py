@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.enforced_types import TypeViolation, jaxtyped, unchecked_types
 from twophase.attention.torch_backend import rotate, write_rows
 from twophase.core.request import SamplingParams
-from twophase.scheduling.request_validation import check_request
+from twophase.scheduling.limits import check_request
 
 
 def write(rows, x):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.cache.shadow import ShadowKV, check_kept, check_live_tables, num_reserved, snapshot
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import NEVER, BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
@@ -230,7 +229,7 @@ class History:
         check_live_tables(self.cache, [sequence.table for sequence in self.live])
         for sequence in self.live:
             self._read(sequence)
-            check_kept(sequence.table, sequence.num_confirmed, self.window, self.sees_all)
+            check_kept(sequence.table, self.cache.block_size, sequence.num_confirmed, self.window, self.sees_all)
         self._check_reservations()
 
     def _check_reservations(self) -> None:

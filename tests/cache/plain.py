@@ -16,7 +16,7 @@ from twophase.cache.manager import CacheManager
 from twophase_features.windows.windowed_cache import WindowedCache
 
 # Each imports some of those before it.
-CACHE = ("block_pool", "prefix_cache", "block_table", "manager")
+CACHE = ("block_pool", "prefix_cache", "manager")
 WINDOWS = ("sliding_window", "windowed_prefixes", "windowed_cache")
 MODULES = (*(f"twophase.cache.{name}" for name in CACHE), *(f"twophase_features.windows.{name}" for name in WINDOWS))
 

@@ -7,8 +7,10 @@ reading sequence's own tokens demand. Stale pages, missed copies, wrong hits and
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from tests.cache.integrity import check_integrity
+from twophase.cache.manager import BlockTable, CacheManager
+from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.tier import BlockKey
 from twophase.core.plan import BlockCopy, StepPlan
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
@@ -127,6 +129,13 @@ class ShadowHostBlocks:
             _move(self.slots, host_block, self.shadow.slots, block, self.shadow.block_size)
 
 
+def keys_of(prefixes: PrefixCache, token_ids: Sequence[int]) -> list[BlockKey]:
+    """The keys of the full blocks of these tokens."""
+    keys: list[BlockKey] = []
+    prefixes.extend_keys(keys, token_ids, "", len(token_ids) // prefixes.block_size)
+    return keys
+
+
 def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
     """What a lookup can find is what it says, to the last slot, whoever holds the block or nobody."""
     prefixes = cache._prefixes
@@ -147,10 +156,9 @@ def check_findable(cache: CacheManager, shadow: ShadowKV) -> None:
 
 
 def check_kept(
-    table: BlockTable, num_computed: int, window: SlidingWindow | None, sees_all: Sequence[bool] = (False,)
+    table: BlockTable, size: int, num_computed: int, window: SlidingWindow | None, sees_all: Sequence[bool] = (False,)
 ) -> None:
     """A table holds a block if and only if a query to come sees some of it: bounded, and never too few."""
-    size = table.block_size
     for number, block_id in enumerate(table.block_ids):
         index, group = divmod(number, len(sees_all))
         seen = None if sees_all[group] else window
@@ -169,13 +177,13 @@ def num_reserved(
     for group, is_full in enumerate(sees_all):
         block_ids = table.block_ids[group :: len(sees_all)]
         num_own = sum(block_id != FREED and ref_counts[block_id] == 1 for block_id in block_ids)
-        num_more = -(-num_tokens // table.block_size) - len(block_ids)
-        is_copied = table.num_tokens % table.block_size != 0 and ref_counts[block_ids[-1]] > 1
+        num_more = -(-num_tokens // cache.block_size) - len(block_ids)
+        is_copied = table.num_tokens % cache.block_size != 0 and ref_counts[block_ids[-1]] > 1
         num_more += num_tokens > table.num_tokens and is_copied
         total += (
             num_more
             if is_full or window is None
-            else min(num_more, max(0, window.max_blocks(table.block_size) - num_own))
+            else min(num_more, max(0, window.max_blocks(cache.block_size) - num_own))
         )
     return total
 
@@ -186,7 +194,7 @@ def check_live_tables(cache: CacheManager, tables: Iterable[BlockTable]) -> None
     stats = cache.stats()
     assert stats.num_in_use == len(held), f"live tables hold {len(held)} blocks, the pool says {stats.num_in_use}"
     assert stats.num_in_use + stats.num_cached + stats.num_free == cache.num_blocks, f"blocks got lost: {stats}"
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def snapshot(cache: CacheManager) -> Hashable:
@@ -209,7 +217,7 @@ def snapshot(cache: CacheManager) -> Hashable:
     return (
         tuple(pool.ref_counts),
         tuple(pool._blank),
-        tuple(pool.cached_blocks()),
+        tuple(pool._cached),
         frozenset(tables),
         frozenset(findable),
         num_free,

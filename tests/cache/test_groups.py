@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.cache.histories import NewCache
+from tests.cache.integrity import check_integrity
 from tests.cache.plain import plain_manager_class, typed_cache
-from tests.cache.shadow import snapshot
+from tests.cache.shadow import keys_of, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import OutOfBlocksError
@@ -64,7 +65,7 @@ def check_pages(variant) -> None:
     starts = [layer.k.data_ptr() for layer in cache.layers]
     assert starts[0] == starts[1] == starts[4]
     assert starts[2] == starts[3] == starts[5] != starts[0]
-    assert cache.num_bytes == 5 * spec.bytes_per_block == sum(tensor.nbytes for tensor in cache.storage)
+    assert 5 * spec.bytes_per_block == sum(tensor.nbytes for tensor in cache.storage)
 
 
 def test_pages_of_groups():
@@ -80,7 +81,6 @@ def test_a_place_takes_a_block_of_each_group(new_cache):
     assert cache.num_blocks_needed(table, 9) == 9
     cache.grow(table, 9)
     assert len(set(table.block_ids)) == 9
-    assert [table.of_group(group) for group in range(3)] == [table.block_ids[group::3] for group in range(3)]
     assert cache.num_in_use_by_kind() == {"full": 3, "sliding": 6}
     assert (cache.stats().num_slots_in_use, cache.stats().num_in_use) == (27, 9)
     before = snapshot(cache)
@@ -95,16 +95,16 @@ def test_a_place_takes_a_block_of_each_group(new_cache):
 def test_only_groups_that_see_a_window_free(new_cache):
     cache = new_cache(40, 4, window=SlidingWindow(6), sees_all=SEES_ALL)
     table = computed(cache, list(range(17)))
-    assert [block_id == FREED for block_id in table.of_group(0)] == [False] * 5
+    assert [block_id == FREED for block_id in table.block_ids[::3]] == [False] * 5
     for group in (1, 2):
-        assert [block_id == FREED for block_id in table.of_group(group)] == [True] * 3 + [False] * 2
+        assert [block_id == FREED for block_id in table.block_ids[group::3]] == [True] * 3 + [False] * 2
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}
     fork = cache.fork(table)
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}, "shared blocks count once"
     copies = cache.grow(fork, 18)
     assert [copy.source for copy in copies] == table.block_ids[-3:], "the tail of each group is copied"
     assert [copy.target for copy in copies] == fork.block_ids[-3:]
-    cache.check_integrity()
+    check_integrity(cache)
     cache.close(fork)
     cache.close(table)
     assert cache.num_in_use_by_kind() == {"full": 0, "sliding": 0}
@@ -152,7 +152,7 @@ def test_a_reservation_is_enough_to_the_end(new_cache):
             assert cache.num_free_blocks >= 0, "within a step too"
             cache.publish(table, whole, end)
             num_computed = end
-            cache.check_integrity()
+            check_integrity(cache)
 
 
 def test_a_hit_is_there_in_every_group(new_cache):
@@ -167,7 +167,7 @@ def test_a_hit_is_there_in_every_group(new_cache):
             by_index[prefix.holders[block_id], memoryview(prefix.token_bytes).cast("q")[0] // 2] = block_id
         for each in lacking:
             prefixes.forget(by_index[each])
-        hit, _ = prefixes.lookup([*token_ids, 99], "", 10, [])
+        hit, _ = prefixes.lookup(keys_of(prefixes, token_ids), "")
         assert len(hit) == num_hit, f"2 blocks for 2 tokens each, without {lacking}"
         unseen = max(0, num_hit - 3) // 2
         assert [index for index, block_id in enumerate(hit) if block_id == FREED] == [2 * i + 1 for i in range(unseen)]
@@ -182,4 +182,4 @@ def test_what_one_kind_frees_serves_the_other(new_cache):
         cache.grow(table, n)
         cache.publish(table, token_ids, n)
     assert cache.num_in_use_by_kind() == {"full": 20, "sliding": 1}
-    cache.check_integrity()
+    check_integrity(cache)

@@ -13,8 +13,8 @@ from tests.cache.plain import plain_manager_class
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase.cache.manager import CacheManager
 
-POOL, PREFIX, TABLE, MANAGER, TENSORS = (
-    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "block_table", "manager", "kv_cache")
+POOL, PREFIX, MANAGER, TENSORS = (
+    f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
 )
 TIER = "twophase.cache.tier"
 WINDOW, GROUPS, CACHE, HITS = (
@@ -39,7 +39,7 @@ BOOKKEEPING_MUTANTS = [
     ("fork forgets what precedes", MANAGER, "replace(table, block_ids", "replace(table, published=None, block_ids"),
     ("close keeps the last block", MANAGER, "for block_id in reversed(table.held_blocks):", "for block_id in table.held_blocks[-2::-1]:"),
     # Refusals
-    ("double free unnoticed", POOL, "if self.ref_counts[block_id] == 0:", "if False:"),
+    ("double free unnoticed", POOL, "if self.ref_counts[block_id] == 0:\n            raise", "if False:\n            raise"),
     ("foreign block unnoticed", POOL, "if not 0 <= block_id < self.num_blocks:", "if False:"),
     ("blank block shared", POOL, "if block_id not in self._cached:", "if False:"),
     ("second close unnoticed", MANAGER, "        self._require_open(table)\n        self._tables.remove(table)", "        self._tables.discard(table)"),
@@ -50,8 +50,8 @@ BOOKKEEPING_MUTANTS = [
     # Failure atomicity
     ("OutOfBlocks leaves half an allocation", POOL, "if num_blocks > self.num_free:", "if num_blocks > self.num_free and self.allocate(self.num_free):"),
     ("OutOfBlocks unnoticed", POOL, "if num_blocks > self.num_free:", "if False:"),
-    ("copy released before the allocation", MANAGER, "        new_ids = self._take(num_needed)", "        _ = copies_tail and self._pool.release(table.block_ids[-1], False)\n        new_ids = self._take(num_needed)"),
-    ("tokens counted before the allocation", MANAGER, "        copies_tail, copies = self._must_copy_tail(table), []\n", "        copies_tail, copies = self._must_copy_tail(table), []\n        self._note_growth(table, table.num_tokens, copies_tail)\n"),
+    ("copy released before the allocation", MANAGER, "        new_ids = self._take(num_places * self.num_groups)", "        _ = self._must_copy_tail(table) and self._pool.release(table.block_ids[-1], False)\n        new_ids = self._take(num_places * self.num_groups)"),
+    ("tokens counted before the allocation", MANAGER, "        new_ids = self._take(num_places * self.num_groups)", "        table.num_tokens = num_tokens\n        new_ids = self._take(num_places * self.num_groups)"),
     # Order of eviction
     ("free order reversed", MANAGER, "for block_id in reversed(table.held_blocks):", "for block_id in table.held_blocks:"),
     ("most recent evicted first", POOL, "popitem(last=False)", "popitem(last=True)"),
@@ -60,7 +60,7 @@ BOOKKEEPING_MUTANTS = [
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
     ("full hit allowed", MANAGER, "max_blocks = (len(token_ids) - 1) //", "max_blocks = len(token_ids) //"),
-    ("hit not rounded down", MANAGER, "num_cached = len(block_ids) * self.block_size", "num_cached = len(block_ids) and len(block_ids) * self.block_size + 1"),
+    ("hit not rounded down", MANAGER, "num_cached = len(block_ids) // self.num_groups * self.block_size", "num_cached = len(block_ids) and len(block_ids) // self.num_groups * self.block_size + 1"),
     ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
     ("salt not hashed", PREFIX, "blake2b(salt.encode()", 'blake2b(b""'),
@@ -70,7 +70,7 @@ BOOKKEEPING_MUTANTS = [
     ("hit not verified at all", PREFIX, "if found is None or not found.is_prefix(parent, salt, token_bytes):", "if found is None:"),
     ("colliding block registered", PREFIX, "elif not prefix.is_prefix(parent, salt, token_bytes):", "elif False:"),
     ("publishing goes on after a collision", MANAGER, "                table.publish_at = NEVER\n                return\n", "                table.publish_at += self.block_size\n                continue\n"),
-    ("lookup stops one block early", PREFIX, "for index in range(max_blocks):", "for index in range(max_blocks - 1):"),
+    ("lookup stops one block early", PREFIX, "for digest, token_bytes in keys:", "for digest, token_bytes in keys[:-1]:"),
     # What is findable
     ("stale block kept after eviction", MANAGER, "            self._prefixes.forget(block_id)\n", "            pass\n"),
     ("evicted block stays listed", PREFIX, "            del prefix.holders[block_id]\n", "            pass\n"),
@@ -86,10 +86,10 @@ BOOKKEEPING_MUTANTS = [
     ("copy on write skipped", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return False and"),
     ("copy on write skipped when the slot fits", MANAGER, "            and self._pool.ref_counts[table.block_ids[-1]] == 1\n", ""),
     ("full block copied too", MANAGER, "return table.num_tokens % self.block_size != 0 and", "return bool(table.block_ids) and"),
-    ("copy not announced", MANAGER, "            copies.append(BlockCopy(shared_id, own_id))\n", ""),
-    ("copied backwards", MANAGER, "BlockCopy(shared_id, own_id)", "BlockCopy(own_id, shared_id)"),
-    ("copied block keeps its reference", MANAGER, "            self._pool.release(shared_id, is_cached=False)", "            pass"),
-    ("table keeps the shared block", MANAGER, "table.block_ids.pop(), new_ids[0]", "table.block_ids[-1], new_ids[0]"),
+    ("copy not announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return ()"),
+    ("copied backwards", MANAGER, "map(BlockCopy, shared_ids, new_ids)", "map(BlockCopy, new_ids, shared_ids)"),
+    ("copied block keeps its reference", MANAGER, "                self._pool.release(shared_id, is_cached=False)", "                pass"),
+    ("table keeps the shared block", MANAGER, "            del table.block_ids[-self.num_groups :]\n", ""),
     # Windows
     ("freed a block too early", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens + 2 - self.window) // block_size"),
     ("freed too late", WINDOW, "(num_tokens + 1 - self.window) // block_size", "(num_tokens - self.window) // block_size"),
@@ -100,7 +100,7 @@ BOOKKEEPING_MUTANTS = [
     ("freed block leaks", CACHE, "            self._pool.release(block_id, is_cached=block_id in self._prefixes)\n", ""),
     ("freed twice", CACHE, "        self._note_freed(table, end)\n        self._num", "        self._num"),
     ("freed when grown, not when computed", CACHE, "end = self.window.freed_blocks(num_computed, self", "end = self.window.freed_blocks(table.num_tokens, self"),
-    ("a hit frees again", CACHE, "self.window.freed_blocks(num_cached, self.block_size).stop)\n        return table", "self.window.freed_blocks(0, self.block_size).stop)\n        return table"),
+    ("a hit frees again", CACHE, "self.window.freed_blocks(table.num_cached_tokens, self.block_size).stop)\n        return table", "self.window.freed_blocks(0, self.block_size).stop)\n        return table"),
     ("a hit takes all", HITS, "FREED if place in unseen_by[group] else _newest", "_newest"),
     ("a hit needs no sinks", HITS, "                is_usable &= num_leading[group] >= min(unseen.start, len(chain))\n", ""),
     ("a hit needs no window", HITS, "                is_usable &= num_trailing[group] >= len(chain) - unseen.stop\n", ""),
@@ -118,43 +118,43 @@ BOOKKEEPING_MUTANTS = [
     # Reservations
     ("what is reserved counts as free", CACHE, "return self._pool.num_free - self._num_reserved", "return self._pool.num_free"),
     ("nothing is reserved", CACHE, "        table.num_reserved_tokens = num_tokens\n", ""),
-    ("the reservation of a hit block's owner stays", CACHE, "        self._num_reserved = None\n        return super().open", "        return super().open"),
+    ("the reservation of a hit block's owner stays", CACHE, "        self._num_reserved = None\n        table = super().open", "        table = super().open"),
     ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
-    ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(0)"),
-    ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(num_places * self.num_groups)"),
+    ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))", "self._require_free(0)"),
+    ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))", "self._require_free(self._num_places(table, num_tokens) * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a block that came back is not reserved again", CACHE, "        self._note_freed(table, end)\n        self._num_reserved = None\n", "        self._note_freed(table, end)\n"),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
-    ("loaded without room", CACHE, "table.num_offered_tokens, num_free=0)", "table.num_offered_tokens, num_free=self.num_free_blocks)"),
+    ("loaded without room", MANAGER, "self.room(table, start + table.num_offered_tokens, 0)", "self.room(table, start + table.num_offered_tokens, self.num_free_blocks)"),
     # The KV tier
     ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),
     ("offloaded under another key", MANAGER, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
-    ("loaded into the blocks of the hit", MANAGER, "block_ids = table.block_ids[first : first + len(keys)]", "block_ids = table.block_ids[: len(keys)]"),
-    ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places *", "table.num_cached_tokens += len(keys) // per_place *"),
+    ("loaded into the blocks of the hit", MANAGER, "block_ids, keys = table.block_ids[first:behind], ", "block_ids, keys = table.block_ids[: behind - first], "),
+    ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places * self.block_size", "table.num_cached_tokens = end"),
     ("groups share a key", TIER, "if group else self", "if False else self"),
-    ("a block of one group alone counts as loaded", MANAGER, "or_nothing(tier.load, keys, block_ids) // per_place", "-(-or_nothing(tier.load, keys, block_ids) // per_place)"),
+    ("a block of one group alone counts as loaded", MANAGER, "or_nothing(self.tier.load, keys, block_ids) // self.num_groups if", "-(-or_nothing(self.tier.load, keys, block_ids) // self.num_groups) if"),
     # Giving slots back
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
-    ("cut keeps an empty block", MANAGER, "num_kept = self._index(-(-num_tokens // self.block_size))", "num_kept = self._index(num_tokens // self.block_size + 1)"),
-    ("cut takes the partial block too", MANAGER, "num_kept = self._index(-(-num_tokens // self.block_size))", "num_kept = self._index(num_tokens // self.block_size)"),
+    ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = (num_tokens // self.block_size + 1) *"),
+    ("cut takes the partial block too", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = num_tokens // self.block_size *"),
     ("cut of what others read", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "block_id in self._prefixes:"),
     ("cut of what was published", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "self._pool.ref_counts[block_id] > 1:"),
-    ("cut overlooks the block it goes through", MANAGER, "table.block_ids[self._index(num_tokens // self.block_size) :]:", "table.block_ids[self._index(-(-num_tokens // self.block_size)) :]:"),
+    ("cut overlooks the block it goes through", MANAGER, "table.block_ids[num_tokens // self.block_size * self.num_groups :]:", "table.block_ids[-(-num_tokens // self.block_size) * self.num_groups :]:"),
     ("cut blocks stay findable", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)", "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=True)"),
     ("cut slots stay counted", MANAGER, "        self._num_empty_slots += -num_tokens % self.block_size - -table.num_tokens % self.block_size\n", ""),
     ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
     ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
-    ("copied slots uncounted", MANAGER, "num_empty_before = 0 if copies_tail else -table", "num_empty_before = -table"),
+    ("copied slots uncounted", MANAGER, "num_empty, shared_ids = 0, table", "shared_ids = table"),
     ("empty slots of a closed table stay counted", MANAGER, "            self._num_empty_slots -= num_empty\n", "            pass\n"),
     ("empty slots of a shared block are counted off twice", MANAGER, "if num_empty and self._pool.ref_counts[table.block_ids[-1]] == 1:", "if num_empty:"),
     ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
     # Groups of layers
     ("layers that see all keys free too", CACHE, "groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]", "groups = list(range(self.num_groups))"),
     ("only the first sliding group frees", CACHE, "for group, sees_all in enumerate(self.sees_all) if not sees_all]\n        return [", "for group, sees_all in enumerate(self.sees_all) if not sees_all][:1]\n        return ["),
-    ("freed in the neighbour's place", CACHE, "self._index(place) + group for place", "self._index(place + 1) + group - self.num_groups * (place > 0) for place"),
-    ("the tail of one group is copied", CACHE, "shared_ids = table.block_ids[-self.num_groups :]", "shared_ids = table.block_ids[-1:]"),
-    ("copies of one group are announced", CACHE, "copies = tuple(map(BlockCopy, shared_ids, new_ids))", "copies = tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
+    ("freed in the neighbour's place", CACHE, "place * self.num_groups + group for place", "(place + (place == 0)) * self.num_groups + group for place"),
+    ("the tail of one group is copied", MANAGER, "shared_ids = 0, table.block_ids[-self.num_groups :]", "shared_ids = 0, table.block_ids[-1:]"),
+    ("copies of one group are announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
     ("a window is reserved for all", CACHE, "num_places if is_full or not num_places else", ""),
     ("all is reserved for sliding layers", CACHE, "num_places if is_full or not num_places else", "num_places if True else"),
     ("free blocks go to one group", CACHE, "return sum(max(0, num_places - num_reserved)", "return max(max(0, num_places - num_reserved)"),
@@ -162,9 +162,9 @@ BOOKKEEPING_MUTANTS = [
     ("a hit looks at the window alone", HITS, "if self.sees_all[group]:", "if False:"),
     ("a hit looks at one group", HITS, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
     ("blocks of one group are published", CACHE, "for group, block_id in enumerate(block_ids) if block_id != FREED}", "for group, block_id in enumerate(block_ids[:1]) if block_id != FREED}"),
-    ("slots of one group", MANAGER, "self._index(1) * self._num_empty_slots", "self._num_empty_slots"),
+    ("slots of one group", MANAGER, "self.num_groups * self._num_empty_slots", "self._num_empty_slots"),
     ("every kind is full", CACHE, 'held["full" if sees_all else "sliding"]', 'held["full"]'),
-    ("another group's blocks", CACHE, "self.block_ids[group :: self.num_groups]", "self.block_ids[:: self.num_groups]"),
+    ("another group's blocks", CACHE, "table.block_ids[group :: self.num_groups])", "table.block_ids[:: self.num_groups])"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._num_queries += 1\n        return table\n"),
 ]  # fmt: skip
 
@@ -172,7 +172,7 @@ TENSOR_MUTANTS = [
     ("only K copied", "for tensor in self.storage:", "for tensor in self.storage[:1]:"),
     ("scales not copied", "for tensor in self.storage:", "for tensor in self.storage[:2]:"),
     ("first layer copied only", "tensor[:, targets] = tensor[:, sources]", "tensor[0, targets] = tensor[0, sources]"),
-    ("chained copies read too early", "origin_of[target] = origin_of.get(source, source)", "origin_of[target] = source"),
+    ("copied backwards", "sources, targets = torch", "targets, sources = torch"),
     ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
     ("layers share one tensor", "(tensor[place] for tensor in storage)", "(tensor[0] for tensor in storage)"),
@@ -254,7 +254,6 @@ def test_group_mutants_are_killed(mutant):
         (PREFIX, check_bookkeeping),
         (MANAGER, check_bookkeeping),
         (WINDOW, check_bookkeeping),
-        (TABLE, check_bookkeeping),
         (CACHE, check_bookkeeping),
         (HITS, check_bookkeeping),
         (TENSORS, check_tensors),

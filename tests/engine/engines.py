@@ -2,13 +2,14 @@
 
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.cache.plain import typed_cache
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, layer_groups
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.windows.sliding_window import SlidingWindow
@@ -88,4 +89,4 @@ def check_idle(engine: Engine) -> None:
     """Nothing runs, nothing waits, no block is held, and the cache's books agree."""
     stats = engine.stats()
     assert (stats.num_waiting, stats.num_running, stats.cache.num_in_use) == (0, 0, 0)
-    engine._scheduler.cache.check_integrity()
+    check_integrity(engine._scheduler.cache)

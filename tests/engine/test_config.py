@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase import config as config_module
 from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.opening import open_speculation
 from twophase_tools.cli.engine_options import help_for

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import twophase
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import check_idle, make_engine, prompt_of
 from twophase import LLM
 from twophase.core.request import SamplingParams
@@ -74,7 +75,7 @@ def run(model, interrupt):
                 stepped = engine.step()
         except KeyboardInterrupt:
             was_felt = True
-            engine._scheduler.cache.check_integrity()
+            check_integrity(engine._scheduler.cache)
         else:
             outputs |= {output.request_id: output for output in stepped}
     check_idle(engine)

@@ -13,7 +13,7 @@ from twophase.cache.kv_cache import KVCacheSpec
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase_features.offloading import host_memory
 
 SPEC = KVCacheSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.engine.test_window import OPTIONS, poisoned
 from tests.engine.test_window import generate as generate_all
@@ -120,7 +121,7 @@ def test_completions_share_a_prompt_longer_than_the_window(case):
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     for output, tokens in zip(outputs, expected, strict=True):
         assert [list(completion.token_ids) for completion in output.outputs] == [tokens] * 3
-    llm.scheduler.cache.check_integrity()
+    check_integrity(llm.scheduler.cache)
 
 
 def test_drafts_change_nothing(case):
@@ -206,7 +207,9 @@ def test_blocks_and_pool_have_the_size_of_a_group(gemma):
     assert (groups.size, groups.sees_all) == (2, (True, False, False))
     spec = llm.kv_cache.spec
     assert spec.bytes_per_token == 2 * groups.size * 2 * 8 * 4, "K and V, layers, heads, head_dim, fp32"
-    assert llm.kv_cache.num_bytes == sum(tensor.nbytes for tensor in llm.kv_cache.storage)
+    assert llm.kv_cache.num_blocks * llm.kv_cache.spec.bytes_per_block == sum(
+        tensor.nbytes for tensor in llm.kv_cache.storage
+    )
     sliding = 8 * MOST + 24 // 4  # of 8 sequences, and a step's tokens
     assert llm.kv_cache.num_blocks == 8 * 256 // 4 + 2 * sliding
 

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.engines import check_idle, prompt_of, tokens_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy

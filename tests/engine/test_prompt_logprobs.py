@@ -16,7 +16,7 @@ from twophase.engine.engine import Engine
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import ModelRunner
 from twophase.memory import SCORED_ROWS
-from twophase.scheduling.ledger import BlockLedger
+from twophase.scheduling.planner import Planner
 from twophase_features import logprobs
 
 LENGTHS = (1, 2, 4, 5, 17, 30, 41)  # below, at and above block boundaries; beyond the sliding window
@@ -200,7 +200,7 @@ def check_all(llama, module=None) -> None:
     engine_class, runner_class = getattr(module, "Engine", Engine), getattr(module, "ModelRunner", ModelRunner)
     with (
         patch("tests.engine.engines.ModelRunner", runner_class),
-        patch("twophase.scheduling.scheduler.BlockLedger", getattr(module, "BlockLedger", BlockLedger)),
+        patch("twophase.scheduling.scheduler.Planner", getattr(module, "Planner", Planner)),
         installed(module if hasattr(module, "PromptScorer") else logprobs),
     ):
         engine = make_engine(model, budget=16, engine_class=engine_class)
@@ -214,7 +214,7 @@ def check_all(llama, module=None) -> None:
 
 
 ENGINE, RUNNER = "twophase.engine.engine", "twophase.engine.runner"
-STATE, LEDGER = "twophase.engine.request_state", "twophase.scheduling.ledger"
+STATE, PLANNER = "twophase.engine.request_state", "twophase.scheduling.planner"
 SCORES = "twophase_features.logprobs"
 MUTANTS = [
     ("a chunk begins with its own token", SCORES, "prompt_token_ids[chunk.start + 1 :]", "prompt_token_ids[chunk.start :]", None),
@@ -225,7 +225,7 @@ MUTANTS = [
     ("a preempted prompt's twice", SCORES, "state.prompt_logprobs[chunk.start + 1 :] =", "state.prompt_logprobs +=", None),
     ("a row further", RUNNER, "starts[i] + row for", "starts[i] + 1 + row for", None),
     ("rows of the first chunk", RUNNER, "[starts[i] + row for", "[row for", None),
-    ("looked up", LEDGER, "sequence.lookup_ids", "sequence.token_ids", None),
+    ("looked up", PLANNER, "sequence.lookup_ids", "sequence.token_ids", None),
 ]  # fmt: skip
 
 

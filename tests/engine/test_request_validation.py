@@ -17,7 +17,7 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
 from twophase.engine import engine as engine_module
 from twophase.engine import prompts
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import (
     Answering,
@@ -253,7 +254,7 @@ class TestBrokenDrafters:
             try:
                 outputs |= {output.request_id: output for output in engine.step()}
             except KeyboardInterrupt:
-                engine._scheduler.cache.check_integrity()
+                check_integrity(engine._scheduler.cache)
             if not engine.has_unfinished_requests():
                 break
         assert [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))] == greedy

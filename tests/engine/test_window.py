@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
@@ -60,7 +61,7 @@ def windowed(folder, **options) -> LLM:
 def generate(llm: LLM, prompts=PROMPTS, params=PARAMS) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert llm.scheduler.cache.stats().num_in_use == 0, "blocks leaked"
-    llm.scheduler.cache.check_integrity()
+    check_integrity(llm.scheduler.cache)
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -68,11 +69,11 @@ def poisoned(llm: LLM) -> LLM:
     """Every block that is free when a step begins holds NaN, unless the prefix cache could still find it."""
     schedule = llm.scheduler.schedule
 
-    def spoil(now_s=0.0):
+    def spoil(*args):
         blank = llm.scheduler.cache._pool._blank
         for tensor in llm.kv_cache.storage:
             tensor[:, blank] = float("nan")
-        return schedule(now_s)
+        return schedule(*args)
 
     llm.scheduler.schedule = spoil
     return llm

@@ -17,7 +17,7 @@ from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
 from twophase.core.request import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy

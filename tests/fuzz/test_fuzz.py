@@ -18,7 +18,7 @@ from tests.fuzz.requests import Requests
 from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from twophase.core.errors import ConfigError
 from twophase.engine import model_run
-from twophase.scheduling._queues import SequenceQueues
+from twophase.scheduling.planner import Planner
 from twophase_features.experts.config import MIXTRAL_DEFAULTS
 
 ROOT = Path(__file__).parents[2]
@@ -101,8 +101,8 @@ def test_a_ghost_is_noticed(requests, monkeypatch):
         add(*args)
         raise ConfigError("this one is refused, and stays in the queue all the same")
 
-    add = SequenceQueues.add
-    monkeypatch.setattr(SequenceQueues, "add", refuse)
+    add = Planner.add
+    monkeypatch.setattr(Planner, "add", refuse)
     assert any("was refused, and" in finding for finding in findings(requests.try_one, count=10, seed=0))
 
 

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.engine.faults import FaultyBackend, Suspect
 from tests.parallel import two_engines
@@ -441,7 +442,7 @@ class TestTrouble:
         assert engines.engine.recoveries.num_recomputed == num_waiting
         assert num_turns or num_waiting == 3
         assert engines.decode.engine.stats().cache.num_in_use == 0
-        engines.decode.scheduler.cache.check_integrity()
+        check_integrity(engines.decode.scheduler.cache)
         with pytest.raises(PeerLostError, match="rank 1"):
             engines.engine.add_request("4", prompts[0], GREEDY)
 
@@ -456,7 +457,7 @@ class TestTrouble:
         with pytest.raises(PeerLostError, match="rank 0 was lost"):
             engines.worker.serve()
         assert engines.prefill.engine.stats().cache.num_in_use == 0
-        engines.prefill.scheduler.cache.check_integrity()
+        check_integrity(engines.prefill.scheduler.cache)
 
     @pytest.mark.parametrize("seed", range(8))
     def test_random_lives(self, folder, seed):

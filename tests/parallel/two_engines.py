@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tests.cache.integrity import check_integrity
 from twophase import LLM
 from twophase_features.parallel._channel import Inbox
 from twophase_features.parallel._protocol import Pages
@@ -103,7 +104,7 @@ class TwoEngines:
 
     def check_integrity(self) -> None:
         for llm in (self.decode, self.prefill):
-            llm.scheduler.cache.check_integrity()
+            check_integrity(llm.scheduler.cache)
 
     def check_idle(self) -> None:
         """Neither side holds anything."""

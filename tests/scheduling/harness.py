@@ -13,9 +13,8 @@ from tests.cache.shadow import ShadowKV, check_findable, check_kept, check_live_
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepPlan
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.offloading.host_memory import HostMemoryTier
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
@@ -145,10 +144,9 @@ class Harness:
 
     def schedule(self) -> StepPlan:
         """Plan, and check the plan."""
-        plan = self.scheduler.schedule(self.now_s)
+        plan = self.scheduler.schedule(self.now_s, self.max_drafts)
         if self.max_drafts:
             self.check_plan(plan)
-            self.scheduler.reserve_drafts(self.max_drafts)
             plan = self.scheduler.put_drafts(self.draft())
         self.check_plan(plan)
         for seq_id in plan.preempted:
@@ -269,7 +267,10 @@ class Harness:
         assert scheduler.num_running == len(running)
         assert scheduler.num_running + scheduler.num_waiting == len(sequences)
         assert all((sequence.table is not None) == (sequence in running) for sequence in sequences)
-        assert all(sequence.num_computed_tokens == 0 for sequence in sequences if sequence.table is None)
+        for sequence in sequences:
+            if sequence.table is None:
+                assert sequence.status.value == ("preempted" if sequence.num_preemptions else "waiting")
+                assert sequence.num_computed_tokens == 0
         assert sum(sequence.num_completions for sequence in running) <= self.config.max_num_seqs, (
             "too many places taken"
         )
@@ -278,7 +279,7 @@ class Harness:
         check_findable(self.cache, self.shadow)
         for sequence in running:
             self.num_freed += sequence.table.block_ids.count(FREED) > 0
-            check_kept(sequence.table, sequence.num_computed_tokens, self.window, self.sees_all)
+            check_kept(sequence.table, self.cache.block_size, sequence.num_computed_tokens, self.window, self.sees_all)
         if self.window is not None:
             self.check_reservations([sequence for sequence in running if not sequence.is_decoding])
 

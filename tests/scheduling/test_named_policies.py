@@ -6,7 +6,7 @@ import re
 import pytest
 
 from twophase.core.errors import ConfigError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.named import POLICIES, policy_from_text, usage
 from twophase_features.policies.request_level import DynamicPolicy

@@ -6,8 +6,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
@@ -205,11 +204,11 @@ def admit_again(step):
 @pytest.mark.parametrize(
     ("plan_step", "said"),
     [
-        (admit_twice, "planned sequence 0 twice"),
+        (admit_twice, "admitted sequence 0, which is running already"),
         (decode_twice, "planned sequence 0 twice"),
         (decode_a_prefill, "still in its prefill"),
         (prefill_a_decode, "decodes already"),
-        (decode_what_waits, "not running: let it in first"),
+        (decode_what_waits, "not running: admit it first"),
         (admit_again, "running already"),
         (lambda step: None, "planned nothing.*0 sequences are running and 1 waiting: it would hang"),
         (lambda step: step.wait_until(step.now_s), "later time"),

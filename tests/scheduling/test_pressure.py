@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
@@ -117,7 +117,7 @@ class Disturber:
             if how == 0:
                 harness.take(scheduler.abort(sequence.request.request_id))
             elif how == 1:
-                harness.take(scheduler.fail(sequence.seq_id, "a test says so"))
+                harness.take(scheduler.fail(sequence.seq_id, ValueError("a test says so")))
             else:
                 harness.take(scheduler.finish(sequence.seq_id, "stop", "###"))
         harness.check_state()

@@ -9,7 +9,7 @@ import pytest
 from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_policies import Learners, decode_twice
 from twophase.core.errors import InvalidRequestError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy, decodes_first
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
 
@@ -50,10 +50,6 @@ def check_refused_and_forgotten(policy, values) -> None:
         (PriorityPolicy(patience_s=0), {"priority": math.inf}),
         (DeadlinePolicy(), {"ttft_slo_s": NAN}),
         (DeadlinePolicy(), {"ttft_slo_s": "soon"}),
-        (DynamicPolicy(2, 1.0), {"arrival_s": NAN}),
-        (DynamicPolicy(2, 1.0), {"arrival_s": "now"}),
-        (DynamicPolicy(2, 1.0), {"arrival_s": 10**400}),
-        (DynamicPolicy(2, 1.0), {"arrival_s": -math.inf}),
     ],
     ids=str,
 )
@@ -64,8 +60,6 @@ def test_what_cannot_be_sorted_or_planned_by_is_refused(policy, values):
 def test_the_refusal_says_why():
     with pytest.raises(InvalidRequestError, match=r"ranks request 'a' by \(nan, 0, 0\).*priority"):
         Harness().scheduler.add(unchecked("a", priority=NAN))
-    with pytest.raises(InvalidRequestError, match=r"arrival_s must be a finite number.*got nan"):
-        Harness().scheduler.add(unchecked("a", arrival_s=NAN))
 
 
 @pytest.mark.parametrize("rank", ["a", ("a",), [1], ((1, NAN),), (None,), (SimpleNamespace(),)], ids=str)
@@ -74,6 +68,18 @@ def test_a_policys_own_ranks_are_looked_at_too(rank):
     with pytest.raises(InvalidRequestError, match="a rank must be a tuple of numbers"):
         harness.scheduler.add(make_request("a", 3))
     assert not harness.scheduler.has_unfinished
+
+
+def test_equal_ranks_go_by_arrival():
+    """In the queue, and when a sequence must go."""
+    harness = Harness(
+        policy=Learners(decodes_first, lambda sequence: (0,)), num_blocks=5, prefix_caching=False, reserve_growth=False
+    )
+    harness.add(*(make_request(name, 4, 8) for name in "abc"))
+    harness.step()
+    assert [name for _, name, _ in harness.log] == ["a", "b"]
+    harness.run().check_outputs()
+    assert {name for _, name in harness.preempted} == {"b", "c"}
 
 
 @pytest.mark.parametrize("priority", [0, -3, 2.5, True, np.int64(3), np.float32(0.5), math.inf, 10**400])

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
+from tests.scheduling.test_policies import Learners
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.request_validation import num_blocks_at_most
+from twophase.scheduling.limits import SchedulerConfig, num_blocks_at_most
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -133,11 +133,21 @@ def test_a_newcomer_leaves_a_block_of_each_group_to_those_who_grow():
 
 def test_a_prefill_leaves_the_others_what_they_reserved():
     """Three prompts of 5 blocks, each has reserved 5 where all keys are seen and 3 elsewhere: there are no more."""
-    options = {"num_blocks": 24, "reserve_growth": False, "max_model_len": 64}
-    harness = Harness(window=SlidingWindow(6), sees_all=(True, False), **options)
+
+    def a_token_each_then_all(step):
+        for sequence in step.running:
+            step.prefill(sequence)
+        for sequence in step.waiting:
+            step.admit(sequence, 1)
+
+    options = {"num_blocks": 24, "reserve_growth": False, "max_model_len": 64, "budget": 60}
+    harness = Harness(
+        window=SlidingWindow(6), sees_all=(True, False), policy=Learners(a_token_each_then_all), **options
+    )
     harness.add(*(make_request(name, 20, 1) for name in "abc"))
-    ledger, sequences = harness.scheduler.ledger, list(harness.scheduler.sequences.values())
-    assert [ledger.admit(sequence) for sequence in sequences] == [None] * 3
+    harness.step()
     assert harness.cache.num_free_blocks == 0
-    assert [ledger.grow_for_chunk(sequence, 20) for sequence in sequences] == [12] * 3
+    plan = harness.schedule()
+    assert [(chunk.start, len(chunk.token_ids)) for chunk in plan.chunks] == [(1, 11)] * 3
     assert harness.cache.stats().num_free == 3 * 2, "what all three still need, where all keys are seen"
+    harness.run().check_outputs()

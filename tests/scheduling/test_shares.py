@@ -128,7 +128,7 @@ class TestFair:
         return [harness.scheduler.policy.counters[tenant] for tenant in tenants]
 
     def waiting(self, harness: Harness) -> set[str]:
-        return {sequence.request.tenant for sequence in harness.scheduler._queues.waiting}
+        return {sequence.request.tenant for sequence in harness.scheduler.planner.waiting}
 
     @pytest.mark.parametrize("seed", range(6))
     def test_as_long_as_two_wait_they_are_served_alike(self, seed):

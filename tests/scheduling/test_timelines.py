@@ -4,7 +4,7 @@ import pytest
 
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from twophase.core.plan import SampledToken
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 
 
 def test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget():
@@ -303,8 +303,7 @@ def test_drafts_go_no_further_than_the_sequence():
     harness = Harness(budget=32)
     harness.add(make_request("a", 3, 5))
     harness.step()
-    harness.scheduler.schedule()
-    assert [chunk.num_drafts for chunk in harness.scheduler.reserve_drafts(10).chunks] == [3]
+    assert [chunk.num_drafts for chunk in harness.scheduler.schedule(max_drafts=10).chunks] == [3]
     right = [50, 51, 52, 53]
     with pytest.raises(ValueError, match="room for 3 drafts, got 4"):
         harness.scheduler.put_drafts({0: right})

@@ -11,8 +11,8 @@ from tests.scheduling.test_pressure import play, random_groups, random_window
 from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.scheduling.admission import OutputLengths
-from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.step import StepBuilder
+from twophase.scheduling.planner import Planner
+from twophase.scheduling.policy import Refusal
 from twophase_features.windows.sliding_window import SlidingWindow
 
 DECAY = OutputLengths.DECAY
@@ -26,7 +26,7 @@ def no_preemption():
     def preempt(self, victim):
         raise AssertionError(f"sequence {victim.seq_id} was preempted for want of a block")
 
-    with patch.object(StepBuilder, "_preempt", preempt):
+    with patch.object(Planner, "_preempt", preempt):
         yield
 
 
@@ -176,11 +176,11 @@ def test_a_refusal_ends_with_the_run_that_was_its_reason():
     seen = next(i for i in range(1000) if 2 < len(alone(make_request("a", [i, 1, 2], 18, eos=[EOS]))) < 9)
     harness.add(make_request("a", [seen, 1, 2], 18, eos=[EOS]), make_request("b", 5, 2))
     while ("a", 0) not in harness.ends:
-        assert harness.scheduler.refusal in (None, Refusal.BLOCKS)
+        assert harness.scheduler.planner.refusal in (None, Refusal.BLOCKS)
         harness.step()
-    assert harness.scheduler.refusal is Refusal.BLOCKS
+    assert harness.scheduler.planner.refusal is Refusal.BLOCKS
     harness.step()
-    assert harness.scheduler.refusal is None
+    assert harness.scheduler.planner.refusal is None
     assert harness.log[-1][1] == "b"
     harness.run().check_outputs()
 
@@ -228,11 +228,11 @@ class TestEstimate:
 
     def test_it_learns_from_what_ends_by_itself_and_from_nothing_else(self):
         harness = Harness(admission="estimate", num_blocks=64)
-        lengths = harness.scheduler.ledger.output_lengths
+        lengths = harness.scheduler.planner.output_lengths
         harness.add(make_request("a", 5, 10, ignore_eos=True), make_request("b", 5, 10, ignore_eos=True))
         harness.step()
         harness.take(harness.scheduler.abort("a"))
-        harness.take(harness.scheduler.fail(1, "a test says so"))
+        harness.take(harness.scheduler.fail(1, ValueError("a test says so")))
         assert lengths.mean is None
         harness.add(make_request("c", 5, 10, n=2, ignore_eos=True))
         harness.step()
@@ -264,7 +264,7 @@ class TestEstimate:
 
         at_first = num_let_in_at_once("x", 16)
         num_let_in_at_once("y", 80)
-        mean = harness.scheduler.ledger.output_lengths.mean
+        mean = harness.scheduler.planner.output_lengths.mean
         assert 2 < mean < 8
         # Of 32 blocks, 16 for each in the worst case; 3 for a prompt of 4 and up to 8 tokens; 2 for the optimistic.
         least, most = {"optimistic": (16, 16), "reserve": (2, 2), "estimate": (10, 16)}[admission]
@@ -274,7 +274,7 @@ class TestEstimate:
     def test_one_that_outlives_the_estimate_is_left_a_block(self):
         """Two tokens are expected; a had many more and goes on. So a free block is left to it, as the optimistic do."""
         harness = Harness(num_blocks=5, prefix_caching=False, admission="estimate")
-        harness.scheduler.ledger.output_lengths.mean = 2.0
+        harness.scheduler.planner.output_lengths.mean = 2.0
         harness.add(make_request("a", 4, 16, ignore_eos=True))
         for _ in range(6):
             harness.step()
@@ -282,7 +282,7 @@ class TestEstimate:
         assert held == 3
         harness.add(make_request("b", 5, 1))  # needs the two that are left
         harness.step()
-        assert harness.scheduler.refusal is Refusal.BLOCKS
+        assert harness.scheduler.planner.refusal is Refusal.BLOCKS
         harness.run().check_outputs()
         assert not harness.preempted
 

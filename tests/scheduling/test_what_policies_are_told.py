@@ -7,8 +7,7 @@ import pytest
 
 from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_failures import crowded
-from twophase.scheduling.default_policy import PriorityPolicy, by_priority, decodes_first
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy, by_priority, decodes_first
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
@@ -79,7 +78,7 @@ def test_a_sequence_that_is_ended_while_it_waits(kind):
     harness = Harness(policy=policy, max_num_seqs=1)
     harness.add(make_request("a", 3), make_request("b", 3))
     harness.step()
-    harness.take(harness.scheduler.abort("b") if kind == "aborted" else harness.scheduler.fail(1, "broken"))
+    harness.take(harness.scheduler.abort("b") if kind == "aborted" else harness.scheduler.fail(1, ValueError("broken")))
     assert policy.notes[-1] == ("ended", "b/0")
 
 

@@ -14,7 +14,7 @@ from twophase.core.plan import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A count of blocks by state, and of hits. `num_in_use + num_cached + num_free == num_blocks`.
+    """Blocks by state, and hits. `num_in_use + num_cached + num_free == num_blocks`.
 
     Attributes:
         num_in_use: Blocks that some table holds; a shared one counts once.
@@ -24,7 +24,7 @@ class CacheStats:
         internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
-        num_evicted: Times the contents of a cached block were given up because another table needed the block.
+        num_evicted: Cached blocks whose contents were given up for another table.
     """
 
     num_blocks: int
@@ -66,10 +66,9 @@ class KVTable(Protocol):
 class KVAllocator(Protocol):
     """Hands out the blocks of one pool to tables, one table a sequence.
 
-    Only the scheduler calls it, in this order: `open`, `reserve` and `load` when a sequence is admitted (or `close`, if
-    it is not), `grow` before a step writes K and V, `publish` when it has run, `truncate` when drafts were wrong,
-    `fork` when a prompt with n > 1 is done, `close` at the end and when a sequence is preempted. A method that raises
-    has changed nothing.
+    The scheduler calls `open`, `reserve` and `load` when a sequence is admitted (or `close`, if it is not), `grow`
+    before a step writes K and V, `publish` when it has run, `truncate` when drafts were wrong, `fork` when a prompt
+    with n > 1 is done, `close` at the end and at preemption. A method that raises has changed nothing.
 
     A subclass writes the abstract methods. The others are right for an allocator without prefix caching, without a KV
     tier and without a window, in which a table holds ceil(num_tokens / block_size) blocks.
@@ -79,7 +78,7 @@ class KVAllocator(Protocol):
         block_size: Slots per block.
         tier: The KV tier that `load` reads from.
         num_offloaded: Blocks that the tier has copied so far.
-        description: What a table holds, if that is not all of its sequence; for error messages.
+        description: For error messages: which part of its sequence a table holds, if not all.
     """
 
     num_blocks: int
@@ -88,58 +87,21 @@ class KVAllocator(Protocol):
     num_offloaded: int = 0
     description: str = ""
 
-    # -- two counts
+    # -- the four counts
 
     @property
     @abstractmethod
     def num_free_blocks(self) -> int:
-        """Blocks that tables can still take, without those that are reserved."""
+        """Blocks that tables can still take: free and not reserved."""
 
     @abstractmethod
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
-        """Free blocks that the table needs, beyond those it holds or has reserved, to have room for `num_tokens`.
-
-        A last block that is shared and will be written is copied first (copy-on-write), which takes a block too.
+        """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
+        for the copy of a shared last block (copy-on-write) among them.
 
         Raises:
             CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
         """
-
-    # -- the life of a table
-
-    @abstractmethod
-    def open(
-        self,
-        token_ids: Sequence[int],
-        salt: str = "",
-        count_in_stats: bool = True,
-        keys: list[BlockKey] | None = None,
-    ) -> Any:
-        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no free block
-        but those of the hit.
-
-        Args:
-            token_ids: At least one of them is left to compute, for its logits.
-            salt: Only blocks published under the same salt are found.
-            count_in_stats: False when the same request was counted before: it comes back after a preemption.
-            keys: A list in which an allocator may note the keys of the first blocks, so that a request that is refused
-                and comes again is hashed once.
-        """
-
-    def reserve(self, table: Any, num_tokens: int) -> None:
-        """A table that was just opened is admitted: it may grow to `num_tokens` from now on, whatever others take.
-        Here it grows at once.
-
-        Raises:
-            OutOfBlocksError: Fewer blocks are free than `num_blocks_needed` says; nothing changed.
-            CacheStateError: As `num_blocks_needed`.
-        """
-        copies = self.grow(table, num_tokens)
-        assert not copies, "a hit is full blocks, and nothing is written into those"
-
-    def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
-        """Fill blocks of an admitted table from the KV tier; `num_cached_tokens` grows. Returns the filled blocks."""
-        return []
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
         """Up to how many tokens, at most `num_tokens`, the table has room with the blocks that it holds or has
@@ -148,6 +110,40 @@ class KVAllocator(Protocol):
             return num_tokens
         lengths = range(table.num_tokens + 1, num_tokens)
         return table.num_tokens + bisect_right(lengths, num_free, key=partial(self.num_blocks_needed, table))
+
+    def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
+        """Blocks that `n` completions of `num_tokens` tokens hold together, if they share the full blocks of the first
+        `num_shared` tokens.
+
+        Worked example, block size 4, 10 tokens, of which 6 are shared, n = 2: 1 shared block and 2 * 2 others are 5.
+        """
+        num_shared_blocks = num_shared // self.block_size
+        return num_shared_blocks + n * (-(-num_tokens // self.block_size) - num_shared_blocks)
+
+    # -- the life of a table
+
+    @abstractmethod
+    def open(
+        self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
+    ) -> Any:
+        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no other
+        free block.
+
+        Args:
+            token_ids: At least one of them is left to compute, for its logits.
+            salt: Only blocks published under the same salt are found.
+            count_in_stats: False when the request was counted before: it comes back after a preemption.
+            keys: A list for the keys of the first blocks, so that a request that is refused is hashed once.
+        """
+
+    def reserve(self, table: Any, num_tokens: int) -> None:
+        """A table that was just opened may grow to `num_tokens` from now on, whatever others take. Here it grows at
+        once. Raises as `grow`."""
+        self.grow(table, num_tokens)
+
+    def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
+        """Fill blocks of an admitted table from the KV tier; `num_cached_tokens` grows. Returns the filled blocks."""
+        return []
 
     @abstractmethod
     def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
@@ -163,8 +159,8 @@ class KVAllocator(Protocol):
         return
 
     def truncate(self, table: Any, num_tokens: int) -> None:
-        """Take back the slots of tokens [num_tokens, table.num_tokens), which were handed out for drafts, and the
-        blocks that hold no other token. Only an engine with speculative decoding asks for it."""
+        """Take back the slots of tokens [num_tokens, table.num_tokens), which were for drafts, and the blocks that hold
+        no other token."""
         raise CacheStateError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
 
     def fork(self, table: Any) -> Any:
@@ -173,31 +169,12 @@ class KVAllocator(Protocol):
 
     @abstractmethod
     def close(self, table: Any) -> None:
-        """Give up the table's blocks.
-
-        Raises:
-            CacheStateError: The table is not open here.
-        """
-
-    # -- for request validation and reports
-
-    def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
-        """Blocks that `n` completions of `num_tokens` tokens hold together, if they share the full blocks of the first
-        `num_shared` tokens.
-
-        Worked example, block size 4, 10 tokens, of which 6 are shared, n = 2: 1 shared block and 2 * 2 others are 5.
-        """
-        num_shared_blocks = num_shared // self.block_size
-        return num_shared_blocks + n * (-(-num_tokens // self.block_size) - num_shared_blocks)
+        """Give up the table's blocks. Raises CacheStateError if it is not open here."""
 
     @abstractmethod
     def stats(self) -> CacheStats:
         """Counts as of now; called in every step."""
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix.
-
-        Raises:
-            CacheStateError: Blocks are in use.
-        """
+        """Forget every cached prefix. Raises CacheStateError if blocks are in use."""
         return

@@ -10,12 +10,10 @@ class BlockPool:
 
     A block is in one of three states:
 
-        in use   `ref_counts[block] > 0`: so many tables hold it
+        in use   held by `ref_counts[block] > 0` tables
         blank    free, its contents worthless: used first, the one freed last first
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed first
-
-    Sharing, taking and freeing a block takes time independent of `num_blocks`.
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -66,23 +64,21 @@ class BlockPool:
             block_ids.append(block_id)
         return block_ids
 
-    def acquire(self, block_id: int) -> bool:
-        """One more owner of a block with contents; a cached one is no longer free. True if it was free.
+    def acquire(self, block_id: int) -> None:
+        """One more owner of a block with contents; a cached one is no longer free.
 
         Raises:
             CacheStateError: No such block, or it is blank.
         """
         self._require_known(block_id)
-        was_free = self.ref_counts[block_id] == 0
-        if was_free:
+        if self.ref_counts[block_id] == 0:
             if block_id not in self._cached:
                 raise CacheStateError(f"Block {block_id} is blank: it has no contents to share. Allocate it instead.")
             del self._cached[block_id]
         self.ref_counts[block_id] += 1
-        return was_free
 
-    def release(self, block_id: int, is_cached: bool) -> bool:
-        """One owner less; the last one frees the block, as cached or as blank. True if it became free.
+    def release(self, block_id: int, is_cached: bool) -> None:
+        """One owner less; the last one frees the block, as cached or as blank.
 
         Raises:
             CacheStateError: No such block, or it has no owner (double free).
@@ -92,32 +88,16 @@ class BlockPool:
             raise CacheStateError(f"Block {block_id} is free already; a block can be freed once per owner.")
         self.ref_counts[block_id] -= 1
         if self.ref_counts[block_id] > 0:
-            return False
+            return
         if is_cached:
             self._cached[block_id] = None
         else:
             self._blank.append(block_id)
-        return True
 
     def blank_all(self) -> None:
         """Turn every cached block into a blank one: its contents are no longer findable."""
         while self._cached:
             self._blank.append(self._cached.popitem()[0])
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless each block is in exactly one state."""
-        blank, cached = set(self._blank), set(self._cached)
-        in_use = {block_id for block_id, count in enumerate(self.ref_counts) if count > 0}
-        assert len(blank) == len(self._blank), f"blank list holds a block twice: {self._blank}"
-        assert not blank & cached, f"both blank and cached: {blank & cached}"
-        assert not in_use & (blank | cached), f"in use and free at once: {in_use & (blank | cached)}"
-        lost = set(range(self.num_blocks)) - in_use - blank - cached
-        assert not lost, f"neither in use nor free: {lost}"
-        assert min(self.ref_counts) >= 0, f"negative reference count in {self.ref_counts}"
-
-    def cached_blocks(self) -> list[int]:
-        """Free blocks with findable contents, in eviction order."""
-        return list(self._cached)
 
     def _require_known(self, block_id: int) -> None:
         if not 0 <= block_id < self.num_blocks:

@@ -22,14 +22,13 @@ SCALE_DTYPE = torch.float32  # of SCALE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's pages: views of `KVCache`'s storage, which the attention backend writes and reads.
-
-    Slot block * block_size + offset of KV head h is `k[block, h, offset]`.
+    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is
+    `k[block, h, offset]`.
 
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
         k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
-        group: The layer's group: block tables are that group's.
+        group: The layer's group, whose block tables it has.
     """
 
     k: Shaped[Tensor, "N H_kv page D"]
@@ -41,17 +40,17 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a cache stores, whatever its number of blocks.
+    """The contents of a block.
 
     Attributes:
-        num_layers: Layers with a K and a V in each block: all of the model's, or those of a group.
+        num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
         num_kv_heads, head_dim: H_kv and D.
         block_size: Slots per block; a power of two.
-        dtype: What K and V are when read: stored as they are, unless `kv_format` quantises them.
+        dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
         kv_format: 'none', or how K and V are quantised.
 
     Raises:
-        ConfigError: Rows of `head_dim` values that are no multiple of 16 bytes.
+        ConfigError: Rows of `head_dim` values are not a multiple of 16 bytes.
     """
 
     num_layers: int
@@ -72,7 +71,7 @@ class KVCacheSpec:
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """What a K or V value is stored as."""
+        """The dtype of a stored K or V value."""
         return self.dtype if self.kv_format == "none" else QUANTISED_DTYPES[self.kv_format]
 
     @property
@@ -90,11 +89,7 @@ class KVCacheSpec:
 def spec_from_option(
     kv_cache_dtype: str, *, num_layers: int, num_kv_heads: int, head_dim: int, block_size: int, model_dtype: torch.dtype
 ) -> KVCacheSpec:
-    """The spec for the user's `kv_cache_dtype`: 'auto' is the model's dtype, the others are what they say.
-
-    Raises:
-        ConfigError: As `KVCacheSpec`.
-    """
+    """The spec for the user's `kv_cache_dtype`; 'auto' is the model's dtype. Raises as `KVCacheSpec`."""
     kv_format: KVFormat = next((name for name in QUANTISED_DTYPES if name == kv_cache_dtype), "none")
     is_plain = kv_format == "none" and kv_cache_dtype != "auto"
     dtype: torch.dtype = getattr(torch, kv_cache_dtype) if is_plain else model_dtype
@@ -102,12 +97,11 @@ def spec_from_option(
 
 
 class KVCache:
-    """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed.
-
-    The attention backend writes into `layers`; nothing else but `copy_blocks` changes them.
+    """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed. The
+    attention backend writes into `layers`.
 
     Args:
-        spec: What is stored.
+        spec: The contents of a block.
         num_blocks: At least 1.
         device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
@@ -115,9 +109,8 @@ class KVCache:
 
     Attributes:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
-        layers: Each layer's pages. Layers that have the same place in different groups have the same pages: which
-            blocks of them are a layer's is in its group's tables.
-        num_groups: Of layers.
+        layers: Each layer's pages. Layers at the same place in different groups share pages, not blocks.
+        num_groups: Groups of layers.
 
     Raises:
         ConfigError: The memory is not there.
@@ -143,21 +136,10 @@ class KVCache:
         self.num_groups = 1 + max(group for group, _ in places)
         self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.spec.bytes_per_block
-
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks in every layer, with the same result as one copy after another in the given order."""
-        if not copies:
-            return
-        # All sources are read before any target is written, so a chain a -> b, b -> c must read c from a.
-        origin_of: dict[int, int] = {}
-        for source, target in copies:
-            assert 0 <= min(source, target) <= max(source, target) < self.num_blocks, (source, target, self.num_blocks)
-            origin_of[target] = origin_of.get(source, source)
-        targets = torch.tensor(list(origin_of.keys()), device=self.device)
-        sources = torch.tensor(list(origin_of.values()), device=self.device)
+        """Copy whole blocks in every layer; no block is source of one copy and target of another, or target of two."""
+        assert all(0 <= block < self.num_blocks for copy in copies for block in copy), f"{copies} of {self.num_blocks}"
+        sources, targets = torch.tensor(copies, dtype=torch.int64, device=self.device).reshape(-1, 2).T
         for tensor in self.storage:
             tensor[:, targets] = tensor[:, sources]
 

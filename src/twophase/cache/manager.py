@@ -1,21 +1,58 @@
 """The engine's own allocator: full attention over one pool, with copy-on-write and a prefix cache."""
 
-from collections import Counter
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twophase.cache.allocator import CacheStats, KVAllocator
 from twophase.cache.block_pool import BlockPool
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.prefix_cache import PrefixCache
+from twophase.cache.prefix_cache import CachedPrefix, PrefixCache
 from twophase.cache.tier import BlockKey, KVTier, or_nothing
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
 
+NEVER = sys.maxsize
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one sequence, in order. Only the allocator that opened it changes it; others read.
+
+        [0, num_cached_tokens)                         in pages since `CacheManager.open` (prefix hit) or `load`
+        [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
+        [num_tokens, len(block_ids) * block_size)      room in the last block
+
+    Position p is slot block_ids[p // block_size] * block_size + p % block_size. Worked example, block size 4, blocks
+    [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
+
+    Attributes:
+        block_ids, num_tokens, num_cached_tokens, num_offered_tokens: See `KVTable`.
+        salt: Tables share cached blocks only with tables of the same salt.
+        publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
+        published: The contents of the last block that was made findable.
+        offered: Keys of the blocks behind the hit that the KV tier has.
+        num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+    """
+
+    block_ids: list[int]
+    salt: str
+    num_tokens: int
+    num_cached_tokens: int
+    publish_at: int
+    published: CachedPrefix | None = None
+    offered: Sequence[BlockKey] = ()
+    num_offered_tokens: int = 0
+    num_uncounted_tokens: int = 0
+
+    @property
+    def held_blocks(self) -> Sequence[int]:
+        """The blocks that the table has a reference to, in order."""
+        return self.block_ids
+
 
 class CacheManager(KVAllocator):
-    """Hands out the blocks of one pool to block tables, shares them between tables, and remembers what they hold.
+    """Hands out the blocks of one pool to block tables, shares them between tables, and remembers their contents.
 
     Knows nothing of requests or tensors. A method that raises has changed nothing, and all but `reset_prefix_cache`
     take time independent of `num_blocks`.
@@ -26,9 +63,16 @@ class CacheManager(KVAllocator):
         enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
         tier: Where the contents of evicted blocks go, and where prefixes are looked for that have left the pool.
 
+    Attributes:
+        num_groups: Blocks that a table has side by side for the same tokens, one for each group of layers.
+        table_class: Makes the tables of `open`.
+
     Raises:
         ConfigError: `num_blocks` is below 1.
     """
+
+    num_groups = 1
+    table_class: type[BlockTable] = BlockTable
 
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: KVTier | None = None
@@ -40,7 +84,7 @@ class CacheManager(KVAllocator):
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size)
         self._tables: set[Any] = set()  # BlockTables
-        self._num_empty_slots = 0  # in last blocks that are not full
+        self._num_empty_slots = 0  # in last blocks that are not full, of one group
         self._num_queries = self._num_queried_tokens = self._num_hit_tokens = 0
 
     @property
@@ -54,68 +98,67 @@ class CacheManager(KVAllocator):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
-        its logits, and rounded down to a block, so that nothing found is ever written again. The hit blocks can't be
-        evicted as long as the table holds them. A table that never grows is not counted in the statistics.
-        """
+        its logits, and rounded down to a block, so that nothing found is ever written again. A table that never grows
+        is not counted in the statistics."""
         keys = [] if keys is None else keys
-        max_blocks = (len(token_ids) - 1) // self.block_size
-        num_wanted = max_blocks if self.enable_prefix_caching else 0
-        block_ids, published = self._prefixes.lookup(token_ids, salt, num_wanted, keys)
-        table = self._new_table(block_ids, salt)
-        table.published = published
+        max_blocks = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
+        self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
+        block_ids, published = self._prefixes.lookup(keys, salt)
+        num_cached = len(block_ids) // self.num_groups * self.block_size
+        publish_at = num_cached + self.block_size if self.enable_prefix_caching else NEVER
+        table = self.table_class(block_ids, salt, num_cached, num_cached, publish_at, published)
         table.num_uncounted_tokens = len(token_ids) if count_in_stats else 0
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
-            table.offered = self._offered(self.tier, keys[table.num_tokens // self.block_size : max_blocks])
+            behind = keys[table.num_tokens // self.block_size :]
+            of_groups = [key.of_group(group) for key in behind for group in range(self.num_groups)]
+            num_places = or_nothing(self.tier.match, of_groups) // self.num_groups
+            table.offered = of_groups[: num_places * self.num_groups]
+            table.num_offered_tokens = num_places * self.block_size
         self._tables.add(table)
         return table
 
-    def _new_table(self, block_ids: list[int], salt: str) -> BlockTable:
-        num_cached = len(block_ids) * self.block_size
-        publish_at = num_cached + self.block_size if self.enable_prefix_caching else NEVER
-        return BlockTable(self.block_size, salt, block_ids, num_cached, num_cached, publish_at, 0)
-
-    def _offered(self, tier: KVTier, keys: list[BlockKey]) -> list[BlockKey]:
-        return keys[: or_nothing(tier.match, keys)]
-
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """As `KVAllocator`: the blocks behind a prefix hit that the tier told `open` of, as far as it still has them.
-
-        Raises:
-            CacheStateError: The table is not open here, or has not grown by the offered blocks.
-        """
-        if self.tier is None or not table.offered:
-            return []
-        self._require_open(table)
-        keys, table.offered = table.offered, ()
-        return self._fill(self.tier, table, token_ids, keys)
-
-    def _fill(self, tier: KVTier, table: BlockTable, token_ids: Sequence[int], keys: Sequence[BlockKey]) -> list[int]:
-        """Load these keys into the blocks behind the cached tokens; the tier may have lost some."""
-        first, per_place = self._index(table.num_cached_tokens // self.block_size), self._index(1)
-        block_ids = table.block_ids[first : first + len(keys)]
-        if len(block_ids) < len(keys):
-            raise CacheStateError(f"{len(keys)} blocks to load, and the table has grown by {len(block_ids)}.")
-        num_places = or_nothing(tier.load, keys, block_ids) // per_place
-        table.num_cached_tokens += num_places * self.block_size
-        self.publish(table, token_ids, table.num_cached_tokens)
-        return block_ids[: num_places * per_place]
+        """As `KVAllocator`: the blocks behind a prefix hit that the tier told `open` of, as far as it still has them;
+        as many at a time as the table has room for."""
+        loaded: list[int] = []
+        while self.tier is not None and table.num_offered_tokens:
+            start = table.num_cached_tokens
+            end = self.room(table, start + table.num_offered_tokens, 0)
+            if end > table.num_tokens:
+                self.grow(table, end)
+            first, behind = (tokens // self.block_size * self.num_groups for tokens in (start, end))
+            block_ids, keys = table.block_ids[first:behind], table.offered[: behind - first]
+            num_places = or_nothing(self.tier.load, keys, block_ids) // self.num_groups if keys else 0
+            table.num_cached_tokens += num_places * self.block_size
+            self.publish(table, token_ids, table.num_cached_tokens)
+            loaded += block_ids[: num_places * self.num_groups]
+            table.offered = table.offered[len(keys) :]
+            table.num_offered_tokens -= end - start
+            if not start < end == table.num_cached_tokens:  # there is no room, or the tier has lost some
+                table.num_offered_tokens = 0
+        return loaded
 
     # -- growing and shrinking
 
-    def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
-        """As `KVAllocator`: what `grow(table, num_tokens)` takes."""
-        self._require_no_less(table, num_tokens)
-        num_more = -(-num_tokens // self.block_size) - len(table.block_ids)
+    def _num_places(self, table: BlockTable, num_tokens: int) -> int:
+        """Blocks of each group that `grow(table, num_tokens)` takes, the copy of a shared one included."""
+        self._require_open(table)
+        if num_tokens < table.num_tokens:
+            raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
+        num_more = -(-num_tokens // self.block_size) - len(table.block_ids) // self.num_groups
         return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
+
+    num_blocks_needed = _num_places  # with one group
+
+    def _must_copy_tail(self, table: BlockTable) -> bool:
+        """Whether the next write goes into a block that another table reads too."""
+        return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
 
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
         """As `KVAllocator`. If the last block will be written and is shared, this table gets a copy of its own
-        (copy-on-write). A step that is dropped before its copies were done leaves such a table without its contents:
-        close it, or do them.
-        """
+        (copy-on-write), without contents until the copy is done."""
         num_new = num_tokens - table.num_tokens
         # The hot path, once per running sequence and step: the slot fits into a block that is this table's alone.
         if (
@@ -129,49 +172,52 @@ class CacheManager(KVAllocator):
         return self._grow_by_blocks(table, num_tokens)
 
     def _grow_by_blocks(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
-        num_needed = self.num_blocks_needed(table, num_tokens)
+        num_places = self._num_places(table, num_tokens)
         if num_tokens == table.num_tokens:
             return ()
-        copies_tail, copies = self._must_copy_tail(table), []
-        new_ids = self._take(num_needed)  # raises before anything has changed
-        if copies_tail:
-            shared_id, own_id = table.block_ids.pop(), new_ids[0]
-            self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
-            copies.append(BlockCopy(shared_id, own_id))
+        num_empty, shared_ids = -table.num_tokens % self.block_size, []
+        new_ids = self._take(num_places * self.num_groups)  # raises before anything has changed
+        if self._must_copy_tail(table):
+            num_empty, shared_ids = 0, table.block_ids[-self.num_groups :]
+            del table.block_ids[-self.num_groups :]
+            for shared_id in shared_ids:
+                self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
         table.block_ids += new_ids
-        self._note_growth(table, num_tokens, copies_tail)
-        return tuple(copies)
-
-    def _note_growth(self, table: BlockTable, num_tokens: int, copies_tail: bool) -> None:
-        """Count slots and the query, once the table has the blocks for `num_tokens`."""
-        num_empty_before = 0 if copies_tail else -table.num_tokens % self.block_size
-        self._num_empty_slots += -num_tokens % self.block_size - num_empty_before
+        self._num_empty_slots += -num_tokens % self.block_size - num_empty
         table.num_tokens = num_tokens
         if table.num_uncounted_tokens:
             self._num_queries += 1
             self._num_queried_tokens += table.num_uncounted_tokens
             self._num_hit_tokens += table.num_cached_tokens
             table.num_uncounted_tokens = 0
+        return tuple(map(BlockCopy, shared_ids, new_ids))
+
+    def _take(self, num_blocks: int) -> list[int]:
+        """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
+        block_ids = self._pool.allocate(num_blocks)
+        if self.tier is not None:
+            keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
+            if keys:
+                self.num_offloaded += or_nothing(self.tier.store, list(keys.values()), list(keys))
+        for block_id in block_ids:
+            self._prefixes.forget(block_id)
+        return block_ids
 
     def truncate(self, table: BlockTable, num_tokens: int) -> None:
-        """As `KVAllocator`.
-
-        Raises:
-            CacheStateError: The table is not open here or has fewer tokens; or one of these slots is in a block that
-                another table reads or that a lookup can find. Nothing changed.
-        """
+        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if one of the
+        slots is in a block that another table reads or that a lookup can find."""
         self._require_open(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
         if num_tokens == table.num_tokens:
             return
-        for block_id in table.block_ids[self._index(num_tokens // self.block_size) :]:
+        for block_id in table.block_ids[num_tokens // self.block_size * self.num_groups :]:
             if self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:
                 raise CacheStateError(
                     f"Can't cut a table of {table.num_tokens} tokens to {num_tokens}: block {block_id} is shared or "
-                    f"published, so that others may read what is in it."
+                    f"published, so that others may read it."
                 )
-        num_kept = self._index(-(-num_tokens // self.block_size))
+        num_kept = -(-num_tokens // self.block_size) * self.num_groups
         for block_id in reversed(table.block_ids[num_kept:]):
             self._pool.release(block_id, is_cached=False)
         self._num_empty_slots += -num_tokens % self.block_size - -table.num_tokens % self.block_size
@@ -181,11 +227,8 @@ class CacheManager(KVAllocator):
     # -- sharing, and giving back
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """As `KVAllocator`: makes the full blocks of tokens [0, num_computed) findable.
-
-        Raises:
-            CacheStateError: The table is not open here, or fewer than `num_computed` tokens have a slot or an id.
-        """
+        """As `KVAllocator`: makes the full blocks of tokens [0, num_computed) findable. Raises CacheStateError if the
+        table is not open here, or if fewer tokens have a slot or an id."""
         if num_computed < table.publish_at:
             return
         self._require_computed(table, token_ids, num_computed)
@@ -198,6 +241,21 @@ class CacheManager(KVAllocator):
                 return
             table.published = published
             table.publish_at = end + self.block_size
+
+    def _holders(self, table: BlockTable, place: int) -> dict[int, int]:
+        """The block of tokens [place * block_size, (place + 1) * block_size), as `PrefixCache.register` takes it."""
+        return {table.block_ids[place]: 0}
+
+    def _require_computed(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
+        self._require_open(table)
+        if num_computed > min(table.num_tokens, len(token_ids)):
+            raise CacheStateError(
+                f"Can't publish {num_computed} computed tokens: {table.num_tokens} have a slot, {len(token_ids)} an id."
+            )
+
+    def _require_open(self, table: BlockTable) -> None:
+        if table not in self._tables:
+            raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
 
     def fork(self, table: BlockTable) -> BlockTable:
         """As `KVAllocator`, when every token that has a slot has been written. The first of the two tables to write
@@ -220,7 +278,7 @@ class CacheManager(KVAllocator):
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
         # A new list, not clear(): a step plan may still hold the old one.
         table.block_ids, table.num_tokens, table.num_cached_tokens = [], 0, 0
-        table.published, table.publish_at, table.offered = None, 0, ()
+        table.published, table.publish_at, table.offered, table.num_offered_tokens = None, 0, (), 0
 
     def reset_prefix_cache(self) -> None:
         """As `KVAllocator`."""
@@ -230,11 +288,9 @@ class CacheManager(KVAllocator):
         self._prefixes.clear()
         self._pool.blank_all()
 
-    # -- reports and checks
-
     def stats(self) -> CacheStats:
-        """Counts as of now; takes constant time."""
-        pool, num_empty = self._pool, self._index(1) * self._num_empty_slots
+        """As `KVAllocator`; takes constant time."""
+        pool, num_empty = self._pool, self.num_groups * self._num_empty_slots
         num_slots = pool.num_in_use * self.block_size
         return CacheStats(
             num_blocks=self.num_blocks,
@@ -248,64 +304,3 @@ class CacheManager(KVAllocator):
             num_hit_tokens=self._num_hit_tokens,
             num_evicted=pool.num_evicted,
         )
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError with what is wrong unless all books agree. Slow; for tests."""
-        self._pool.check_integrity()
-        self._prefixes.check_integrity()
-        owners = Counter(block_id for table in self._tables for block_id in table.held_blocks)
-        for block_id, ref_count in enumerate(self._pool.ref_counts):
-            assert ref_count == owners[block_id], f"block {block_id}: {ref_count} references, {owners[block_id]} owners"
-        num_filled: dict[int, int] = {}
-        for table in self._tables:
-            num_blocks = self._index(-(-table.num_tokens // self.block_size))
-            assert len(table.block_ids) == num_blocks, f"{num_blocks} blocks hold the tokens of {table}"
-            last = table.block_ids[self._index((table.num_tokens - 1) // self.block_size) :] if num_blocks else []
-            for block_id in table.held_blocks:
-                filled = (table.num_tokens - 1) % self.block_size + 1 if block_id in last else self.block_size
-                assert num_filled.setdefault(block_id, filled) == filled, f"owners of block {block_id} disagree"
-        counted, num_slots = self.stats().num_slots_in_use, sum(num_filled.values())
-        assert counted == num_slots, f"{counted} slots counted, {num_slots} in use"
-        for block_id in self._pool.cached_blocks():
-            assert block_id in self._prefixes, f"block {block_id} is kept, but no lookup can find it"
-
-    # -- parts of the above
-
-    def _index(self, place: int) -> int:
-        """Where a table has the block for tokens [place * block_size, (place + 1) * block_size)."""
-        return place
-
-    def _holders(self, table: BlockTable, place: int) -> dict[int, int]:
-        """The block of a place, as `PrefixCache.register` takes it."""
-        return {table.block_ids[place]: 0}
-
-    def _take(self, num_blocks: int) -> list[int]:
-        """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
-        block_ids = self._pool.allocate(num_blocks)
-        if self.tier is not None:
-            keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
-            if keys:
-                self.num_offloaded += or_nothing(self.tier.store, list(keys.values()), list(keys))
-        for block_id in block_ids:
-            self._prefixes.forget(block_id)
-        return block_ids
-
-    def _must_copy_tail(self, table: BlockTable) -> bool:
-        """Whether the next write goes into a block that another table reads too."""
-        return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
-
-    def _require_open(self, table: BlockTable) -> None:
-        if table not in self._tables:
-            raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
-
-    def _require_computed(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        self._require_open(table)
-        if num_computed > min(table.num_tokens, len(token_ids)):
-            raise CacheStateError(
-                f"Can't publish {num_computed} computed tokens: {table.num_tokens} have a slot, {len(token_ids)} an id."
-            )
-
-    def _require_no_less(self, table: BlockTable, num_tokens: int) -> None:
-        self._require_open(table)
-        if num_tokens < table.num_tokens:
-            raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")

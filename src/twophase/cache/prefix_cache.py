@@ -32,11 +32,10 @@ class CachedPrefix:
 
     Attributes:
         digest: Chained over the salt, all blocks before this one, and this one.
-        parent: What stands before it; None for a sequence's first block.
+        parent: The block before it; None for a sequence's first block.
         salt, token_bytes: Kept to verify hits, for digests can collide.
-        holders: Every block with these contents, oldest first, and the group of layers whose K and V it has (0 if
-            there is one group): two sequences that compute the same prompt at the same time make two, and evicting one
-            must leave the other findable.
+        holders: Every block with these contents, oldest first, and its group of layers (0 if there is one). Sequences
+            that compute the same prompt at the same time make several; evicting one leaves the others findable.
     """
 
     digest: bytes
@@ -46,16 +45,15 @@ class CachedPrefix:
     holders: dict[int, int] = field(default_factory=dict)
 
     def is_prefix(self, parent: "CachedPrefix | None", salt: str, token_bytes: bytes) -> bool:
-        """Whether this really is what was looked for. The parent, itself verified, stands for all that precedes."""
+        """Whether this is the wanted block. The parent, itself verified, stands for all blocks before it."""
         return self.token_bytes == token_bytes and self.parent is parent and self.salt == salt
 
 
 class PrefixCache:
     """Digest -> contents -> blocks. Knows nothing of the tables that use a block. Only an allocator calls it.
 
-    Invariant: a prefix's parent is known as long as the prefix is, so comparing parents by identity is exact. It holds
-    because a prefix is known as long as anything refers to it: a block that holds it, a prefix that continues it, or a
-    table that does.
+    A prefix is known as long as a block holds it, or a prefix or a table continues it. So its parent is known as long
+    as it is, and comparing parents by identity is exact.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -66,30 +64,20 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._of_block
 
-    def lookup(
-        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey]
-    ) -> tuple[list[int], CachedPrefix | None]:
-        """Blocks that hold the longest prefix of `token_ids`, at most `max_blocks`, and the last one's contents.
-
-        Args:
-            keys: Those of the first blocks, as far as they are known from an earlier lookup; more are added.
-        """
+    def lookup(self, keys: Sequence[BlockKey], salt: str) -> tuple[list[int], CachedPrefix | None]:
+        """Blocks that hold the longest known prefix of the blocks with these keys, and the last one's contents."""
         block_ids, last = [], None
-        for found in self.known(token_ids, salt, max_blocks, keys):
+        for found in self.known(keys, salt):
             if not found.holders:
                 break
             block_ids.append(next(reversed(found.holders)))  # the newest: the oldest is the next to be evicted
             last = found
         return block_ids, last
 
-    def known(
-        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey]
-    ) -> Iterator[CachedPrefix]:
-        """The contents of the first blocks of `token_ids`, as far as they are known and verified, held or not."""
+    def known(self, keys: Sequence[BlockKey], salt: str) -> Iterator[CachedPrefix]:
+        """The contents of the first blocks, as far as they are known and verified, held or not."""
         parent: CachedPrefix | None = None
-        for index in range(max_blocks):
-            self.extend_keys(keys, token_ids, salt, index + 1)
-            digest, token_bytes = keys[index]
+        for digest, token_bytes in keys:
             found = self._by_digest.get(digest)
             if found is None or not found.is_prefix(parent, salt, token_bytes):
                 return
@@ -97,7 +85,7 @@ class PrefixCache:
             parent = found
 
     def extend_keys(self, keys: list[BlockKey], token_ids: Sequence[int], salt: str, num_blocks: int) -> None:
-        """Add the keys that are not there yet of the first `num_blocks` full blocks of `token_ids`."""
+        """Add the missing keys of the first `num_blocks` full blocks of `token_ids`."""
         for index in range(len(keys), num_blocks):
             token_bytes = tokens_to_bytes(token_ids[index * self.block_size : (index + 1) * self.block_size])
             parent_digest = keys[-1].digest if keys else salt_digest(salt)
@@ -105,18 +93,14 @@ class PrefixCache:
 
     def key_of(self, block_id: int) -> BlockKey | None:
         """The key of a block that a lookup can find; None of another block."""
-        prefix = self._of_block.get(block_id)
-        if prefix is None:
+        if (prefix := self._of_block.get(block_id)) is None:
             return None
         return BlockKey(prefix.digest, prefix.token_bytes).of_group(prefix.holders[block_id])
 
     def register(
         self, holders: Mapping[int, int], token_ids: Sequence[int], parent: CachedPrefix | None, salt: str
     ) -> CachedPrefix | None:
-        """Make full, written blocks of the same tokens findable; without holders, only what follows can be found.
-
-        Args:
-            holders: Each block's group of layers; 0 if there is one group.
+        """Make `holders`, full blocks of the same tokens, findable; without holders, only what follows can be found.
 
         Returns:
             The blocks' contents; None if their digest collides with other contents: then nothing was registered.
@@ -141,12 +125,3 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget every block. Nothing else refers to a prefix when no table is open."""
         self._of_block.clear()
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless both maps agree and every prefix's parent is findable."""
-        listed = {block_id: prefix for prefix in self._by_digest.values() for block_id in prefix.holders}
-        assert listed == self._of_block, f"blocks by digest {listed} and by id {self._of_block} differ"
-        for digest, prefix in self._by_digest.items():
-            assert prefix.digest == digest, f"prefix filed under a foreign digest: {prefix}"
-            parent = prefix.parent
-            assert parent is None or self._by_digest.get(parent.digest) is parent, f"parent forgotten: {prefix}"

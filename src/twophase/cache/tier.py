@@ -1,4 +1,4 @@
-"""A KV tier: K and V that are kept elsewhere, and found again by what a block holds."""
+"""A KV tier: K and V that are kept elsewhere, and found again by a block's tokens."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class BlockKey(NamedTuple):
-    """What a full block is looked up by: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+    """The key of a full block: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
 
     digest: bytes
     token_bytes: bytes
@@ -24,17 +24,12 @@ class KVTier(Protocol):
     """A second place for full blocks: host memory, a disk, another process. `LLM(kv_tier=...)` takes one.
 
     The cache manager offers a block when it is about to be overwritten (`store`), and asks for blocks that continue a
-    prefix hit when a request is admitted (`match`, `load`). Each call does its work before it returns, between two
-    steps of the engine, so a block's contents are never half moved.
-
-    A key stands for a block's tokens, all tokens before them and the salt: two blocks of one key hold the same K and
-    V. If layers are in groups, each group's block has a key of its own.
+    prefix hit when a request is admitted (`match`, `load`). Each call does its work before it returns. A key stands for
+    a block's tokens, all tokens before them, the salt and the group of layers: blocks of one key hold the same K and V.
 
     Between `match` and `load` there may be a `store`, to make room for the very blocks that are loaded. So a tier with
-    a limit marks in `match` what it promises as just used.
-
-    A tier may lose what it was given: a block that it no longer has is a miss, and its tokens are computed. A call
-    that raises, or returns no number of blocks, counts as one that did nothing, and is logged.
+    a limit marks blocks in `match` as just used. A block that a tier has lost is a miss, and its tokens are
+    computed. A call that raises, or returns no number of blocks, is logged and counts as 0 blocks.
     """
 
     def attach(self, runner: Any) -> None:
@@ -51,11 +46,8 @@ class KVTier(Protocol):
         ...
 
     def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
-        """These blocks of the cache are about to be overwritten: keep copies of their contents, as far as wanted.
-
-        Returns:
-            How many blocks were copied.
-        """
+        """These blocks of the cache are about to be overwritten: keep copies of their contents, as far as wanted;
+        returns how many blocks were copied."""
         ...
 
 

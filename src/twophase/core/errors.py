@@ -47,10 +47,6 @@ class CacheStateError(TwophaseError):
     """A cache operation that would corrupt the cache (double free, foreign block ...). The cache is unchanged."""
 
 
-class BlockCopyError(TwophaseError):
-    """A shared block could not be copied for a sequence; says why."""
-
-
 class PolicyError(TwophaseError):
     """A scheduling policy planned an invalid step, or an empty step that would hang; names policy and rule."""
 

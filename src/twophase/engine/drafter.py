@@ -70,10 +70,15 @@ class Drafter(Protocol):
 class PacedDrafter(Protocol):
     """Drafting as the engine sees it: `Speculator` paces any drafter, and checks its drafts. Methods must not raise."""
 
+    @property
+    def num_wanted(self) -> int:
+        """Drafts for which the next plan has room in each decode."""
+        ...
+
     def draft(
         self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
     ) -> StepPlan:
-        """The plan with drafts, for which the scheduler has reserved room; tokens that the requests allow."""
+        """The plan with drafts in the room that it has for them; tokens that the requests allow."""
         ...
 
     def forget(self, seq_id: int) -> None:

@@ -198,7 +198,7 @@ class Engine:
         return outputs
 
     def _schedule(self, now_s: float) -> StepPlan:
-        plan = self._scheduler.schedule(now_s)
+        plan = self._scheduler.schedule(now_s, 0 if self.speculator is None else self.speculator.num_wanted)
         self._wake_s = plan.wake_s
         return plan
 

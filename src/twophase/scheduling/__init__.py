@@ -1,5 +1,4 @@
 """Which sequences run, and which blocks they have; no tensors.
 
-Public: `scheduler`, `config`, `sequence`, `request_validation`, `policy`, `default_policy`, `step` (one being planned),
-`ledger` (of blocks), `admission` (what it leaves them).
+Public: `scheduler`, `planner`, `policy`, `admission` (blocks left free), `limits` (request validation too), `sequence`.
 """

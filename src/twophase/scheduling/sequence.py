@@ -1,4 +1,4 @@
-"""A sequence: one completion of a request, its tokens, its blocks, and the states that it may pass through."""
+"""A sequence: one completion of a request, its tokens and its blocks."""
 
 import enum
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from twophase.core.request import Request
 
 
 class SequenceStatus(enum.Enum):
-    """The state of a sequence. A sequence holds blocks while it is RUNNING."""
+    """The state of a sequence. It holds blocks while it is RUNNING; a PREEMPTED one waits again. Any state may end."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,18 +18,9 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-# The legal transitions. An unfinished sequence may end in any state (abort, error).
-_NEXT_STATUS = {
-    SequenceStatus.WAITING: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
-    SequenceStatus.RUNNING: {SequenceStatus.PREEMPTED, SequenceStatus.FINISHED},
-    SequenceStatus.PREEMPTED: {SequenceStatus.RUNNING, SequenceStatus.FINISHED},
-    SequenceStatus.FINISHED: set(),
-}
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its output so far. Mutable; only the scheduler changes it.
+    """A prompt and its output so far. Mutable; only the scheduler and its planner change it.
 
     Tokens [0, num_computed_tokens) are in pages; [num_computed_tokens, len(token_ids)) are to be computed. A decoding
     sequence has exactly one token to compute: its newest one, sampled but not yet run through the model.
@@ -46,7 +37,6 @@ class Sequence:
         num_completions: Completions it stands for: the request's n until the prompt is computed and the sequence
             forks, then 1. A running sequence takes as many places (of max_num_seqs).
         rank: The policy's sort key; the smallest runs first.
-        status: See `become`.
         num_computed_tokens: Tokens whose K and V are in its pages.
         table: Its pages while it runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
@@ -74,8 +64,7 @@ class Sequence:
     @classmethod
     def of_request(cls, seq_id: int, request: Request, max_model_len: int) -> "Sequence":
         """Completion 0 of a request, standing for all of them until it forks."""
-        params = request.sampling_params
-        num_prompt_tokens = len(request.prompt_token_ids)
+        params, num_prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
         eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
         return cls(
             seq_id=seq_id,
@@ -91,19 +80,8 @@ class Sequence:
 
     def fork(self, seq_id: int, index: int) -> "Sequence":
         """Another completion of the same request, with the same tokens so far and without blocks."""
-        return replace(
-            self,
-            seq_id=seq_id,
-            index=index,
-            token_ids=list(self.token_ids),
-            num_completions=1,
-            table=None,
-        )
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """The generated tokens, a stop token included (a copy)."""
-        return self.token_ids[self.num_prompt_tokens :]
+        token_ids = list(self.token_ids)
+        return replace(self, seq_id=seq_id, index=index, token_ids=token_ids, num_completions=1, table=None)
 
     @property
     def open_table(self) -> KVTable:
@@ -127,9 +105,3 @@ class Sequence:
         """One token to compute, and it is an output token."""
         num_tokens = len(self.token_ids)
         return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
-
-    def become(self, status: SequenceStatus) -> None:
-        """Change status; raises RuntimeError, and changes nothing, if the transition is not legal."""
-        if status not in _NEXT_STATUS[self.status]:
-            raise RuntimeError(f"sequence {self.seq_id} cannot go from {self.status.value} to {status.value}")
-        self.status = status

@@ -15,7 +15,7 @@ from typing import Any
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.cache.tier import BlockKey
 from twophase.model.config import ModelConfig
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase_features.parallel._transfers import TransferRecord
 
 

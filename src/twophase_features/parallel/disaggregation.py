@@ -37,7 +37,7 @@ from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
-from twophase.scheduling.request_validation import check_request
+from twophase.scheduling.limits import check_request
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel import _protocol as wire

@@ -6,8 +6,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import apply_rules, optional, whole_number
-from twophase.scheduling.default_policy import by_priority, decodes_and_begun
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.policy import Policy, Step, by_priority, decodes_and_begun
 from twophase.scheduling.sequence import Sequence
 
 OUTPUT_WEIGHT = 2  # of a generated token, where a prompt's counts 1: the weights of the paper's experiments

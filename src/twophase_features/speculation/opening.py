@@ -13,7 +13,7 @@ from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig
 from twophase.model.llama import LlamaModel
 from twophase.model.tokenizer import Tokenizer
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
 from twophase_features.speculation.drafters import NgramDrafter

@@ -38,12 +38,15 @@ class Speculator:
         self._knows_plan = False
         self._has_complained = False
 
+    @property
+    def num_wanted(self) -> int:
+        """Drafts wanted of each decode in the next step: 0 while drafting does not pay."""
+        return self.max_drafts if self.gate is None or self.gate.is_drafting else 0
+
     def draft(
         self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
     ) -> StepPlan:
-        """The plan with drafts; while drafting does not pay, no room is reserved."""
-        if self.gate is None or self.gate.is_drafting:
-            plan = scheduler.reserve_drafts(self.max_drafts)
+        """The plan with drafts in the room that it has for them."""
         self.note_plan(plan)
         requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
         drafts = zip(requests, self.propose(requests), strict=True)

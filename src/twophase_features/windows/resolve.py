@@ -11,7 +11,7 @@ from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
 from twophase.model.llama import layer_groups
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase_features.windows.layer_groups import LayerGroups
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import NEVER, BlockTable, CacheManager
 from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.plan import BlockCopy
@@ -21,30 +20,19 @@ class WindowedTable(BlockTable):
     order of the groups.
 
     Attributes:
-        num_groups: Groups of layers.
         first_kept: Places before this one that hold no sink are FREED in the groups that see a window.
         free_at: Computed tokens at which the block of place `first_kept` is freed.
         num_reserved_tokens: Tokens up to which the table may grow whatever others take.
     """
 
-    num_groups: int = 1
     first_kept: int = 0
     free_at: int = NEVER
     num_reserved_tokens: int = 0
 
     @property
-    def num_offered_tokens(self) -> int:
-        """Tokens behind the hit whose K and V the KV tier has."""
-        return len(self.offered) // self.num_groups * self.block_size
-
-    @property
     def held_blocks(self) -> list[int]:
         """The blocks that the table has a reference to, in order."""
         return [block_id for block_id in self.block_ids if block_id != FREED]
-
-    def of_group(self, group: int) -> list[int]:
-        """The blocks of one group of layers, in order."""
-        return self.block_ids[group :: self.num_groups]
 
 
 class WindowedCache(CacheManager):
@@ -73,6 +61,8 @@ class WindowedCache(CacheManager):
         window: Which keys queries see. Attention must see no others: their blocks are given away.
         sees_all: For each group of layers, whether its queries see all keys in spite of the window.
     """
+
+    table_class = WindowedTable
 
     def __init__(
         self,
@@ -114,7 +104,6 @@ class WindowedCache(CacheManager):
         Raises:
             CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
         """
-        self._require_no_less(table, num_tokens)
         return max(0, sum(self._to_come(table, num_tokens)) - sum(self._reserved(table)))
 
     def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
@@ -141,11 +130,6 @@ class WindowedCache(CacheManager):
     @property
     def _num_sink_blocks(self) -> int:
         return self.window.freed_blocks(0, self.block_size).start
-
-    def _num_places(self, table: Any, num_tokens: int) -> int:
-        """Places for which a table takes blocks to have room for `num_tokens`, the copy of a shared one included."""
-        num_more = -(-num_tokens // self.block_size) - len(table.block_ids) // self.num_groups
-        return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
 
     def _to_come(self, table: Any, num_tokens: int) -> list[int]:
         """For each group, the free blocks that a table takes on its way to `num_tokens` before the first comes back."""
@@ -174,7 +158,9 @@ class WindowedCache(CacheManager):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         self._num_reserved = None
-        return super().open(token_ids, salt, count_in_stats, keys)
+        table = super().open(token_ids, salt, count_in_stats, keys)
+        self._note_freed(table, self.window.freed_blocks(table.num_cached_tokens, self.block_size).stop)
+        return table
 
     def reserve(self, table: Any, num_tokens: int) -> None:
         """The table may grow to `num_tokens` chunk by chunk, as the class says. It takes no block yet."""
@@ -183,42 +169,15 @@ class WindowedCache(CacheManager):
         self._filling.add(table)
         self._num_reserved = None
 
-    def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
-        """As `CacheManager`, in chunks: as many blocks at a time as the reservation has room for."""
-        loaded: list[int] = []
-        while self.tier is not None and table.offered:
-            num_tokens = self.room(table, table.num_tokens + table.num_offered_tokens, num_free=0)
-            num_keys = self._index((num_tokens - table.num_tokens) // self.block_size)
-            keys, table.offered = table.offered[:num_keys], table.offered[num_keys:]
-            self.grow(table, num_tokens)
-            block_ids = self._fill(self.tier, table, token_ids, keys) if keys else []
-            loaded += block_ids
-            if not keys or len(block_ids) < len(keys):  # there is no room, or the tier has lost some
-                table.offered = ()
-        return loaded
-
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
-        self._require_no_less(table, num_tokens)
-        if num_tokens == table.num_tokens:
-            return ()
-        num_places, copies_tail = self._num_places(table, num_tokens), self._must_copy_tail(table)
-        self._require_free(_beyond(self._reserved(table), num_places))
-        new_ids = self._take(num_places * self.num_groups)
-        copies: tuple[BlockCopy, ...] = ()
-        if copies_tail:
-            shared_ids = table.block_ids[-self.num_groups :]
-            for shared_id in shared_ids:
-                self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
-            copies = tuple(map(BlockCopy, shared_ids, new_ids))
-            del table.block_ids[-self.num_groups :]
-        table.block_ids += new_ids
-        self._note_growth(table, num_tokens, copies_tail)
+        self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))
+        copies = super()._grow_by_blocks(table, num_tokens)
         self._num_reserved = None
         return copies
 
     def truncate(self, table: Any, num_tokens: int) -> None:
         if (
-            FREED in table.block_ids[self._index(max(0, num_tokens) // self.block_size) :]
+            FREED in table.block_ids[max(0, num_tokens) // self.block_size * self.num_groups :]
             and num_tokens < table.num_tokens
         ):
             raise CacheStateError(f"Can't cut a table to {num_tokens} tokens: a block behind them left the window.")
@@ -248,7 +207,7 @@ class WindowedCache(CacheManager):
         super().close(table)
         self._end_reservation(table)
 
-    # -- reports and checks
+    # -- reports
 
     def num_in_use_by_kind(self) -> dict[str, int]:
         """Blocks in use of the layers that see all keys ('full'), and of those that see a window ('sliding').
@@ -258,43 +217,19 @@ class WindowedCache(CacheManager):
         held: dict[str, set[int]] = {"full": set(), "sliding": set()}
         for table in self._tables:
             for group, sees_all in enumerate(self.sees_all):
-                held["full" if sees_all else "sliding"].update(table.of_group(group))
+                held["full" if sees_all else "sliding"].update(table.block_ids[group :: self.num_groups])
         return {kind: len(block_ids - {FREED}) for kind, block_ids in held.items()}
-
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        for table in self._tables:
-            freed = [index for index, block_id in enumerate(table.block_ids) if block_id == FREED]
-            expected = self._in_window(range(self._num_sink_blocks, table.first_kept))
-            assert freed == expected, f"freed {freed} of {table}"
-            assert (table in self._filling) == (table.num_reserved_tokens > 0), f"reserved: {table}"
 
     # -- parts of the above
 
-    def _new_table(self, block_ids: list[int], salt: str) -> WindowedTable:
-        num_cached = len(block_ids) // self.num_groups * self.block_size
-        publish_at = num_cached + self.block_size if self.enable_prefix_caching else NEVER
-        table = WindowedTable(self.block_size, salt, block_ids, num_cached, num_cached, publish_at, 0)
-        table.num_groups = self.num_groups
-        self._note_freed(table, self.window.freed_blocks(num_cached, self.block_size).stop)
-        return table
-
-    def _offered(self, tier: KVTier, keys: list[BlockKey]) -> list[BlockKey]:
-        of_groups = [key.of_group(group) for key in keys for group in range(self.num_groups)]
-        offered = super()._offered(tier, of_groups)
-        return offered[: len(offered) - len(offered) % self.num_groups]
-
-    def _index(self, place: int) -> int:
-        return place * self.num_groups
-
     def _holders(self, table: Any, place: int) -> dict[int, int]:
-        block_ids = table.block_ids[self._index(place) : self._index(place + 1)]
+        block_ids = table.block_ids[place * self.num_groups : (place + 1) * self.num_groups]
         return {block_id: group for group, block_id in enumerate(block_ids) if block_id != FREED}
 
     def _in_window(self, places: Iterable[int]) -> list[int]:
         """Where a table has the blocks of these places, of the groups that see a window."""
         groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]
-        return [self._index(place) + group for place in places for group in groups]
+        return [place * self.num_groups + group for place in places for group in groups]
 
     def _note_freed(self, table: Any, first_kept: int) -> None:
         table.first_kept, table.free_at = first_kept, self.window.num_tokens_to_free(first_kept, self.block_size)

@@ -20,11 +20,9 @@ class WindowedPrefixes(PrefixCache):
         self.window = window
         self.sees_all = tuple(sees_all)
 
-    def lookup(
-        self, token_ids: Sequence[int], salt: str, max_blocks: int, keys: list[BlockKey]
-    ) -> tuple[list[int], CachedPrefix | None]:
-        """Blocks that hold the longest usable prefix of `token_ids`, at most `max_blocks` in each group of layers, and
-        the contents of the last place.
+    def lookup(self, keys: Sequence[BlockKey], salt: str) -> tuple[list[int], CachedPrefix | None]:
+        """Blocks of each group of layers that hold the longest usable prefix of the blocks with these keys, and the
+        contents of the last place.
 
         A prefix is usable if every block is there that the next query sees, in every group. FREED stands for those that
         it does not see, whether they are there or not. The answer is ordered as a table's blocks are.
@@ -32,7 +30,7 @@ class WindowedPrefixes(PrefixCache):
         chain: list[CachedPrefix] = []
         num_hit, groups = 0, range(len(self.sees_all))
         num_leading, num_trailing = [0 for _ in groups], [0 for _ in groups]  # blocks without a gap from either end
-        for found in self.known(token_ids, salt, max_blocks, keys):
+        for found in self.known(keys, salt):
             chain.append(found)
             held_groups = set(found.holders.values())
             is_usable = True

@@ -4,8 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
 

@@ -10,9 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase import LLM, SamplingParams
-from twophase.cache.block_table import BlockTable
 from twophase.cache.kv_cache import KVCache
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel, attention_spec

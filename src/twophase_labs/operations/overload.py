@@ -13,8 +13,7 @@ from typing import Any, final
 
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.default_policy import by_priority, decodes_first
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.operations.service import ON_L4, Asked, Traffic, drawn
 from twophase_tools.load.slo import Slo

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any, final
 
 from twophase.cache.manager import CacheManager
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.default_policy import by_priority, decodes_first
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.scheduling.memory import Held

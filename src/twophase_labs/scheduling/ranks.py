@@ -4,9 +4,8 @@ from typing import Any
 
 from twophase.cache.manager import CacheManager
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_labs.machine.checks import number, reject
 

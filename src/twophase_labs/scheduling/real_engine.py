@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from twophase import LLM
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_tools.bench.serve import ServingRun, serve
 from twophase_tools.load.workloads import TimedRequest
 

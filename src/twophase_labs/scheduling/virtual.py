@@ -11,7 +11,7 @@ from typing import NamedTuple
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepPlan, StepTrace
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_tools.load.records import RequestRecord

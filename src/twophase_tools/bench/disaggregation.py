@@ -16,8 +16,7 @@ import torch
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.llm import LLM
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.parallel.disaggregation import DecodeEngine, disaggregated
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy

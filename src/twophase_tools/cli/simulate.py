@@ -239,7 +239,7 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, Callable[[], Schedul
 
 
 def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], list[str]]":
-    from twophase.scheduling.config import SchedulerConfig
+    from twophase.scheduling.limits import SchedulerConfig
     from twophase_tools.simulate.cost_model import RooflineCostModel
     from twophase_tools.simulate.hardware import hardware_named
     from twophase_tools.simulate.model_shapes import model_shape

@@ -10,12 +10,9 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from twophase.cache.allocator import KVAllocator
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import StepPlan
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy, Refusal
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
@@ -35,7 +32,7 @@ REPEATING_POLICIES: tuple[type[Policy], ...] = (
     StaticPolicy,
 )
 
-_RANK = attrgetter("rank")
+_ORDER = attrgetter("rank", "seq_id")
 _Move = int
 _GROW, _PUBLISH, _END = range(3)
 
@@ -62,7 +59,7 @@ def repeated_sequences(scheduler: Scheduler, plan: StepPlan, is_undisturbed: boo
     if len(sequences) < scheduler.num_running:
         return []  # among them those that have just forked: their first step copies a block
     if not is_all_decodes:
-        sequences.sort(key=_RANK)  # those that have just done their prompt take their places
+        sequences.sort(key=_ORDER)  # those that have just done their prompt take their places
     return sequences
 
 
@@ -75,7 +72,7 @@ def _refuses_again(scheduler: Scheduler) -> bool:
     """
     policy = scheduler.policy
     is_same_rule = not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
-    return is_same_rule or scheduler.refusal is Refusal.PLACES
+    return is_same_rule or scheduler.planner.refusal is Refusal.PLACES
 
 
 def num_repeats(cache: KVAllocator, sequences: Seq[Sequence]) -> int:
@@ -122,7 +119,7 @@ def repeat_decodes(
         token_of: The token that a sequence samples in each of the steps; no stop token.
         after_step: Called with 0 .. num_steps-1 when the scheduler's counts and blocks are as after that step.
     """
-    ledger, block_size = scheduler.ledger, scheduler.cache.block_size
+    planner, cache, block_size = scheduler.planner, scheduler.cache, scheduler.cache.block_size
     moves: list[tuple[int, int, _Move]] = []  # (twice the step, plus one when it has run; which sequence; what)
     lengths = [len(sequence.token_ids) for sequence in sequences]
     ended: list[Sequence] = []
@@ -145,14 +142,14 @@ def repeat_decodes(
         while after_step is not None and num_done < step:
             after_step(num_done)
             num_done += 1
-        ledger.grow(sequence, lengths[i] + step)
+        cache.grow(sequence.table, lengths[i] + step)
         if move == _PUBLISH:
-            ledger.confirm(sequence, lengths[i] + step)
+            planner.confirm(sequence, lengths[i] + step)
         elif move == _END:
             scheduler.finish(sequence.seq_id, "length")
     for sequence, num_tokens in zip(sequences, lengths, strict=True):
         if sequence.table is not None:
-            ledger.grow(sequence, num_tokens + num_steps - 1)
+            cache.grow(sequence.table, num_tokens + num_steps - 1)
             sequence.num_computed_tokens = num_tokens + num_steps - 1
     while after_step is not None and num_done < num_steps:
         after_step(num_done)

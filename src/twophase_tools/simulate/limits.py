@@ -4,7 +4,7 @@ from typing import Any
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import HostMemoryTier

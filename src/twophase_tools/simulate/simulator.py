@@ -98,7 +98,7 @@ class Replica:
     @property
     def capacity_tokens(self) -> int:
         """Slots of its K/V pool."""
-        return self._scheduler.ledger.num_slots
+        return self._scheduler.planner.num_slots
 
     def num_outstanding(self, time_s: float | int) -> int:
         """Requests submitted and not finished at `time_s`."""

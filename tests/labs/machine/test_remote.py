@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from twophase.scheduling.default_policy import by_priority
+from twophase.scheduling.policy import by_priority
 from twophase_labs.machine.checks import Rejected, compare, fresh, raises, reject, unchanged
 from twophase_labs.machine.grading.remote import AnswerGone, Peer, Proxy, Rules, TrustedRules
 from twophase_labs.machine.grading.wire import Reader, Table, WireError, Writer

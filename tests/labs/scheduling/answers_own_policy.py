@@ -127,7 +127,7 @@ BY_BUDGET = f"""{START}
                 return
 """
 THE_PACKAGES = """
-from twophase.scheduling.default_policy import by_priority, decodes_first
+from twophase.scheduling.policy import by_priority, decodes_first
 
 
 class DecodesFirst(Policy):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import TwophaseError
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
@@ -20,7 +20,7 @@ from twophase_labs.scheduling.leaderboard import EntryError
 
 SEEDS = (4,)
 HEAD = """
-from twophase.scheduling.default_policy import *
+from twophase.scheduling.policy import *
 from twophase.scheduling.policy import Policy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy

@@ -3,8 +3,7 @@
 import pytest
 
 from twophase.core.errors import PolicyError
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.scheduling.challenge import COST, LIMITS, POOL, traffic
 from twophase_labs.scheduling.hidden_lengths import play

@@ -282,5 +282,9 @@ def check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch, whol
             each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
         }
         assert table.weight_bytes == sum(held.values())
-        assert table.block_bytes * 5 == llm.kv_cache.num_bytes == sum(each.nbytes for each in llm.kv_cache.storage)
+        assert (
+            table.block_bytes * 5
+            == llm.kv_cache.num_blocks * llm.kv_cache.spec.bytes_per_block
+            == sum(each.nbytes for each in llm.kv_cache.storage)
+        )
         assert table.workspace_bytes == step_bytes(llm.model.config, llm.scheduler.config, torch.float32)

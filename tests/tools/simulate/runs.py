@@ -4,7 +4,7 @@ import random
 
 from twophase.cache.manager import CacheManager
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import HostMemoryTier
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
+from tests.cache.integrity import check_integrity
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.ledger import Refusal
+from twophase.scheduling.policy import PriorityPolicy, Refusal
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
@@ -51,7 +51,7 @@ def state_of(scheduler):
         )
         for sequence in scheduler.sequences.values()
     ]
-    return rows, cache.stats(), cache._pool.cached_blocks(), list(cache._pool._blank)
+    return rows, cache.stats(), list(cache._pool._cached), list(cache._pool._blank)
 
 
 @pytest.mark.parametrize("seed", range(33))
@@ -84,7 +84,7 @@ def test_random_workloads_run_alike(seed):
     assert found.records == expected.records
     assert len(found.records) == 30
     assert state_of(at_once) == state_of(by_step)
-    at_once.cache.check_integrity()
+    check_integrity(at_once.cache)
 
 
 def decoding_pair(**options):
@@ -151,7 +151,7 @@ def test_stops_before_blocks_run_out(num_blocks):
     # They end with 34, 37 and 32 computed tokens: 9 + 10 + 8 blocks of 4.
     assert (most == 29) == (num_blocks >= 27)
     ended = repeat_decodes(scheduler, sequences, most, lambda s: -1 - s.seq_id)
-    scheduler.cache.check_integrity()
+    check_integrity(scheduler.cache)
     assert len(ended) == (3 if most == 29 else 0)
     if ended:
         return
@@ -176,7 +176,7 @@ def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_s
     step(scheduler)
     scheduler.add(request("late", 0, 32, 4))
     plan = step(scheduler)
-    assert (plan.num_decodes, scheduler.refusal) == (4, reason)
+    assert (plan.num_decodes, scheduler.planner.refusal) == (4, reason)
     assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.PLACES else 0)
     assert len(step(scheduler).chunks) == (4 if reason is Refusal.PLACES else 1)
 

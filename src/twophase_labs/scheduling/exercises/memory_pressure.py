@@ -6,8 +6,7 @@ from typing import Any
 from twophase.cache.allocator import KVAllocator
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.default_policy import by_priority
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
@@ -188,7 +187,7 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
         0, scheduler.cache.num_free_blocks - len(running) - math.ceil(watermark * num_blocks) - draw.integer(0, 2)
     )
     num_prompt = max(1, min(4 * tight - draw.integer(0, 4), 60))
-    scheduler.ledger.config = type(scheduler.config)(**limits, watermark=watermark)
+    scheduler.planner.config = type(scheduler.config)(**limits, watermark=watermark)
     add("new", num_prompt, draw.integer(1, 6))
     newcomer = held(next(s for s in scheduler.sequences.values() if s.request.request_id == "new"))
     plan = scheduler.schedule()

@@ -4,8 +4,7 @@ from functools import cache
 from typing import Any
 
 from twophase.core.errors import ConfigError, PolicyError
-from twophase.scheduling.default_policy import PriorityPolicy
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_labs.machine.checks import Draw, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.scheduling import challenge

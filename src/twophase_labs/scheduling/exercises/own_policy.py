@@ -7,7 +7,7 @@ from typing import Any
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken, StepTrace
 from twophase.core.request import Request, SamplingParams
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_labs.machine.checks import Draw, compare, reject

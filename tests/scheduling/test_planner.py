@@ -1,4 +1,4 @@
-"""The block ledger: it alone moves blocks, and it says why a sequence stays out, for as long as that holds."""
+"""The planner: it alone moves blocks, and it says why a sequence stays out, for as long as that holds."""
 
 import ast
 from pathlib import Path
@@ -10,9 +10,7 @@ import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
 from twophase.core.errors import PolicyError
-from twophase.scheduling.default_policy import by_priority
-from twophase.scheduling.ledger import Refusal
-from twophase.scheduling.policy import Policy
+from twophase.scheduling.policy import Policy, Refusal, by_priority
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
 
@@ -24,7 +22,7 @@ def test_no_other_file_moves_blocks():
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr in MOVES and ast.unparse(node.value).endswith("cache"):
-                assert path.name == "ledger.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
+                assert path.name == "planner.py", f"{path}, line {node.lineno}: {ast.unparse(node)}"
 
 
 # Each time "a" runs and "b" waits. What keeps it out, and what has to happen so that it comes in.
@@ -45,13 +43,13 @@ def test_a_refusal_has_its_reason_and_ends_with_it(why):
     harness = Harness(**{"budget": 8, "block_size": 4, "prefix_caching": False} | options)
     harness.add(make_request("a", 8, 4))
     harness.step()
-    assert harness.scheduler.refusal is None  # nothing waits
+    assert harness.scheduler.planner.refusal is None  # nothing waits
     harness.add(late)
     while ("a", 0) not in harness.ends:
         harness.step()
-        assert harness.scheduler.refusal is reason
+        assert harness.scheduler.planner.refusal is reason
     harness.step()
-    assert harness.scheduler.refusal is None
+    assert harness.scheduler.planner.refusal is None
     assert harness.log[-1][1] == "b"
     harness.run().check_outputs()
 
@@ -67,11 +65,9 @@ class Asking(Policy):
         return by_priority(sequence)
 
     def plan(self, step):
-        before = {sequence.request.request_id: step.refusal_of(sequence) for sequence in step.waiting}
-        assert set(before.values()) <= {Refusal.POLICY}, "nobody was asked yet"
         for sequence in step.waiting:
             if not step.admit(sequence, self.max_tokens):
-                self.said.append((sequence.request.request_id, step.refusal_of(sequence)))
+                self.said.append((sequence.request.request_id, step._refusals[sequence.seq_id]))
         for sequence in step.running:
             if not sequence.is_decoding and sequence.num_computed_tokens:
                 step.prefill(sequence)
@@ -108,7 +104,7 @@ def test_what_is_preempted_stays_out_for_want_of_blocks():
     harness.add(make_request("a", 4, 8), make_request("b", 4, 8))
     while not harness.preempted:
         harness.step()
-    assert harness.scheduler.refusal is Refusal.BLOCKS
+    assert harness.scheduler.planner.refusal is Refusal.BLOCKS
     harness.run().check_outputs()
 
 
@@ -116,9 +112,9 @@ def test_places_come_back_from_what_never_forked():
     harness = Harness(max_num_seqs=4, budget=4)
     harness.add(make_request("a", 9, 4, n=4))
     harness.step()
-    assert harness.scheduler.ledger.num_free_places == 0
+    assert harness.scheduler.planner.num_free_places == 0
     harness.take(harness.scheduler.abort("a"))
-    assert harness.scheduler.ledger.num_free_places == 4
+    assert harness.scheduler.planner.num_free_places == 4
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):
@@ -132,7 +128,7 @@ def test_a_prompt_that_waits_is_hashed_once(monkeypatch):
     num_waiting = 0
     while harness.scheduler.num_waiting:
         harness.step()
-        num_waiting += harness.scheduler.refusal is Refusal.BLOCKS
+        num_waiting += harness.scheduler.planner.refusal is Refusal.BLOCKS
     assert num_waiting > 2
     of_late = [tokens for tokens in hashed if tokens == tokens_to_bytes(range(100, 104))]
     assert len(of_late) == 2, "looked up, and published"

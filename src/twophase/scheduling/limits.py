@@ -1,27 +1,54 @@
-"""Validation: a request that can never be served as asked is refused when it is added, with the numbers."""
+"""The scheduler's limits, and validation: a request that can never be served as asked is refused when it is added."""
 
 import bisect
-import math
-from numbers import Real
-from typing import Any
+from dataclasses import dataclass
 
 from twophase.cache.allocator import KVAllocator
-from twophase.core.errors import InvalidRequestError, prompt_too_long
+from twophase.core.errors import ConfigError, InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
-from twophase.scheduling.config import SchedulerConfig
-from twophase.scheduling.policy import Policy
-from twophase.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits on one step and on one sequence. `EngineConfig` checks each option by itself; here they must fit together.
+
+    Attributes:
+        max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
+        max_num_batched_tokens: Tokens computed in one step.
+        max_model_len: Prompt and output tokens of one sequence together.
+        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt that does not fit beside the
+            running decodes holds up the queue until they end.
+        admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
+            'optimistic': one block for each sequence (in each group of layers). 'reserve': the worst case, prompt and
+            `max_tokens`, so that no sequence is preempted for want of a block. 'estimate': the blocks of an output of
+            the average length so far; one block more for a sequence that is longer already.
+        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block. Without it a sequence may be preempted
+            right after an admission, and a crowded pool thrashes; see lab 4.
+        watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
+
+    Raises:
+        ConfigError: The token budget is below `max_num_seqs`.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_chunked_prefill: bool = True
+    reserve_growth: bool = True
+    watermark: int | float = 0.0
+    admission: str = "optimistic"
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens must be at least max_num_seqs, so that every running sequence can decode in "
+                f"every step, got {self.max_num_batched_tokens} < {self.max_num_seqs}; raise one or lower the other."
+            )
 
 
 def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator) -> None:
     """Raises InvalidRequestError naming the rule, both values and what to change."""
-    num_prompt_tokens = len(request.prompt_token_ids)
-    params = request.sampling_params
-    if not _is_time(request.arrival_s):
-        raise InvalidRequestError(
-            f"arrival_s must be a finite number, for policies plan by it, got {request.arrival_s!r:.50}; leave it out "
-            f"for a request that comes now."
-        )
+    params, num_prompt_tokens = request.sampling_params, len(request.prompt_token_ids)
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt must have at least one token, got none.")
     if num_prompt_tokens >= config.max_model_len:
@@ -72,36 +99,3 @@ def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cach
 
     most = max(1, config.max_model_len - num_prompt_tokens)
     return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
-
-
-def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
-
-    Raises:
-        InvalidRequestError: The policy raises, or its key is no tuple of numbers (and of tuples of them), or has a NaN.
-    """
-    request_id = sequence.request.request_id
-    try:
-        rank = policy.rank(sequence)
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
-        raise InvalidRequestError(
-            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
-            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
-        )
-    return rank
-
-
-def _is_time(value: object) -> bool:
-    """A number of seconds that may be added to others."""
-    try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
-
-
-def _sorts(value: object) -> bool:
-    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)

@@ -1,0 +1,345 @@
+"""The planner: the moves that a policy has in a step, and the rules that they keep."""
+
+import bisect
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from operator import attrgetter
+from typing import final
+
+from sortedcontainers import SortedKeyList
+
+from twophase.cache.allocator import KVAllocator, KVTable
+from twophase.core.errors import OutOfBlocksError, PolicyError
+from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
+from twophase.scheduling.admission import OutputLengths, growth_rule
+from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.policy import Policy, Refusal
+from twophase.scheduling.sequence import Sequence, SequenceStatus
+
+_ORDER = attrgetter("rank", "seq_id")  # sequences of equal rank go by arrival
+
+
+@final
+class Planner:
+    """The `Step` of policy.py, one step after another. It alone gives sequences blocks and places, and takes them back.
+
+    Invariant, whatever a policy asks for, also when a step is dropped or a method raises:
+
+    - A running sequence has a table and a place for each completion (`max_num_seqs` in all), a waiting one has neither.
+    - An admission reserves blocks for all tokens that the sequence has, so that a prefill, once begun, never waits.
+    - An admission leaves the watermark free, and what running sequences may still take by its rule (admission.py).
+    - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
+    - A block that is a copy of another one, or comes from the KV tier, is filled at once.
+
+    Attributes:
+        copy_blocks: Copies whole blocks of the K/V cache; the engine's runner has it (`Scheduler.connect`).
+        refusal: Why the first of the waiting sequences was not admitted by the latest plan; None if none waited.
+        output_lengths: The lengths of ended completions, which the scheduler notes.
+        now_s, num_stalled_steps: See `Step`.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy) -> None:
+        self.config = config
+        self.cache = cache
+        self.policy = policy
+        self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
+        self.output_lengths = OutputLengths()
+        self.refusal: Refusal | None = None
+        self.num_stalled_steps = 0
+        self._running: list[Sequence] = []  # by rank
+        self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
+        self._num_places_taken = 0
+        self._growth = growth_rule(config, cache, self.output_lengths)
+        self._failed: dict[int, Exception] = {}  # running, and they cannot go on
+        self._preempted: list[Sequence] = []  # and not in a plan yet
+        self._drafting: list[Sequence] = []  # with room for drafts
+        self._copies: list[BlockCopy] = []  # since the last step that was done, as the next two
+        self._loaded: list[int] = []
+        self._num_offloaded_before = 0
+        self._begin(0.0)
+
+    def _begin(self, now_s: int | float) -> None:
+        """A new step. The one before may not have been done: take back the room for drafts."""
+        self.now_s = now_s
+        self._wake_s: int | float | None = None
+        self._max_tokens = self.config.max_num_batched_tokens
+        self._num_tokens = 0  # planned
+        self._decodes: list[Sequence] = []
+        self._prefills: list[ScheduledChunk] = []
+        self._planned: set[Sequence] = set()
+        self._refusals: dict[int, Refusal] = {}
+        self._num_to_grow: int | None = None  # blocks that all running sequences may take; None: to be counted anew
+        for sequence in self._drafting:
+            if sequence.table is not None:
+                self.cache.truncate(sequence.table, len(sequence.token_ids))
+        self._drafting = []
+
+    # -- what a policy sees
+
+    @property
+    def budget(self) -> int:
+        return max(0, self._max_tokens - self._num_tokens)
+
+    @property
+    def num_free_places(self) -> int:
+        return self.config.max_num_seqs - self._num_places_taken
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._planned
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> Iterator[Sequence]:
+        position = 0
+        while position < len(self._waiting):
+            sequence = self._waiting[position]
+            yield sequence
+            position = self._waiting.bisect_key_right(_ORDER(sequence))
+
+    # -- what a policy can do
+
+    def decode(self, sequence: Sequence) -> bool:
+        if not self._is_running(sequence) or not self.budget or sequence.seq_id in self._failed:
+            return False
+        if not sequence.is_decoding:
+            raise PolicyError(
+                f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
+            )
+        copies: tuple[BlockCopy, ...] | None = None
+        while copies is None:
+            try:
+                copies = self.cache.grow(sequence.open_table, len(sequence.token_ids))
+            except OutOfBlocksError:
+                victim = next(each for each in reversed(self._running) if each not in self._planned)
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+        if copies:
+            try:
+                self.copy_blocks(copies)
+            except Exception as error:  # the sequence's last block is not filled
+                self._failed[sequence.seq_id] = error
+                return False
+            self._copies += copies
+        self._decodes.append(sequence)
+        self._planned.add(sequence)
+        self._num_tokens += 1
+        return True
+
+    def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
+        if not self._is_running(sequence):
+            return 0
+        if sequence.is_decoding:
+            raise PolicyError(f"a policy planned a prefill of sequence {sequence.seq_id}, which decodes already.")
+        return self._plan_chunk(sequence, max_tokens)
+
+    def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
+        if sequence.table is not None:
+            raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
+        # A sequence that outgrew the budget or, with a window, the pool could never go on in one piece.
+        is_too_long = len(sequence.token_ids) > min(self._max_tokens, self.num_slots)
+        may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)
+        if max_tokens is not None and max_tokens < 1:
+            refusal: Refusal | None = Refusal.POLICY
+        elif not self.budget:
+            refusal = Refusal.BUDGET
+        elif sequence.num_completions > self.num_free_places:
+            refusal = Refusal.PLACES
+        else:
+            refusal = self._open(sequence, may_split)
+        if refusal is not None:
+            self._refusals[sequence.seq_id] = refusal
+            return 0
+        self._waiting.remove(sequence)
+        self._run(sequence)
+        self._num_places_taken += sequence.num_completions
+        return self._plan_chunk(sequence, max_tokens if may_split else None)
+
+    def limit(self, max_tokens: int) -> None:
+        self._max_tokens = min(self._max_tokens, max_tokens)
+
+    def wait_until(self, when_s: int | float) -> None:
+        if not self.now_s < when_s < math.inf:
+            raise PolicyError(f"a policy can wait for a later time; it is {self.now_s} s, and it asked for {when_s}.")
+        self._wake_s = when_s
+
+    # -- the rules
+
+    @property
+    def num_slots(self) -> int:
+        """The most tokens that can have a slot at once."""
+        return self.cache.num_blocks // self.cache.num_blocks_at_most(1) * self.cache.block_size
+
+    def _is_running(self, sequence: Sequence) -> bool:
+        """Whether a sequence that is not planned yet runs; False if it was preempted in this step."""
+        if sequence in self._planned:
+            raise PolicyError(f"a policy planned sequence {sequence.seq_id} twice in one step; once is the most.")
+        if sequence.table is None and sequence not in self._preempted:
+            raise PolicyError(f"a policy planned sequence {sequence.seq_id}, which is not running: admit it first.")
+        return sequence.table is not None
+
+    def _open(self, sequence: Sequence, may_split: bool) -> Refusal | None:
+        """Reserve blocks for all tokens of a waiting sequence; or tell why it cannot have them."""
+        num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
+        table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
+        is_hit = table.num_cached_tokens > 0
+        if is_hit:  # hit blocks may not come back to their owners
+            self._num_to_grow = None
+        num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
+        if may_split:
+            fits = self.cache.num_blocks_needed(table, num_tokens) <= num_spare
+        else:
+            fits = self.cache.room(table, num_tokens, num_spare) == num_tokens
+        refusal = None if fits else Refusal.BLOCKS
+        if not may_split and num_tokens - num_known > self.budget:
+            refusal = Refusal.BUDGET
+        if refusal is not None:
+            self._num_to_grow = None if is_hit else self._num_to_grow
+            self.cache.close(table)
+            return refusal
+        self.cache.reserve(table, num_tokens)
+        self._loaded += self.cache.load(table, sequence.token_ids)
+        sequence.table, sequence.block_keys = table, []
+        sequence.num_computed_tokens = table.num_cached_tokens
+        if is_first_time:
+            sequence.num_cached_tokens = table.num_cached_tokens
+        if self._num_to_grow is not None:
+            self._num_to_grow += self._growth(sequence, table)
+        return None
+
+    def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
+        """Free blocks that a sequence may take for its prompt, by the invariant. Alone it may take all: `check_request`
+        found the pool large enough."""
+        is_running = sequence.table is not None
+        if len(self._running) == is_running:
+            return self.cache.num_free_blocks
+        if self._num_to_grow is None:
+            self._num_to_grow = sum(self._growth(each, each.open_table) for each in self._running)
+        num_own = 0 if is_running else self._growth(sequence, table)
+        num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
+        return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
+
+    def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
+        """The next chunk of a prefill; returns its tokens. It takes reserved blocks, and blocks that an admission could
+        take too."""
+        num_tokens = min(sequence.num_uncomputed_tokens, self.budget)
+        if max_tokens is not None:
+            num_tokens = max(0, min(num_tokens, max_tokens))
+        table, start = sequence.open_table, sequence.num_computed_tokens
+        end = start + num_tokens
+        if end > table.num_tokens:
+            end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))
+            self.cache.grow(table, end)
+            self._num_to_grow = None
+        if end > start:
+            num_samples = sequence.num_completions if end == len(sequence.token_ids) else 0
+            token_ids = sequence.token_ids[start:end]
+            self._prefills.append(ScheduledChunk(sequence.seq_id, token_ids, start, table.block_ids, num_samples))
+            self._planned.add(sequence)
+            self._num_tokens += end - start
+        return end - start
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        bisect.insort(self._running, sequence, key=_ORDER)
+
+    def _preempt(self, victim: Sequence) -> None:
+        """A running sequence loses its blocks and waits again."""
+        self.remove(victim)
+        victim.status = SequenceStatus.PREEMPTED
+        victim.num_preemptions += 1
+        self._preempted.append(victim)
+        self._refusals[victim.seq_id] = Refusal.BLOCKS
+        self.add(victim)
+        self.policy.note_waiting(victim)
+
+    # -- what the scheduler asks for
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.add(sequence)
+
+    def plan(self, now_s: int | float, max_drafts: int = 0) -> StepPlan:
+        """Plan a step, with room for up to `max_drafts` drafts behind each decode. Raises PolicyError."""
+        self._begin(now_s)
+        if self._running or self._waiting:
+            self.policy.plan(self)
+        self.refusal = self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None
+        if (self._running or self._waiting) and self.is_empty and not self._failed and self._wake_s is None:
+            why = "" if self.refusal is None else f" The first of them stays out for this reason: {self.refusal.value}."
+            raise PolicyError(
+                f"{self.policy} planned nothing, and waits for nothing, though {len(self._running)} sequences are "
+                f"running and {self.num_waiting} waiting: it would hang.{why}"
+            )
+        preempted, self._preempted = self._preempted, []
+        return StepPlan(
+            chunks=(*self._decode_chunks(max_drafts), *self._prefills),
+            num_decodes=len(self._decodes),
+            num_tokens=self._num_tokens,
+            copies=tuple(self._copies),
+            preempted=tuple(each.seq_id for each in preempted if each.status is not SequenceStatus.FINISHED),
+            loaded=tuple(self._loaded),
+            num_offloaded=self.cache.num_offloaded - self._num_offloaded_before,
+            failed=dict(self._failed),
+            wake_s=self._wake_s if self.is_empty else None,
+        )
+
+    def _decode_chunks(self, max_drafts: int) -> list[ScheduledChunk]:
+        """The planned decodes. Drafts get what the policy has left over: budget that no decode, prefill or newcomer
+        wanted, and blocks that are free and not reserved. So they cost no sequence its turn, whatever the policy."""
+        chunks, budget = [], self.budget
+        for sequence in self._decodes:
+            table, num_tokens = sequence.open_table, len(sequence.token_ids)
+            # If all drafts are accepted, another token is drawn after them: it must not be one too many.
+            num_drafts = min(max_drafts, budget, sequence.max_num_tokens - num_tokens - 1)
+            if num_drafts:
+                end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)
+                self.cache.grow(table, end)  # no copy: the decode has a last block of its own
+                self._drafting.append(sequence)
+                num_drafts = end - num_tokens
+                budget -= num_drafts
+            token_ids = sequence.token_ids[-1:]
+            chunks.append(ScheduledChunk(sequence.seq_id, token_ids, num_tokens - 1, table.block_ids, 1, num_drafts))
+        return chunks
+
+    def commit(self) -> None:
+        """The latest step was done. Called before its sequences change."""
+        stalls = not self._decodes and any(each.is_decoding and each not in self._planned for each in self._running)
+        self.num_stalled_steps = self.num_stalled_steps + 1 if stalls else 0
+        self._copies, self._loaded, self._drafting = [], [], []
+        self._num_offloaded_before = self.cache.num_offloaded
+
+    def confirm(self, sequence: Sequence, num_computed: int) -> None:
+        """A sequence's first `num_computed` tokens are in its blocks: the full ones may be shared. Room for drafts that
+        did not come, or were wrong, comes back."""
+        table, sequence.num_computed_tokens = sequence.open_table, num_computed
+        if len(sequence.token_ids) == num_computed < table.num_tokens:
+            self.cache.truncate(table, num_computed)
+        self.cache.publish(table, sequence.token_ids, num_computed)
+
+    def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
+        """The completions that a sequence stood for part, sharing its blocks and places."""
+        for fork in forks:
+            fork.table = self.cache.fork(sequence.open_table)
+        sequence.num_completions = 1
+        for fork in forks:
+            self._run(fork)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out of its queue. One that runs gives its blocks and places back."""
+        if sequence.table is None:
+            self._waiting.remove(sequence)
+            return
+        self.cache.close(sequence.table)
+        self._running.remove(sequence)
+        self._num_places_taken -= sequence.num_completions
+        self._failed.pop(sequence.seq_id, None)
+        sequence.table, sequence.num_computed_tokens = None, 0
