@@ -316,7 +316,7 @@ MUTANTS = [
     scheduler_mutant(
         "end of text missed on the first token",
         "if token_id in sequence.stop_token_ids:",
-        "if token_id in sequence.stop_token_ids and sequence.output_token_ids[1:]:",
+        "if token_id in sequence.stop_token_ids and len(sequence.token_ids) > sequence.num_prompt_tokens + 1:",
         test_timelines.test_end_of_text_as_the_very_first_token,
     ),
     scheduler_mutant(

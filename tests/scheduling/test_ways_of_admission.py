@@ -239,7 +239,7 @@ class TestEstimate:
         harness.step()
         first, _ = harness.scheduler.sequences.values()
         harness.take(harness.scheduler.finish(first.seq_id, "stop", "###"))
-        assert lengths.mean == pytest.approx(0.9 * 10 + 0.1 * len(first.output_token_ids))
+        assert lengths.mean == pytest.approx(0.9 * 10 + 0.1 * (len(first.token_ids) - first.num_prompt_tokens))
         so_far = lengths.mean
         harness.run()
         assert lengths.mean == pytest.approx(0.9 * so_far + 0.1 * 10)

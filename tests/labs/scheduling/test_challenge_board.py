@@ -21,7 +21,6 @@ from twophase_labs.scheduling.leaderboard import EntryError
 SEEDS = (4,)
 HEAD = """
 from twophase.scheduling.policy import *
-from twophase.scheduling.policy import Policy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
