@@ -400,10 +400,10 @@ check("7.3")
 # is sent.
 
 # %%
-from twophase_labs.many_machines import own_ranks
+from twophase_labs.many_machines import apart
 
 Transfer = use("7.3")
-handed = own_ranks.in_two_processes(take_layer, put_layer, Transfer)
+handed = apart.in_two_processes(take_layer, put_layer, Transfer)
 if handed.apart is None:
     print("not run here:", handed.why_not)
 else:

@@ -95,7 +95,6 @@ class KVAllocator(Protocol):
     def num_free_blocks(self) -> int:
         """Blocks that tables can still take, without those that are reserved."""
 
-    @abstractmethod
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
         """Free blocks that the table needs, beyond those it holds or has reserved, to have room for `num_tokens`.
 
@@ -104,6 +103,7 @@ class KVAllocator(Protocol):
         Raises:
             CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
         """
+        return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     # -- the life of a table
 

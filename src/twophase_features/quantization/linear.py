@@ -109,15 +109,6 @@ class Int4Linear:
             make_plain_linear(weight, bias, torch.bfloat16) if keeps_plain else None,
         )
 
-    @property
-    def num_outputs(self) -> int:
-        return self.scales_and_middles.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        in_plain = 0 if self.plain is None else self.plain.num_bytes
-        return self.packed.nbytes + self.scales_and_middles.nbytes + in_plain
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.plain is not None and x.shape[0] > FEW_ROWS:
             return self.plain(x)
@@ -142,14 +133,6 @@ class DynamicInt8Linear:
     scales: Float[Tensor, "O"]
     bias: Float[Tensor, "O"] | None
 
-    @property
-    def num_outputs(self) -> int:
-        return self.codes.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         codes, scales = to_int8_rows(x)
         product = torch._int_mm(codes, self.codes.t()) * (scales * self.scales)
@@ -168,14 +151,6 @@ class Float32Linear:
     """A float32 layer for narrower activations, which this CPU multiplies too slowly."""
 
     layer: TorchLinear
-
-    @property
-    def num_outputs(self) -> int:
-        return self.layer.num_outputs
-
-    @property
-    def num_bytes(self) -> int:
-        return self.layer.num_bytes
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         return self.layer(x.float()).to(x.dtype)
@@ -198,14 +173,6 @@ class PackedLinear:
         is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
         return cls(weight.with_codes(pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
-    @property
-    def num_outputs(self) -> int:
-        return self.stored.codes.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.stored.num_bytes
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         weight = self.stored
         if self.is_packed:
@@ -218,14 +185,6 @@ class ConcatLinear:
     """Linear layers of the same input with different kinds of weights; concatenates their outputs."""
 
     layers: tuple[Linear, ...]
-
-    @property
-    def num_outputs(self) -> int:
-        return sum(layer.num_outputs for layer in self.layers)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(layer.num_bytes for layer in self.layers)
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         return torch.cat([layer(x) for layer in self.layers], dim=-1)

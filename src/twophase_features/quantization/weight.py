@@ -93,12 +93,6 @@ class QuantizedWeight:
             minima=None if self.minima is None else self.minima[rows, scales],
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all stored tensors."""
-        tensors = (self.codes, self.scales, self.minima, self.input_order)
-        return sum(each.nbytes for each in tensors if each is not None)
-
     def with_codes(self, codes: Shaped[Tensor, "O I"]) -> "QuantizedWeight":
         """The same scales and minima."""
         return replace(self, codes=codes)
