@@ -4,7 +4,8 @@ Supports only the default model's format: architecture `llama`, tied embeddings,
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ class GGUFModel:
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
         return tokenizer.to_str(pretty=True)
 
-    def weights(self, on_progress: Callable[[int], None]) -> bytes:
+    def weights(self, on_progress: Callable[[int], object]) -> bytes:
         """All tensors in bf16 as the bytes of a safetensors file; reports bytes dequantised as it goes."""
         import numpy as np
         import torch
@@ -121,23 +122,21 @@ class GGUFModel:
             on_progress(2 * values.numel())
         return save(tensors, metadata={"format": "pt"})
 
-    def files(self, on_progress: Callable[[int], None]) -> dict[str, Callable[[], bytes]]:
-        """File name -> how to make its bytes, with the weights in bf16; they take longest and come first."""
-        return {WEIGHTS_FILE: lambda: self.weights(on_progress)} | self._small_files()
-
-    def files_as_stored(self) -> dict[str, Callable[[], bytes]]:
-        """The same with the GGUF file itself for weights."""
-        return {self.path.name: self.path.read_bytes} | self._small_files()
-
-    def _small_files(self) -> dict[str, Callable[[], bytes]]:
+    def files(self, as_stored: bool, on_progress: Callable[[int], object]) -> dict[str, Callable[[], bytes]]:
+        """File name -> how to make its bytes. The weights come first: in bf16, or the GGUF file itself."""
+        contents = {
+            "config.json": self.config,
+            "tokenizer_config.json": self.tokenizer_config,
+            "special_tokens_map.json": self.special_tokens,
+            "generation_config.json": self.generation_config,
+        }
+        weights = self.path.read_bytes if as_stored else partial(self.weights, on_progress)
         return {
-            "config.json": lambda: _json_bytes(self.config()),
+            self.path.name if as_stored else WEIGHTS_FILE: weights,
             "tokenizer.json": lambda: self.tokenizer_json().encode(),
-            "tokenizer_config.json": lambda: _json_bytes(self.tokenizer_config()),
-            "special_tokens_map.json": lambda: _json_bytes(self.special_tokens()),
-            "generation_config.json": lambda: _json_bytes(self.generation_config()),
+            **{name: partial(_json_bytes, content) for name, content in contents.items()},
         }
 
 
-def _json_bytes(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+def _json_bytes(content: Callable[[], Mapping[str, Any]]) -> bytes:
+    return (json.dumps(content(), indent=2) + "\n").encode()

@@ -136,19 +136,12 @@ def _convert(gguf_path: Path, target: Path, recipe: Recipe, progress: bool) -> N
     from twophase_features.model_store._gguf_folder import GGUFModel
 
     _check_gguf(gguf_path)
-    model = GGUFModel(gguf_path)
-    is_as_stored = "weights" in recipe
+    model, is_as_stored = GGUFModel(gguf_path), "weights" in recipe
     weight_bytes = gguf_path.stat().st_size if is_as_stored else model.weight_bytes
     check_free_space(target, weight_bytes + SMALL_FILES_BYTES)
-    with tqdm(
-        desc=f"Preparing {target.name}",
-        total=weight_bytes if is_as_stored else 2 * weight_bytes,  # dequantised, then written
-        unit="B",
-        unit_scale=True,
-        disable=None if progress else True,  # None: only when stderr is a terminal
-    ) as bar:
-        files = model.files_as_stored() if is_as_stored else model.files(bar.update)
-        build(target, recipe, files, bar.update)
+    disable = None if progress else True  # None: only when stderr is a terminal
+    with tqdm(desc=f"Preparing {target.name}", total=weight_bytes, unit="B", unit_scale=True, disable=disable) as bar:
+        build(target, recipe, model.files(is_as_stored, bar.update))
 
 
 def _check_gguf(path: Path) -> None:
