@@ -116,14 +116,12 @@ BOOKKEEPING_MUTANTS = [
     ("windows are shared", CACHE, "num_sinks + n * (most - num_sinks)", "most"),
     ("sinks are not shared", CACHE, "num_sinks + n * (most - num_sinks)", "n * most"),
     # Reservations
-    ("what is reserved counts as free", CACHE, "return self._pool.num_free - self._num_reserved", "return self._pool.num_free"),
+    ("what is reserved counts as free", CACHE, "return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)", "return self._pool.num_free"),
     ("nothing is reserved", CACHE, "        table.num_reserved_tokens = num_tokens\n", ""),
-    ("the reservation of a hit block's owner stays", CACHE, "        self._num_reserved = None\n        return super().open", "        return super().open"),
     ("a closed table's reservation stays", CACHE, "        super().close(table)\n        self._end_reservation(table)\n", "        super().close(table)\n"),
     ("a reservation is for others too", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(0)"),
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), num_places))", "self._require_free(num_places * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
-    ("a block that came back is not reserved again", CACHE, "        self._note_freed(table, end)\n        self._num_reserved = None\n", "        self._note_freed(table, end)\n"),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
     ("loaded without room", CACHE, "table.num_offered_tokens, num_free=0)", "table.num_offered_tokens, num_free=self.num_free_blocks)"),
     # The KV tier
