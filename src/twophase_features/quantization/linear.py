@@ -14,7 +14,7 @@ dequantises them.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -171,12 +171,12 @@ class PackedLinear:
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "PackedLinear":
         is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
-        return cls(weight.with_codes(pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
+        return cls(replace(weight, codes=pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         weight = self.stored
         if self.is_packed:
-            weight = weight.with_codes(unpack_nibbles(weight.codes, is_signed=weight.minima is None))
+            weight = replace(weight, codes=unpack_nibbles(weight.codes, is_signed=weight.minima is None))
         return F.linear(x, weight.dequantize(x.dtype), self.bias)
 
 
