@@ -98,7 +98,7 @@ BOOKKEEPING_MUTANTS = [
     ("never freed", CACHE, "        if num_computed < table.free_at:\n            return\n        self._require", "        if True:\n            return\n        self._require"),
     ("freed block keeps its place in the table", CACHE, "block_id, table.block_ids[index] = table.block_ids[index], FREED", "block_id = table.block_ids[index]"),
     ("freed block leaks", CACHE, "            self._pool.release(block_id, is_cached=block_id in self._prefixes)\n", ""),
-    ("freed twice", CACHE, "        self._note_freed(table, end)\n        self._num", "        self._num"),
+    ("freed twice", CACHE, "        self._note_freed(table, end)\n\n    def fork", "\n    def fork"),
     ("freed when grown, not when computed", CACHE, "end = self.window.freed_blocks(num_computed, self", "end = self.window.freed_blocks(table.num_tokens, self"),
     ("a hit frees again", CACHE, "self.window.freed_blocks(num_cached, self.block_size).stop)\n        return table", "self.window.freed_blocks(0, self.block_size).stop)\n        return table"),
     ("a hit takes all", HITS, "FREED if place in unseen_by[group] else _newest", "_newest"),
