@@ -9,8 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save
+
 from twophase.core.errors import ModelFolderError
-from twophase_features.quantization.gguf_file import hugging_face_name, to_half_split
+from twophase_features.quantization.gguf_file import GGUFWeights, hugging_face_name
+from twophase_features.quantization.weight import QuantizedWeight
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -105,21 +109,13 @@ class GGUFModel:
 
     def weights(self, on_progress: Callable[[int], object]) -> bytes:
         """All tensors in bf16 as the bytes of a safetensors file; reports bytes dequantised as it goes."""
-        import numpy as np
-        import torch
-        from gguf import dequantize
-        from safetensors.torch import save
-
-        tensors = {}
-        for tensor in self._reader.tensors:
-            # fp32 tensors come as read-only views of the file, which torch does not take.
-            values = torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
-            if ".attn_q." in tensor.name:
-                values = to_half_split(values, self.field("llama.attention.head_count"))
-            elif ".attn_k." in tensor.name:
-                values = to_half_split(values, self.field("llama.attention.head_count_kv"))
-            tensors[hugging_face_name(tensor.name)] = values.to(torch.bfloat16).contiguous()
-            on_progress(2 * values.numel())
+        shapes = {hugging_face_name(each.name): tuple(map(int, each.shape[::-1])) for each in self._reader.tensors}
+        stored, tensors = GGUFWeights(self.path, shapes), {}
+        for name in shapes:
+            values = stored.read(name)
+            plain = values.dequantize() if isinstance(values, QuantizedWeight) else values
+            tensors[name] = plain.to(torch.bfloat16).contiguous()
+            on_progress(tensors[name].nbytes)
         return save(tensors, metadata={"format": "pt"})
 
     def files(self, as_stored: bool, on_progress: Callable[[int], object]) -> dict[str, Callable[[], bytes]]:
