@@ -24,7 +24,6 @@ from torch import Tensor
 from twophase.attention.select import runs_triton
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.schemes import Scheme
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 
 INT4_GROUPS = (32, 64, 128, 256)  # group sizes of torch's operator
@@ -46,7 +45,7 @@ def make_quantized_linear(
         return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
-    if dtype == torch.bfloat16 and _suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
+    if dtype == torch.bfloat16 and suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
         return Int4Linear.from_weight(weight, bias, keeps_plain)
     return make_plain_linear(weight, bias, dtype)
 
@@ -56,23 +55,6 @@ def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, 
     if can_pack(dtype):
         return make_linear(weight.dequantize(dtype), bias)
     return Float32Linear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
-
-
-def host_layer_bytes(
-    scheme: Scheme | None, num_outputs: int, num_inputs: int, dtype: torch.dtype, keeps_plain: bool = True
-) -> int:
-    """`num_bytes` of a CPU layer with such a weight, computed without the weight. Without a scheme: plain."""
-    values = num_outputs * num_inputs
-    if scheme is None:
-        return values * dtype.itemsize
-    if scheme.activations == "int8":
-        return values + num_outputs * torch.float32.itemsize
-    in_plain = values * (dtype if can_pack(dtype) else torch.float32).itemsize
-    group_size = scheme.group_size or num_inputs
-    if dtype == torch.bfloat16 and _suits_int4_operator(scheme.bits, group_size, num_outputs):
-        scales_and_middles = 2 * values // group_size * dtype.itemsize
-        return values // 2 + scales_and_middles + (in_plain if keeps_plain else 0)
-    return in_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +172,7 @@ class ConcatLinear:
         return torch.cat([layer(x) for layer in self.layers], dim=-1)
 
 
-def _suits_int4_operator(bits: int, group_size: int, num_outputs: int) -> bool:
+def suits_int4_operator(bits: int, group_size: int, num_outputs: int) -> bool:
     is_fit = bits == 4 and group_size in INT4_GROUPS and num_outputs % INT4_OUTPUTS == 0
     return is_fit and _has_int4_operator()
 
