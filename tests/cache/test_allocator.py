@@ -10,7 +10,7 @@ from twophase.cache.allocator import CacheStats, KVAllocator, KVTable
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
 

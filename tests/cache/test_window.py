@@ -6,8 +6,7 @@ from tests.cache.histories import NewCache
 from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import is_visible, snapshot
 from tests.cache.test_invariants import computed
-from twophase.cache.block_table import BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 

@@ -10,7 +10,6 @@ import twophase.scheduling.scheduler as scheduler_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
     test_failures,
-    test_ledger,
     test_pairs,
     test_policies,
     test_pressure,
@@ -21,9 +20,10 @@ from tests.scheduling import (
     test_timelines,
     test_ways_of_admission,
 )
+from tests.scheduling import test_planner as test_ledger
 from tests.scheduling import test_what_policies_are_told as TOLD
 from tests.scheduling.harness import Harness
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.request_level import DynamicPolicy

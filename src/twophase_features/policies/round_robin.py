@@ -7,8 +7,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import apply_rules, optional, whole_number
-from twophase.scheduling.default_policy import by_priority
-from twophase.scheduling.policy import Policy, Step
+from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
 
 

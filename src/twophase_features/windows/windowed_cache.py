@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twophase.cache.block_table import NEVER, BlockTable
-from twophase.cache.manager import CacheManager
+from twophase.cache.manager import NEVER, BlockTable, CacheManager
 from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase.core.plan import BlockCopy

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
-from twophase.core.outputs import RequestOutput
+from twophase.core.request import RequestOutput
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, PROGRAM, OwnDrafter
 from twophase_labs.advanced.guided_machine import CITY_RECORD, Machine, TrieNode, trie_of
