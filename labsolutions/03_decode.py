@@ -1959,6 +1959,7 @@ check("3.16")
 # needs: triton
 own_engine = use("3.16")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
+fullest = block_pictures.fullest_moment(llm.scheduler.cache)
 requests = {
     "The capital of France is": SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
     "Once upon a time, in a small village by the sea, there lived an old": SamplingParams(
@@ -2011,7 +2012,7 @@ print(
 
 # %%
 # needs: triton
-figure = draw_block_tables(llm.scheduler.cache.fullest, num_blocks=16, block_size=8)
+figure = draw_block_tables(fullest, num_blocks=16, block_size=8)
 
 # %% [markdown]
 # And the run, step by step, drawn from its own trace: everything in one column was computed together, in one batch.

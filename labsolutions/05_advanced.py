@@ -1628,14 +1628,15 @@ check("5.16")
 # The masks of all states are made beforehand, by your walk over the trie.
 
 # %%
-from twophase_labs.advanced import own_engine
+from twophase_labs.advanced import capstone
 
 names_to_ask, num_allowed = use("5.16")
-guidance = own_engine.own_guidance(advance, allowed_ids, num_allowed)
-print(f"{len(CITY_RECORD.edges)} masks, compiled in {guidance.compile_all(own_engine.RECORD):.1f} s")
+start_s = time.perf_counter()
+guidance = capstone.own_guidance(advance, allowed_ids, num_allowed)
+print(f"{len(guidance.masks)} masks, compiled in {time.perf_counter() - start_s:.1f} s")
 store = PrefixStore, block_hashes, names_to_ask
 mine = {"store": store, "draft": ngram_draft, "verify": verify, "mask": guidance}
-plain = own_engine.serve(own_engine.open_engine(), own_engine.workload())
+plain = capstone.serve(capstone.open_engine(), capstone.workload())
 
 # %% [markdown]
 # `plain` is the engine without sharing and drafting, the form kept by its own library. Now with your parts: all of
@@ -1658,8 +1659,8 @@ ways = {
 }
 served = {}
 for way, parts_in in ways.items():
-    requests = own_engine.workload(guided=way != "no form")
-    served[way] = own_engine.serve(own_engine.open_engine(**parts_in), requests)
+    requests = capstone.workload(guided=way != "no form")
+    served[way] = capstone.serve(capstone.open_engine(**parts_in), requests)
 
 # %% [markdown]
 # **Token for token** against the plain engine: no shared prefixes, no drafts, and the form kept by llguidance. A record
@@ -1676,7 +1677,7 @@ for way, one in {"the plain engine": plain, **served}.items():
     )
 
 # %%
-figure = own_engine.draw_ways({"the plain engine": plain, **served})
+figure = capstone.draw_ways({"the plain engine": plain, **served})
 
 # %% [markdown]
 # **Read the result.** Each part does one thing. Without the store every request computes the handbook itself and holds
@@ -1688,8 +1689,8 @@ figure = own_engine.draw_ways({"the plain engine": plain, **served})
 # front of the handbook?
 #
 # ```python
-# own_engine.serve(own_engine.open_engine(**mine), own_engine.workload(), every=0).num_hit_tokens
-# own_engine.serve(own_engine.open_engine(**mine), own_engine.workload(stamp="Ticket {}. ")).num_hit_tokens
+# capstone.serve(capstone.open_engine(**mine), capstone.workload(), every=0).num_hit_tokens
+# capstone.serve(capstone.open_engine(**mine), capstone.workload(stamp="Ticket {}. ")).num_hit_tokens
 # ```
 
 # %% [markdown]
@@ -1698,7 +1699,7 @@ figure = own_engine.draw_ways({"the plain engine": plain, **served})
 # The same document, the same two questions, and this time your store and your names decide what is computed.
 
 # %%
-yours = own_engine.open_engine(store=store)
+yours = capstone.open_engine(store=store)
 first_token(yours, prompt_of(100, 16))  # a warm-up
 for name, question in (("first", 20_000), ("second", 30_000)):
     metrics = first_token(yours, document + prompt_of(question, QUESTION))

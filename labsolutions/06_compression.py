@@ -732,12 +732,12 @@ check("6.8")
 # Your search looks at 128 tokens of the calibration text, for each matrix. Perplexity is measured on the other text.
 
 # %%
-from twophase_labs.compression import own_engine
+from twophase_labs.compression import own_engine, quality
 
 awq, quantize = use("6.8"), use("6.2")
-factors = own_engine.all_factors(awq, bits=4, group_size=64, num_steps=5)
+factors = calibrated.all_factors(awq, bits=4, group_size=64, num_steps=5)
 scaled_model = own_engine.in_groups(quantize, 4, factors)
-print(f"4 bits, groups of 64, AWQ: perplexity x {own_engine.perplexity_ratio(scaled_model):.3f}")
+print(f"4 bits, groups of 64, AWQ: perplexity x {quality.perplexity_ratio(scaled_model):.3f}")
 for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
     print(f"   {kind:7} factors that are not all 1 in {num_layers:2} of 30 layers, at most {largest:5.1f} : 1")
 
@@ -1346,7 +1346,7 @@ worst = sorted(parts.PARTS, key=formats.worth)[-4:]  # 8 bits instead of 4 avoid
 mixed = formats.mixed([int(part in worst) for part in parts.PARTS])
 damage = {"4 bits": formats.four, "four parts in 8 bits": mixed, "8 bits": formats.eight}
 for name, own in damage.items():
-    print(f"{name:20} {own.megabytes:5.1f} MB, all at once: {parts.measured_kl(own):.4f} nats")
+    print(f"{name:20} {quality.megabytes(own):5.1f} MB, all at once: {parts.measured_kl(own):.4f} nats")
 print("in 8 bits:", ", ".join(worst))
 measured("6.16", parts.measured_kl(formats.four) / one_by_one)
 
@@ -1412,10 +1412,11 @@ check("6.17")
 # %%
 choose_formats = use("6.17")
 options = formats.options()
-budgets = sorted({float(size) for size in range(58, 116)} | {own.megabytes + 1e-6 for own in damage.values()})
+sizes = {name: quality.megabytes(own) for name, own in damage.items()}
+budgets = sorted({float(size) for size in range(58, 116)} | {size + 1e-6 for size in sizes.values()})
 choices = [choose_formats(options, budget) for budget in budgets]
 predicted = [chosen and sum(option[i][1] for option, i in zip(options, chosen, strict=True)) for chosen in choices]
-parts.draw_budgets(budgets, predicted, {name: (own.megabytes, parts.measured_kl(own)) for name, own in damage.items()})
+parts.draw_budgets(budgets, predicted, {name: (sizes[name], parts.measured_kl(own)) for name, own in damage.items()})
 
 # %% [markdown]
 # ## 11. Capstone: your four bits in the engine
@@ -1432,11 +1433,11 @@ variants = {
     "AWQ, four parts in 8 bits": mixed,
     "nearest, groups of 32": own_engine.in_groups(quantize, 4, group_size=32),
 }
-speeds, wrote = own_engine.tokens_per_s({"as it is, float32": None, **variants})
-print(f"{own_engine.PROMPT} ...")
+speeds, wrote = quality.tokens_per_s({"as it is, float32": None, **variants})
+print(f"{quality.PROMPT} ...")
 for name, text in wrote.items():
     faster = speeds[name] / speeds["as it is, float32"]
-    size = f"{variants[name].megabytes:5.1f} MB" if name in variants else ""
+    size = f"{quality.megabytes(variants[name]):5.1f} MB" if name in variants else ""
     print(f"{name:26} {size:8} {faster:.1f} times the tokens per second: {text!r}")
 
 # %% [markdown]
@@ -1456,12 +1457,12 @@ check("6.18")
 
 # %%
 num_passed = 0
-print(f"as it is, float32: {own_engine.sums_right(None)}")
+print(f"as it is, float32: {quality.sums_right(None)}")
 for name, own in variants.items():
-    verdicts = own_engine.gate_of(own)
+    verdicts = quality.gate_of(own)
     passes = all(verdict.passed for verdict in verdicts)
     num_passed += passes
-    print(f"{name}: {'passes' if passes else 'FAILS'}; {own_engine.sums_right(own)}")
+    print(f"{name}: {'passes' if passes else 'FAILS'}; {quality.sums_right(own)}")
     for verdict in verdicts:
         print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
 measured("6.18", num_passed)

@@ -394,16 +394,16 @@ check("7.3")
 # of the *next* owner, in the middle. That is why `receive` says False once the transfer is over. (The engine's tier
 # goes by the block's hash instead: blocks whose hash no request expects are dropped, however late they come.)
 #
-# **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends them with your
-# `take_layer`, each layer in two messages; rank 0 asks your `Transfer`, writes with your `put_layer`, and decodes. Your
-# cells travel to both as source. One message of the second prompt is lost, once; one of the third is lost every time it
-# is sent.
+# **Your hand-over in two real processes.** Rank 1 computes three prompts with SmolLM2 and sends their full blocks with
+# your `take_layer`, each layer in two messages. Rank 0 is the engine, with a KV tier (`many_machines/own_tier.py`) that
+# asks your `Transfer` and writes with your `put_layer`. Your cells travel to both as source. One message of the second
+# prompt is lost, once; one of the third is lost every time it is sent.
 
 # %%
-from twophase_labs.many_machines import own_ranks
+from twophase_labs.many_machines import apart
 
 Transfer = use("7.3")
-handed = own_ranks.in_two_processes(take_layer, put_layer, Transfer)
+handed = apart.in_two_processes(take_layer, put_layer, Transfer)
 if handed.apart is None:
     print("not run here:", handed.why_not)
 else:

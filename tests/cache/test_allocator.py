@@ -31,9 +31,6 @@ class PlainAllocator(KVAllocator):
     def num_free_blocks(self):
         return len(self.free)
 
-    def num_blocks_needed(self, table, num_tokens):
-        return -(-num_tokens // self.block_size) - len(table.block_ids)
-
     def open(self, token_ids, salt="", count_in_stats=True, keys=None):
         return PlainTable()
 

@@ -74,10 +74,10 @@ def check_routing(module=experts) -> None:
     """By hand: softmax of (log 1, log 2, log 5, log 2) is (0.1, 0.2, 0.5, 0.2)."""
     logits = torch.tensor([[1.0, 2.0, 5.0, 2.1]]).log()
     for is_normed, expected in ((False, [5 / 10.1, 2.1 / 10.1]), (True, [5 / 7.1, 2.1 / 7.1])):
-        routing = module.route(logits, ExpertsConfig(4, 2, 8, is_normed, (0,)))
-        assert routing.experts.tolist() == [[2, 3]]
-        assert routing.weights.tolist() == [pytest.approx(expected)]
-        assert routing.weights.dtype == torch.float32
+        chosen, weights = module.route(logits, ExpertsConfig(4, 2, 8, is_normed, (0,)))
+        assert chosen.tolist() == [[2, 3]]
+        assert weights.tolist() == [pytest.approx(expected)]
+        assert weights.dtype == torch.float32
 
 
 def test_routing_by_hand():
@@ -158,7 +158,7 @@ def check_all(module) -> None:
         ("rows stay sorted", "rows[by_expert] = compute", "rows[:] = compute"),
         ("never normalised", "if config.norm_topk_prob:", "if False:"),
         ("always normalised", "if config.norm_topk_prob:", "if True:"),
-        ("weights forgotten", "(choices * routing.weights.unsqueeze(-1))", "choices"),
+        ("weights forgotten", "(choices * weights.unsqueeze(-1))", "choices"),
         ("wrong tokens", "x[by_expert // config.num_experts_per_tok]", "x[by_expert % len(x)]"),
         ("softmax over the chosen", "logits.float().softmax(dim=-1).topk(", "logits.float().sigmoid().topk("),
     ],

@@ -44,7 +44,7 @@ def test_killed_while_writing_weights_then_completed(smollm2_folder, empty_home)
     child = subprocess.Popen(
         [sys.executable, "-c", "from twophase_features.model_store.prepare import *; prepare_default_model()"]
     )
-    half_written = empty_home / f".{DEFAULT_MODEL}.partial" / "model.safetensors.tmp"
+    half_written = empty_home / f".{DEFAULT_MODEL}.partial" / "model.safetensors"
     while child.poll() is None and not half_written.exists():
         time.sleep(0.005)
     child.kill()

@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import ModelFolderError
 from twophase.model.config import load_config
-from twophase_features.model_store.prepare import prepare_as_stored
+from twophase_features.model_store.prepare import prepare_default_model
 from twophase_features.quantization import gguf_blocks
 from twophase_features.quantization.loader import open_tensors
 
@@ -208,7 +208,10 @@ def test_a_type_that_is_not_read_and_a_wrong_shape(tmp_path):
 def test_the_default_model_as_it_is_shipped(smollm2_folder):
     """The folder in bf16 was made of the file in 4 bits; the file, opened as it is, holds the same values."""
     config = load_config(smollm2_folder)
-    stored, plain = (open_tensors(folder, config) for folder in (prepare_as_stored(progress=False), smollm2_folder))
+    stored, plain = (
+        open_tensors(folder, config)
+        for folder in (prepare_default_model(as_stored=True, progress=False), smollm2_folder)
+    )
     assert not stored.is_plain("model.layers.0.mlp.up_proj.weight")
     for name in stored.shapes:
         tensor = stored.read(name)

@@ -525,7 +525,7 @@ MUTANTS = [
     policy_mutant(
         "turns go by rank",
         "round_robin",
-        "lambda candidate: self.turns.latest(candidate[0])",
+        "lambda candidate: self.turns.get(candidate[0].seq_id, 0)",
         "lambda candidate: candidate[0].rank",
         ROTATING.test_three_prompts_take_turns_of_two_a_step,
     ),
@@ -553,7 +553,7 @@ MUTANTS = [
     policy_mutant(
         "newcomers come first",
         "round_robin",
-        "        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn\n            self.turns.take(sequence)\n",
+        "        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn\n            self.turns[sequence.seq_id] = next(self.clock)\n",
         "        pass\n",
         ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn,
     ),
@@ -574,7 +574,7 @@ MUTANTS = [
     policy_mutant(
         "turns are kept when their sequences are gone",
         "round_robin",
-        "self._latest.pop(sequence.seq_id, None)",
+        "self.turns.pop(sequence.seq_id, None)",
         "pass",
         ROTATING.test_turns_are_forgotten_with_their_sequences,
     ),

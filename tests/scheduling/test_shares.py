@@ -102,20 +102,20 @@ class TestRotating:
         a, b = (Sequence.of_request(i, make_request("ab"[i], 9), max_model_len=64) for i in range(2))
         for sequence in (a, b):
             policy.note_waiting(sequence)
-        assert policy.turns.latest(a) < policy.turns.latest(b)
+        assert policy.turns[a.seq_id] < policy.turns[b.seq_id]
         a.num_preemptions = 1
         policy.note_waiting(a)
         policy.note_computed(a, 0, 1)
-        assert policy.turns.latest(a) < policy.turns.latest(b)
+        assert policy.turns[a.seq_id] < policy.turns[b.seq_id]
         policy.note_computed(a, 4, 0)
-        assert policy.turns.latest(a) > policy.turns.latest(b)
+        assert policy.turns[a.seq_id] > policy.turns[b.seq_id]
 
     def test_turns_are_forgotten_with_their_sequences(self):
         harness = Harness(policy=RotatingPolicy(4), num_blocks=6, prefix_caching=False)
         harness.add(*(make_request(name, 6, 9) for name in "abc"))
         harness.run().check_outputs()
         assert harness.preempted
-        assert harness.scheduler.policy.turns._latest == {}
+        assert harness.scheduler.policy.turns == {}
 
     @pytest.mark.parametrize("options", [{"chunk_tokens": 0}, {"chunk_tokens": 4, "max_tokens": 0}])
     def test_numbers_that_make_no_sense(self, options):

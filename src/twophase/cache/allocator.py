@@ -94,7 +94,6 @@ class KVAllocator(Protocol):
     def num_free_blocks(self) -> int:
         """Blocks that tables can still take: free and not reserved."""
 
-    @abstractmethod
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
         """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
         for the copy of a shared last block (copy-on-write) among them.
@@ -102,6 +101,7 @@ class KVAllocator(Protocol):
         Raises:
             CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
         """
+        return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
         """Up to how many tokens, at most `num_tokens`, the table has room with the blocks that it holds or has

@@ -22,14 +22,6 @@ class Linear(Protocol):
     custom ones in its place.
     """
 
-    @property
-    def num_outputs(self) -> int:
-        """O."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the weight in memory, all stored copies included; biases are not counted."""
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]: ...
 
 
@@ -45,14 +37,6 @@ class TorchLinear:
     weight: Float[Tensor, "O I"]
     bias: Float[Tensor, "O"] | None
     is_packed: bool
-
-    @property
-    def num_outputs(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.weight.numel() * self.weight.dtype.itemsize  # a packed tensor does not report its bytes
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.is_packed:

@@ -11,7 +11,6 @@ the K largest, divided by their sum or not.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -29,18 +28,6 @@ MixExperts = Callable[[Tensor, ComputeExperts], Tensor]
 DispatchExperts = Callable[[Tensor, MixExperts, ComputeExperts], Tensor]
 # Called for each layer with experts: (its number, the rows that each expert of this process computes, int64 [E]).
 WatchExperts = Callable[[int, Tensor], None]
-
-
-class Routing(NamedTuple):
-    """The experts of each token.
-
-    Attributes:
-        experts: [T, K], best first.
-        weights: [T, K], float32: factors on the experts' outputs.
-    """
-
-    experts: Int[Tensor, "T K"]
-    weights: Float[Tensor, "T K"]
 
 
 class MixtureOfExperts:
@@ -76,12 +63,13 @@ class MixtureOfExperts:
         return self._dispatch(x, partial(mix_experts, router=mlp.router, config=self._config), compute)
 
 
-def route(logits: Float[Tensor, "T E"], config: ExpertsConfig) -> Routing:
-    """The K experts of each token. The softmax is taken in float32, over all experts, before the choice."""
+def route(logits: Float[Tensor, "T E"], config: ExpertsConfig) -> tuple[Int[Tensor, "T K"], Float[Tensor, "T K"]]:
+    """The K experts of each token, best first, and the float32 factors on their outputs. The softmax is taken in
+    float32, over all experts, before the choice."""
     weights, experts = logits.float().softmax(dim=-1).topk(config.num_experts_per_tok, dim=-1)
     if config.norm_topk_prob:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    return Routing(experts, weights)
+    return experts, weights
 
 
 def mix_experts(
@@ -89,12 +77,12 @@ def mix_experts(
 ) -> Float[Tensor, "T N"]:
     """The weighted sum of the outputs of each token's experts; `compute` runs the experts, here or in other
     processes."""
-    routing = route(router(x), config)
-    by_expert, counts = sort_by_expert(routing.experts.flatten(), config.num_experts)
+    experts, weights = route(router(x), config)
+    by_expert, counts = sort_by_expert(experts.flatten(), config.num_experts)
     rows = torch.empty(by_expert.numel(), x.shape[1], dtype=x.dtype, device=x.device)
     rows[by_expert] = compute(x[by_expert // config.num_experts_per_tok], counts)
-    choices = rows.view(*routing.experts.shape, x.shape[1])
-    return (choices * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+    choices = rows.view(*experts.shape, x.shape[1])
+    return (choices * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
 def sort_by_expert(experts: Int[Tensor, "P"], num_experts: int) -> tuple[Int[Tensor, "P"], Int[Tensor, "E"]]:

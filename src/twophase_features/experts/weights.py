@@ -42,18 +42,13 @@ class GroupedLinear:
     layers: tuple[Linear, ...]
     stacked: Float[Tensor, "E O I"] | None
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all layers' weights."""
-        return sum(layer.num_bytes for layer in self.layers)
-
     def __call__(self, x: Float[Tensor, "P I"], counts: Int[Tensor, "E"]) -> Float[Tensor, "P O"]:
         """The first `counts[0]` rows through the first layer, and so on. A layer without rows costs nothing."""
         if self.stacked is not None:
             return F.grouped_mm(x, self.stacked.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
         parts = x.split(counts.tolist())
         products = [layer(part) for layer, part in zip(self.layers, parts, strict=True) if len(part)]
-        return torch.cat(products) if products else x.new_empty(0, self.layers[0].num_outputs)
+        return torch.cat(products or [self.layers[0](x)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,17 @@ Supports only the default model's format: architecture `llama`, tied embeddings,
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save
+
 from twophase.core.errors import ModelFolderError
-from twophase_features.quantization.gguf_file import hugging_face_name, to_half_split
+from twophase_features.quantization.gguf_file import GGUFWeights, hugging_face_name
+from twophase_features.quantization.weight import QuantizedWeight
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -102,42 +107,32 @@ class GGUFModel:
         tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
         return tokenizer.to_str(pretty=True)
 
-    def weights(self, on_progress: Callable[[int], None]) -> bytes:
+    def weights(self, on_progress: Callable[[int], object]) -> bytes:
         """All tensors in bf16 as the bytes of a safetensors file; reports bytes dequantised as it goes."""
-        import numpy as np
-        import torch
-        from gguf import dequantize
-        from safetensors.torch import save
-
-        tensors = {}
-        for tensor in self._reader.tensors:
-            # fp32 tensors come as read-only views of the file, which torch does not take.
-            values = torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), requirements="W"))
-            if ".attn_q." in tensor.name:
-                values = to_half_split(values, self.field("llama.attention.head_count"))
-            elif ".attn_k." in tensor.name:
-                values = to_half_split(values, self.field("llama.attention.head_count_kv"))
-            tensors[hugging_face_name(tensor.name)] = values.to(torch.bfloat16).contiguous()
-            on_progress(2 * values.numel())
+        shapes = {hugging_face_name(each.name): tuple(map(int, each.shape[::-1])) for each in self._reader.tensors}
+        stored, tensors = GGUFWeights(self.path, shapes), {}
+        for name in shapes:
+            values = stored.read(name)
+            plain = values.dequantize() if isinstance(values, QuantizedWeight) else values
+            tensors[name] = plain.to(torch.bfloat16).contiguous()
+            on_progress(tensors[name].nbytes)
         return save(tensors, metadata={"format": "pt"})
 
-    def files(self, on_progress: Callable[[int], None]) -> dict[str, Callable[[], bytes]]:
-        """File name -> how to make its bytes, with the weights in bf16; they take longest and come first."""
-        return {WEIGHTS_FILE: lambda: self.weights(on_progress)} | self._small_files()
-
-    def files_as_stored(self) -> dict[str, Callable[[], bytes]]:
-        """The same with the GGUF file itself for weights."""
-        return {self.path.name: self.path.read_bytes} | self._small_files()
-
-    def _small_files(self) -> dict[str, Callable[[], bytes]]:
+    def files(self, as_stored: bool, on_progress: Callable[[int], object]) -> dict[str, Callable[[], bytes]]:
+        """File name -> how to make its bytes. The weights come first: in bf16, or the GGUF file itself."""
+        contents = {
+            "config.json": self.config,
+            "tokenizer_config.json": self.tokenizer_config,
+            "special_tokens_map.json": self.special_tokens,
+            "generation_config.json": self.generation_config,
+        }
+        weights = self.path.read_bytes if as_stored else partial(self.weights, on_progress)
         return {
-            "config.json": lambda: _json_bytes(self.config()),
+            self.path.name if as_stored else WEIGHTS_FILE: weights,
             "tokenizer.json": lambda: self.tokenizer_json().encode(),
-            "tokenizer_config.json": lambda: _json_bytes(self.tokenizer_config()),
-            "special_tokens_map.json": lambda: _json_bytes(self.special_tokens()),
-            "generation_config.json": lambda: _json_bytes(self.generation_config()),
+            **{name: partial(_json_bytes, content) for name, content in contents.items()},
         }
 
 
-def _json_bytes(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+def _json_bytes(content: Callable[[], Mapping[str, Any]]) -> bytes:
+    return (json.dumps(content(), indent=2) + "\n").encode()

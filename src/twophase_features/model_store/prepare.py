@@ -47,21 +47,17 @@ def default_model_dir() -> Path:
     return cache_home() / DEFAULT_MODEL
 
 
-def prepare_default_model(progress: bool = True) -> Path:
+def prepare_default_model(progress: bool = True, as_stored: bool = False) -> Path:
     """Make the default model's folder unless it is there already, and return it.
+
+    Args:
+        as_stored: `DEFAULT_MODEL_AS_STORED`, whose weights are the package's own GGUF file.
 
     Raises:
         ModelFolderError: The package is not installed, its file is damaged, or the disk is full or read-only.
     """
-    return _prepare(default_model_dir(), RECIPE, progress)
-
-
-def prepare_as_stored(progress: bool = True) -> Path:
-    """The same for `DEFAULT_MODEL_AS_STORED`, whose weights are the package's own GGUF file."""
-    return _prepare(cache_home() / DEFAULT_MODEL_AS_STORED, RECIPE | {"weights": "as stored"}, progress)
-
-
-def _prepare(target: Path, recipe: Recipe, progress: bool) -> Path:
+    target = cache_home() / DEFAULT_MODEL_AS_STORED if as_stored else default_model_dir()
+    recipe = RECIPE | {"weights": "as stored"} if as_stored else RECIPE
     if is_complete(target, recipe):
         return target
     gguf_path = _find_gguf()
@@ -103,10 +99,8 @@ def resolve_model(name: str, progress: bool = True) -> Path:
     Raises:
         ModelFolderError: There is no such folder, or the hub cannot be reached or does not have it.
     """
-    if name == DEFAULT_MODEL:
-        return prepare_default_model(progress)
-    if name == DEFAULT_MODEL_AS_STORED:
-        return prepare_as_stored(progress)
+    if name in (DEFAULT_MODEL, DEFAULT_MODEL_AS_STORED):
+        return prepare_default_model(progress, name == DEFAULT_MODEL_AS_STORED)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -136,19 +130,12 @@ def _convert(gguf_path: Path, target: Path, recipe: Recipe, progress: bool) -> N
     from twophase_features.model_store._gguf_folder import GGUFModel
 
     _check_gguf(gguf_path)
-    model = GGUFModel(gguf_path)
-    is_as_stored = "weights" in recipe
+    model, is_as_stored = GGUFModel(gguf_path), "weights" in recipe
     weight_bytes = gguf_path.stat().st_size if is_as_stored else model.weight_bytes
     check_free_space(target, weight_bytes + SMALL_FILES_BYTES)
-    with tqdm(
-        desc=f"Preparing {target.name}",
-        total=weight_bytes if is_as_stored else 2 * weight_bytes,  # dequantised, then written
-        unit="B",
-        unit_scale=True,
-        disable=None if progress else True,  # None: only when stderr is a terminal
-    ) as bar:
-        files = model.files_as_stored() if is_as_stored else model.files(bar.update)
-        build(target, recipe, files, bar.update)
+    disable = None if progress else True  # None: only when stderr is a terminal
+    with tqdm(desc=f"Preparing {target.name}", total=weight_bytes, unit="B", unit_scale=True, disable=disable) as bar:
+        build(target, recipe, model.files(is_as_stored, bar.update))
 
 
 def _check_gguf(path: Path) -> None:

@@ -1,33 +1,14 @@
 """Round-robin over the chunks of prefills."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import apply_rules, optional, whole_number
 from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
-
-
-@final
-class Turns:
-    """The number of each sequence's latest turn; turns are counted over all sequences."""
-
-    def __init__(self) -> None:
-        self._num_taken = 0
-        self._latest: dict[int, int] = {}  # by seq_id
-
-    def latest(self, sequence: Sequence) -> int:
-        """0 before its first turn. The smallest number has waited longest."""
-        return self._latest.get(sequence.seq_id, 0)
-
-    def take(self, sequence: Sequence) -> None:
-        self._num_taken += 1
-        self._latest[sequence.seq_id] = self._num_taken
-
-    def forget(self, sequence: Sequence) -> None:
-        self._latest.pop(sequence.seq_id, None)
 
 
 @final
@@ -44,12 +25,14 @@ class RotatingPolicy(Policy):
     Attributes:
         chunk_tokens: Tokens of a prompt's turn. The last turns of a step share the rest of its budget.
         max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
-        turns: The turns of one scheduler's sequences.
+        turns: The number of each sequence's latest turn, by seq_id: the smallest number has waited longest. Turns are
+            counted over all sequences of one scheduler.
     """
 
     chunk_tokens: int
     max_tokens: int | None = None
-    turns: Turns = field(default_factory=Turns, init=False, repr=False, compare=False)
+    turns: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    clock: Iterator[int] = field(default_factory=lambda: count(1), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rules = {"chunk_tokens": whole_number(1), "max_tokens": optional(whole_number(1))}
@@ -63,14 +46,14 @@ class RotatingPolicy(Policy):
 
     def note_waiting(self, sequence: Sequence) -> None:
         if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn
-            self.turns.take(sequence)
+            self.turns[sequence.seq_id] = next(self.clock)
 
     def note_computed(self, sequence: Sequence, num_prefill_tokens: int, num_output_tokens: int) -> None:
         if num_prefill_tokens:
-            self.turns.take(sequence)
+            self.turns[sequence.seq_id] = next(self.clock)
 
     def note_ended(self, sequence: Sequence) -> None:
-        self.turns.forget(sequence)
+        self.turns.pop(sequence.seq_id, None)
 
     def plan(self, step: Step) -> None:
         begun = []
@@ -87,7 +70,7 @@ class RotatingPolicy(Policy):
         candidates = [(sequence, sequence.table is not None) for sequence in (*begun, *waiting)]
         by_rank = iter(waiting)
         is_closed = False
-        for sequence, is_begun in sorted(candidates, key=lambda candidate: self.turns.latest(candidate[0])):
+        for sequence, is_begun in sorted(candidates, key=lambda candidate: self.turns.get(candidate[0].seq_id, 0)):
             if is_begun:
                 step.prefill(sequence, self.chunk_tokens)
             elif not is_closed:

@@ -50,42 +50,29 @@ def stored_tensors(
         raise ModelFolderError(f"{stem} has {inputs} inputs, which groups of {scheme.group_size} do not divide.")
     if checkpoint.is_packed and (inputs % per_word or outputs % per_word):
         raise ModelFolderError(f"{stem} of shape {list(shape)} cannot be packed {per_word} to a word.")
-    if checkpoint.method == "awq":
-        return {
-            f"{stem}.qweight": StoredTensor((inputs, outputs // per_word), ("I32",)),
-            f"{stem}.qzeros": StoredTensor((num_groups, outputs // per_word), ("I32",)),
-            f"{stem}.scales": StoredTensor((num_groups, outputs)),
-        }
-    if checkpoint.method == "gptq":
-        found = {
-            f"{stem}.qweight": StoredTensor((inputs // per_word, outputs), ("I32",)),
-            f"{stem}.qzeros": StoredTensor((num_groups, outputs // per_word), ("I32",)),
-            f"{stem}.scales": StoredTensor((num_groups, outputs)),
-        }
-        order = f"{stem}.g_idx"
-        return found | ({order: StoredTensor((inputs,), ("I32", "I64"))} if order in names else {})
-    return _compressed_tensors(stem, shape, num_groups, checkpoint, names)
-
-
-def _compressed_tensors(
-    stem: str, shape: tuple[int, ...], num_groups: int, checkpoint: CheckpointFormat, names: Container[str]
-) -> Mapping[str, StoredTensor]:
-    outputs, inputs = shape
-    scheme = checkpoint.scheme
-    per_word = 32 // scheme.bits
-    found = {f"{stem}.weight_scale": StoredTensor((outputs, num_groups))}
-    if checkpoint.is_packed:
-        found[f"{stem}.weight_packed"] = StoredTensor((outputs, inputs // per_word), ("I32",))
-        found[f"{stem}.weight_shape"] = StoredTensor((2,), ("I32", "I64"))
+    if checkpoint.method == "compressed-tensors":
+        found, order = {"weight_scale": StoredTensor((outputs, num_groups))}, "weight_g_idx"
+        if checkpoint.is_packed:
+            found["weight_packed"] = StoredTensor((outputs, inputs // per_word), ("I32",))
+            found["weight_shape"] = StoredTensor((2,), ("I32", "I64"))
+            zeros = StoredTensor((outputs // per_word, num_groups), ("I32",))
+        else:
+            found["weight"] = StoredTensor(shape, ("F8_E4M3",) if scheme.is_float else ("I8",))
+            zeros = StoredTensor((outputs, num_groups), ("I8",))
+        if not scheme.is_symmetric:
+            found["weight_zero_point"] = zeros
     else:
-        found[f"{stem}.weight"] = StoredTensor(shape, ("F8_E4M3",) if scheme.is_float else ("I8",))
-    if not scheme.is_symmetric:
-        packed_zeros = StoredTensor((outputs // per_word, num_groups), ("I32",))
-        found[f"{stem}.weight_zero_point"] = (
-            packed_zeros if checkpoint.is_packed else StoredTensor((outputs, num_groups), ("I8",))
-        )
-    order = f"{stem}.weight_g_idx"
-    return found | ({order: StoredTensor((inputs,), ("I32", "I64"))} if order in names else {})
+        is_awq = checkpoint.method == "awq"
+        packed = (inputs, outputs // per_word) if is_awq else (inputs // per_word, outputs)
+        found = {
+            "qweight": StoredTensor(packed, ("I32",)),
+            "qzeros": StoredTensor((num_groups, outputs // per_word), ("I32",)),
+            "scales": StoredTensor((num_groups, outputs)),
+        }
+        order = "" if is_awq else "g_idx"
+    if f"{stem}.{order}" in names:
+        found[order] = StoredTensor((inputs,), ("I32", "I64"))
+    return {f"{stem}.{name}": stored for name, stored in found.items()}
 
 
 def read_weight(stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor) -> QuantizedWeight:

@@ -50,15 +50,6 @@ class KernelLinear:
         codes = pack_int8(weight.codes) if kernel == "int8" else weight.codes.contiguous()
         return cls(kernel, codes, weight.scales[:, 0].contiguous(), None, bias, weight.input_order)
 
-    @property
-    def num_outputs(self) -> int:
-        return self.scales.shape[-1]
-
-    @property
-    def num_bytes(self) -> int:
-        tensors = (self.codes, self.scales, self.minima)
-        return sum(each.nbytes for each in tensors if each is not None)
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.input_order is not None:
             x = x.index_select(1, self.input_order)

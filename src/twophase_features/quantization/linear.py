@@ -14,7 +14,7 @@ dequantises them.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,6 @@ from torch import Tensor
 from twophase.attention.select import runs_triton
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.schemes import Scheme
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 
 INT4_GROUPS = (32, 64, 128, 256)  # group sizes of torch's operator
@@ -46,7 +45,7 @@ def make_quantized_linear(
         return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
-    if dtype == torch.bfloat16 and _suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
+    if dtype == torch.bfloat16 and suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):
         return Int4Linear.from_weight(weight, bias, keeps_plain)
     return make_plain_linear(weight, bias, dtype)
 
@@ -56,23 +55,6 @@ def make_plain_linear(weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, 
     if can_pack(dtype):
         return make_linear(weight.dequantize(dtype), bias)
     return Float32Linear(make_linear(weight.dequantize(), None if bias is None else bias.float()))
-
-
-def host_layer_bytes(
-    scheme: Scheme | None, num_outputs: int, num_inputs: int, dtype: torch.dtype, keeps_plain: bool = True
-) -> int:
-    """`num_bytes` of a CPU layer with such a weight, computed without the weight. Without a scheme: plain."""
-    values = num_outputs * num_inputs
-    if scheme is None:
-        return values * dtype.itemsize
-    if scheme.activations == "int8":
-        return values + num_outputs * torch.float32.itemsize
-    in_plain = values * (dtype if can_pack(dtype) else torch.float32).itemsize
-    group_size = scheme.group_size or num_inputs
-    if dtype == torch.bfloat16 and _suits_int4_operator(scheme.bits, group_size, num_outputs):
-        scales_and_middles = 2 * values // group_size * dtype.itemsize
-        return values // 2 + scales_and_middles + (in_plain if keeps_plain else 0)
-    return in_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +91,6 @@ class Int4Linear:
             make_plain_linear(weight, bias, torch.bfloat16) if keeps_plain else None,
         )
 
-    @property
-    def num_outputs(self) -> int:
-        return self.scales_and_middles.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        in_plain = 0 if self.plain is None else self.plain.num_bytes
-        return self.packed.nbytes + self.scales_and_middles.nbytes + in_plain
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.plain is not None and x.shape[0] > FEW_ROWS:
             return self.plain(x)
@@ -142,14 +115,6 @@ class DynamicInt8Linear:
     scales: Float[Tensor, "O"]
     bias: Float[Tensor, "O"] | None
 
-    @property
-    def num_outputs(self) -> int:
-        return self.codes.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         codes, scales = to_int8_rows(x)
         product = torch._int_mm(codes, self.codes.t()) * (scales * self.scales)
@@ -168,14 +133,6 @@ class Float32Linear:
     """A float32 layer for narrower activations, which this CPU multiplies too slowly."""
 
     layer: TorchLinear
-
-    @property
-    def num_outputs(self) -> int:
-        return self.layer.num_outputs
-
-    @property
-    def num_bytes(self) -> int:
-        return self.layer.num_bytes
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         return self.layer(x.float()).to(x.dtype)
@@ -196,20 +153,12 @@ class PackedLinear:
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "PackedLinear":
         is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
-        return cls(weight.with_codes(pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
-
-    @property
-    def num_outputs(self) -> int:
-        return self.stored.codes.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.stored.num_bytes
+        return cls(replace(weight, codes=pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         weight = self.stored
         if self.is_packed:
-            weight = weight.with_codes(unpack_nibbles(weight.codes, is_signed=weight.minima is None))
+            weight = replace(weight, codes=unpack_nibbles(weight.codes, is_signed=weight.minima is None))
         return F.linear(x, weight.dequantize(x.dtype), self.bias)
 
 
@@ -219,19 +168,11 @@ class ConcatLinear:
 
     layers: tuple[Linear, ...]
 
-    @property
-    def num_outputs(self) -> int:
-        return sum(layer.num_outputs for layer in self.layers)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(layer.num_bytes for layer in self.layers)
-
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         return torch.cat([layer(x) for layer in self.layers], dim=-1)
 
 
-def _suits_int4_operator(bits: int, group_size: int, num_outputs: int) -> bool:
+def suits_int4_operator(bits: int, group_size: int, num_outputs: int) -> bool:
     is_fit = bits == 4 and group_size in INT4_GROUPS and num_outputs % INT4_OUTPUTS == 0
     return is_fit and _has_int4_operator()
 

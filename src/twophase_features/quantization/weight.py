@@ -59,7 +59,7 @@ class QuantizedWeight:
 
     def to(self, device: torch.device) -> "QuantizedWeight":
         order = None if self.input_order is None else self.input_order.to(device)
-        return replace(self._map(lambda each: each.to(device)), input_order=order)
+        return replace(self.changed(lambda each: each.to(device)), input_order=order)
 
     def __getitem__(self, part: Part) -> "QuantizedWeight":
         """Some rows, `weight[rows]`, or some columns, `weight[:, columns]`: whole groups of them.
@@ -68,7 +68,7 @@ class QuantizedWeight:
             ConfigError: The columns cut a group in two, or the groups are not of neighbours.
         """
         if not isinstance(part, tuple):
-            return self._map(lambda each: each[part])
+            return self.changed(lambda each: each[part])
         rows, columns = part
         start, stop, _ = columns.indices(self.shape[1])
         if (start, stop) == (0, self.shape[1]):
@@ -93,17 +93,7 @@ class QuantizedWeight:
             minima=None if self.minima is None else self.minima[rows, scales],
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all stored tensors."""
-        tensors = (self.codes, self.scales, self.minima, self.input_order)
-        return sum(each.nbytes for each in tensors if each is not None)
-
-    def with_codes(self, codes: Shaped[Tensor, "O I"]) -> "QuantizedWeight":
-        """The same scales and minima."""
-        return replace(self, codes=codes)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "QuantizedWeight":
         """`change` applied to every tensor with a row per output."""
         minima = None if self.minima is None else change(self.minima)
         return replace(self, codes=change(self.codes), scales=change(self.scales), minima=minima)

@@ -48,13 +48,3 @@ class SlidingWindow:
         Those of the sinks and of the window, whose first key may be the last one of its block.
         """
         return -(-self.num_sinks // block_size) + -(-(self.window - 1) // block_size) + 1
-
-
-def kept_blocks(num_tokens: int, block_size: int, window: int, num_sinks: int = 0) -> list[int]:
-    """Which blocks, counted from 0, a sequence of `num_tokens` computed tokens keeps for the queries to come.
-
-    Raises:
-        ConfigError: See `SlidingWindow`.
-    """
-    freed = SlidingWindow(window, num_sinks).freed_blocks(num_tokens, block_size)
-    return [index for index in range(-(-num_tokens // block_size)) if index not in freed]

@@ -82,18 +82,15 @@ class WindowedCache(CacheManager):
         self.description += f", {self.num_groups} groups of layers" if self.num_groups > 1 else ""
         self._prefixes = WindowedPrefixes(block_size, window, self.sees_all)
         self._filling: set[WindowedTable] = set()  # those with a reservation
-        self._num_reserved: int | None = 0  # None: to be counted anew
 
     # -- counting
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that are free and not reserved. Below 0 after a hit of what a prefill counts on."""
-        if self._num_reserved is None:
-            for table in [table for table in self._filling if table.num_tokens >= table.num_reserved_tokens]:
-                self._end_reservation(table)
-            self._num_reserved = sum(sum(self._reserved(table)) for table in self._filling)
-        return self._pool.num_free - self._num_reserved
+        for table in [table for table in self._filling if table.num_tokens >= table.num_reserved_tokens]:
+            self._end_reservation(table)
+        return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
         """Free blocks that the table needs at most on its way to `num_tokens`, beyond those it holds or has reserved,
@@ -157,7 +154,6 @@ class WindowedCache(CacheManager):
     def open(
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
-        self._num_reserved = None
         table = super().open(token_ids, salt, count_in_stats, keys)
         self._note_freed(table, self.window.freed_blocks(table.num_cached_tokens, self.block_size).stop)
         return table
@@ -167,13 +163,10 @@ class WindowedCache(CacheManager):
         self._require_free(self.num_blocks_needed(table, num_tokens))
         table.num_reserved_tokens = num_tokens
         self._filling.add(table)
-        self._num_reserved = None
 
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))
-        copies = super()._grow_by_blocks(table, num_tokens)
-        self._num_reserved = None
-        return copies
+        return super()._grow_by_blocks(table, num_tokens)
 
     def truncate(self, table: Any, num_tokens: int) -> None:
         if (
@@ -182,7 +175,6 @@ class WindowedCache(CacheManager):
         ):
             raise CacheStateError(f"Can't cut a table to {num_tokens} tokens: a block behind them left the window.")
         super().truncate(table, num_tokens)
-        self._num_reserved = None
 
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         """As `CacheManager`; then give up the blocks that no query from position `num_computed` on sees."""
@@ -196,7 +188,6 @@ class WindowedCache(CacheManager):
             # What left the window first is evicted first.
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
         self._note_freed(table, end)
-        self._num_reserved = None
 
     def fork(self, table: Any) -> BlockTable:
         """As `CacheManager`. Neither table has a reservation afterwards: a prompt that forks is computed."""
@@ -235,7 +226,7 @@ class WindowedCache(CacheManager):
         table.first_kept, table.free_at = first_kept, self.window.num_tokens_to_free(first_kept, self.block_size)
 
     def _end_reservation(self, table: Any) -> None:
-        table.num_reserved_tokens, self._num_reserved = 0, None
+        table.num_reserved_tokens = 0
         self._filling.discard(table)
 
     def _require_free(self, num_blocks: int) -> None:

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase_labs.compression.changed_model import recorded_inputs, weight_of
-from twophase_labs.compression.own_engine import Place
+from twophase_labs.compression.changed_model import KINDS, PLACES, Place, matrix, recorded_inputs, weight_of
+
+NUM_CALIBRATION = 128  # tokens that AWQ looks at
 
 
 def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T I"]) -> float:
@@ -16,6 +17,13 @@ def relative_error(rounded: Float[Tensor, "O I"], name: str, x: Float[Tensor, "T
     weight: Tensor = weight_of(name)
     wanted = x @ weight.T
     return float((x @ rounded.T - wanted).norm() / wanted.norm())
+
+
+def all_factors(awq: Callable[..., Tensor], bits: int, group_size: int, num_steps: int) -> dict[Place, Tensor]:
+    """Those that the learner's `awq` finds for each of the engine's matrices, from the beginning of the calibration
+    text."""
+    inputs = {place: recorded_inputs()[f"{place[0]}.{KINDS[place[1]][0]}"][:NUM_CALIBRATION] for place in PLACES}
+    return {place: awq(matrix(place), inputs[place].clone(), bits, group_size, num_steps) for place in PLACES}
 
 
 def by_kind(factors: Mapping[Place, Tensor]) -> dict[str, tuple[int, float]]:

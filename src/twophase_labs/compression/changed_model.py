@@ -4,7 +4,7 @@ Texts: the linear layers' inputs are recorded on one (calibration), perplexity i
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -17,7 +17,17 @@ from twophase_labs.kit.models import smollm2
 from twophase_tools.bench.perplexity import more_prose, prose
 
 NUM_TOKENS = 512
+NUM_LAYERS = 30
+# The engine multiplies queries, keys and values by one matrix, and gate and up by one, so that a layer has four.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+PLACES = tuple((layer, kind) for layer in range(NUM_LAYERS) for kind in KINDS)
 
+Place = tuple[int, str]
 Weight = Float[Tensor, "O I"]
 Change = Callable[[str, Tensor], Tensor]
 
@@ -33,6 +43,12 @@ def linears() -> dict[str, Any]:
 def weight_of(name: str) -> Weight:
     """A copy of SmolLM2's own."""
     return linears()[name].weight.detach().clone()
+
+
+def matrix(place: Place) -> Float[Tensor, "O I"]:
+    """A matrix of the engine: SmolLM2's own, one under the other."""
+    layer, kind = place
+    return torch.cat([linears()[f"{layer}.{name}"].weight.detach() for name in KINDS[kind]])
 
 
 @contextmanager

@@ -8,16 +8,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase_labs.compression.own_engine import (
-    KINDS,
-    NUM_LAYERS,
-    PLACES,
-    OwnModel,
-    Place,
-    drift,
-    in_groups,
-    matrix,
-)
+from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place, matrix
+from twophase_labs.compression.own_engine import OwnModel, in_groups
+from twophase_labs.compression.quality import drift, stored_bytes
 from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256
@@ -49,7 +42,7 @@ class Formats:
         """Of a part in each of `FORMATS`."""
         places = [place for place in PLACES if name_of(place) == part]
         in_four, in_eight = (
-            sum(own.matrices[place].stored_bytes for place in places) for own in (self.four, self.eight)
+            sum(stored_bytes(own.matrices[place]) for place in places) for own in (self.four, self.eight)
         )
         return in_four, in_eight, sum(2.0 * matrix(place).numel() for place in places)
 

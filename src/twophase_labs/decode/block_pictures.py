@@ -1,6 +1,7 @@
 """Pictures of blocks: a sequence that grows into them, a copy on write, which sequences hold which, what is read."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.colors import to_hex
@@ -113,6 +114,24 @@ def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int,
     ]
     axes.legend(handles=handles, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=9)
     return _done(figure)
+
+
+def fullest_moment(cache: Any) -> dict[str, tuple[tuple[int, ...], int]]:
+    """The tables of this cache at the moment when the most blocks are in use, noted from now on: name -> (block ids,
+    tokens). Tables are called 'A', 'B', ... in the order of opening."""
+    tables: dict[str, tuple[tuple[int, ...], int]] = {}
+    grow, num_free = cache.grow, [cache.num_blocks]
+
+    def noted(table: Any, num_tokens: int) -> Any:
+        copies = grow(table, num_tokens)
+        if cache.num_free_blocks <= num_free[0]:
+            num_free[0], grown = cache.num_free_blocks, [each for each in cache.tables if each.num_tokens]
+            tables.clear()
+            tables.update({chr(ord("A") + i): (each.block_ids, each.num_tokens) for i, each in enumerate(grown)})
+        return copies
+
+    cache.grow = noted
+    return tables
 
 
 def draw_reads(weights: Tensor, lengths: Sequence[int], page: int, title: str) -> Figure:

@@ -1,10 +1,16 @@
 """Prefill in one process, decode in another, held against one engine that does both."""
 
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+from twophase_labs.many_machines import lossy_ranks
 from twophase_labs.many_machines.apart_ranks import PROMPTS, WATCHED, answers
 from twophase_labs.many_machines.one_process import engine
+from twophase_labs.many_machines.own_source import write_module
 from twophase_labs.many_machines.two_processes import said_by_rank_0, why_not
 
 
@@ -56,3 +62,27 @@ def apart() -> Apart:
         int(moved["num_bytes"]),
         *(moved[name] for name in ("prefill_s", "pack_s", "send_s", "late_s")),
     )
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What one engine generates alone, and what two processes generated; `orders` is what Transfer said, by prompt."""
+
+    alone: list[list[int]]
+    apart: list[list[int]] | None
+    orders: Sequence[Sequence[str]] = ()
+    num_messages: int = 0
+    num_bytes: int = 0
+    why_not: str = ""
+
+
+def in_two_processes(take_layer: Callable[..., Any], put_layer: Callable[..., Any], transfer: type) -> Handed:
+    """Give the cells that define these to two ranks (`lossy_ranks`), and wait for what rank 0 says."""
+    alone = answers(engine(), lossy_ranks.PROMPTS)
+    if why_not():
+        return Handed(alone, None, why_not=why_not())
+    with tempfile.TemporaryDirectory(prefix="twophase_own_") as name:
+        path = Path(name) / "own_parts.py"
+        write_module(path, (take_layer, put_layer, transfer))
+        said = said_by_rank_0("twophase_labs.many_machines.lossy_ranks", str(path))
+    return Handed(alone, **said)

@@ -4,6 +4,7 @@ run_local("twophase_labs.many_machines.apart_ranks", 2)       rank 0 decodes, ra
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ WATCHED = 2  # the prompt whose transfer is measured
 NUM_NEW = 12
 
 
-def answers(llm: LLM) -> list[list[int]]:
+def answers(llm: LLM, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> list[list[int]]:
     """Greedy tokens, all prompts at once."""
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW, ignore_eos=True)
-    prompts = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS]
-    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, params, use_tqdm=False)]
+    inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    return [list(each.outputs[0].token_ids) for each in llm.generate(inputs, params, use_tqdm=False)]
 
 
 def watch_transfer(llm: LLM) -> dict[str, float]:

@@ -22,3 +22,14 @@ def said_by_rank_0(module: str, *args: str) -> dict[str, Any]:
     ranks = run_local(module, 2, args, timeout_s=TIMEOUT_S, threads_per_rank=1)
     found: dict[str, Any] = json.loads(ranks[0].stdout.splitlines()[-1])
     return found
+
+
+def send(message: Any, rank: int) -> None:
+    """To the other rank, which waits for it in `receive`."""
+    dist.send_object_list([message], rank)
+
+
+def receive(rank: int) -> Any:
+    message = [None]
+    dist.recv_object_list(message, rank)
+    return message[0]

@@ -15,12 +15,10 @@ import torch
 from twophase.core.plan import StepTrace
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
-from twophase.model.linear import Linear
-from twophase.model.weights import MLP, DenseMLP, ModelWeights
-from twophase_features.experts.weights import SparseMLP
 from twophase_features.parallel.peers import Traffic
 from twophase_features.parallel.tensor_parallel import DriverRunner
 from twophase_tools.bench.machine import num_usable_cores, record_machine
+from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 KIB, MIB = 1024, 1024**2
 
@@ -120,8 +118,8 @@ def bench_tensor_parallel(model: str, size: int, quick: bool, **options: Any) ->
         return TensorParallelReport(
             size=size,
             num_threads=threads["alone"],
-            weight_bytes=weight_bytes(alone.model.weights),
-            rank_weight_bytes=weight_bytes(shared.model.weights),
+            weight_bytes=weight_memory_bytes(alone.model.weights),
+            rank_weight_bytes=weight_memory_bytes(shared.model.weights),
             kv_bytes_per_token=alone.kv_cache.spec.bytes_per_token,
             rank_kv_bytes_per_token=shared.kv_cache.spec.bytes_per_token,
             cases=cases,
@@ -179,18 +177,3 @@ def _add(total: Traffic, before: Traffic, after: Traffic) -> None:
     total.num_calls += after.num_calls - before.num_calls
     total.num_bytes += after.num_bytes - before.num_bytes
     total.elapsed_s += after.elapsed_s - before.elapsed_s
-
-
-def _linears_of(mlp: MLP) -> Sequence[Linear]:
-    if isinstance(mlp, SparseMLP):
-        return (mlp.router, *mlp.gate_up.layers, *mlp.down.layers)
-    assert isinstance(mlp, DenseMLP)
-    return (mlp.gate_up, mlp.down)
-
-
-def weight_bytes(weights: ModelWeights) -> int:
-    """Of everything that a forward pass reads, norms and biases left out."""
-    linears = [weights.lm_head]
-    for layer in weights.layers:
-        linears += (layer.qkv, layer.o, *_linears_of(layer.mlp))
-    return weights.embed.nbytes + sum(each.num_bytes for each in linears)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from twophase.memory import MLP_UNIT, activation_bytes
+from twophase_features.quantization.schemes import Scheme
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_tools.capacity.config import Eviction, PlanConfig
 from twophase_tools.simulate.model_shapes import ModelShape
@@ -50,6 +51,28 @@ def weight_bytes(shape: ModelShape, num_gpus: int, whole_experts: bool = False) 
     return even.memory_bytes_on(num_gpus) + _norm_values(shape) * shape.value_bytes
 
 
+def host_layer_bytes(
+    scheme: Scheme | None, num_outputs: int, num_inputs: int, dtype: "torch.dtype", keeps_plain: bool = True
+) -> int:
+    """Bytes of a CPU layer with such a weight, computed without the weight. Without a scheme: plain."""
+    import torch
+
+    from twophase.model.linear import can_pack
+    from twophase_features.quantization.linear import suits_int4_operator
+
+    values = num_outputs * num_inputs
+    if scheme is None:
+        return values * dtype.itemsize
+    if scheme.activations == "int8":
+        return values + num_outputs * torch.float32.itemsize
+    in_plain = values * (dtype if can_pack(dtype) else torch.float32).itemsize
+    group_size = scheme.group_size or num_inputs
+    if dtype == torch.bfloat16 and suits_int4_operator(scheme.bits, group_size, num_outputs):
+        scales_and_middles = 2 * values // group_size * dtype.itemsize
+        return values // 2 + scales_and_middles + (in_plain if keeps_plain else 0)
+    return in_plain
+
+
 def host_weight_bytes(shape: ModelShape, dtype: "torch.dtype", keeps_plain: bool) -> int:
     """What an engine on a CPU has to store, which is not what a GPU does: a CPU multiplies few formats as they are and
     makes the others plain when it loads them, and lays out an output projection anew even if it is the embedding.
@@ -59,7 +82,6 @@ def host_weight_bytes(shape: ModelShape, dtype: "torch.dtype", keeps_plain: bool
         dtype: Of the activations, and of plain layers.
         keeps_plain: Whether layers in 4 bits have a plain copy besides, for steps of many rows.
     """
-    from twophase_features.quantization.linear import host_layer_bytes
 
     def layer(num_outputs: int, num_inputs: int) -> int:
         return host_layer_bytes(shape.scheme, num_outputs, num_inputs, dtype, keeps_plain)

@@ -6,10 +6,11 @@ import torch
 
 from twophase import SamplingParams
 from twophase_features.speculation.speculator import Speculator
+from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_pair import ModelDrafter, SmallModel
 from twophase_labs.advanced.guided_machine import trie_of
-from twophase_labs.advanced.own_engine import Asked, VerifyingRunner, open_engine, serve
+from twophase_labs.advanced.own_engine import VerifyingRunner
 from twophase_labs.advanced.train_draft import Batch, DraftNetwork, Example, Listener, batches_of, train
 from twophase_labs.decode.tiny_llama import NUM_LAYERS, VOCAB, tiny_llama
 from twophase_labs.machine.lab import Workbook

@@ -9,18 +9,9 @@ import torch
 from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.core.plan import ScheduledChunk
 from twophase_features.structured_outputs.guidance import Guidance
-from twophase_labs.advanced import guided_model
+from twophase_labs.advanced.capstone import RECORD, Asked, open_engine, own_guidance, serve, workload
 from twophase_labs.advanced.draft_chance import Chance
-from twophase_labs.advanced.own_engine import (
-    MACHINES,
-    RECORD,
-    Asked,
-    OwnGuidance,
-    VerifyingRunner,
-    open_engine,
-    serve,
-    workload,
-)
+from twophase_labs.advanced.own_engine import VerifyingRunner
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
@@ -120,9 +111,7 @@ def test_masks_are_those_of_the_library(solved):
     llm = LLM(num_kv_blocks=16)
     params = SamplingParams(temperature=0, structured_outputs=StructuredOutputs(regex=RECORD))
     theirs = Guidance(llm.tokenizer.to_json, llm.model_config.eos_token_ids).compile(params)
-    ends = [guided_model.end_id(), *sorted(llm.model_config.eos_token_ids - {guided_model.end_id()})]
-    parts = solved["advance"], solved["token_mask"], solved["num_allowed"]
-    own = OwnGuidance(*parts, MACHINES, guided_model.token_texts(), ends).compile(params)
+    own = own_guidance(solved["advance"], solved["allowed_ids"], solved["num_allowed"]).compile(params)
     for text in (
         "",
         '{"city": "',

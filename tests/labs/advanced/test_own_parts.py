@@ -5,11 +5,17 @@ import torch
 
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
-from twophase_features.windows.sliding_window import SlidingWindow, kept_blocks
+from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_labs.advanced.gate_caches import FewBits
 from twophase_labs.advanced.window_engine import OwnMask, OwnWindow
 
 SPEC = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=5, num_sinks=2)
+
+
+def kept_blocks(num_tokens, block_size, window, num_sinks):
+    """By definition: the blocks with a position that the next query sees."""
+    seen = {p // block_size for p in range(num_tokens + 1) if p < num_sinks or p > num_tokens - window}
+    return sorted(seen & set(range(-(-num_tokens // block_size))))
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

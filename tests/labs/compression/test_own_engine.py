@@ -4,8 +4,14 @@ next."""
 import pytest
 import torch
 
-from twophase_labs.compression import own_engine, parts
+from twophase import SamplingParams
+from twophase_labs.compression import own_engine, parts, quality
+from twophase_labs.compression.calibrated import NUM_CALIBRATION
+from twophase_labs.compression.changed_model import matrix
 from twophase_labs.compression.own_engine import OwnModel, Rounded
+from twophase_labs.compression.quality import megabytes, stored_bytes
+from twophase_labs.compression.step_bytes import open_engine
+from twophase_tools.bench.perplexity import more_prose
 
 PLACE = (15, "down")
 
@@ -25,15 +31,16 @@ def rounded() -> Rounded:
 
 def test_it_runs_where_the_matrices_are(rounded):
     for dtype in ("float32", "bfloat16"):
-        assert own_engine.engine(dtype).model.weights.embed.device == rounded.weight.codes.device == torch.device("cpu")
+        assert open_engine(dtype).model.weights.embed.device == rounded.weight.codes.device == torch.device("cpu")
 
 
 def test_bytes_are_those_of_codes_scales_minima_and_factors(rounded):
-    assert rounded.stored_bytes == 576 * 1536 / 2 + 2 * 2 * 576 * 24
+    assert stored_bytes(rounded) == 576 * 1536 / 2 + 2 * 2 * 576 * 24
     with_factors = own_engine.rounded(to_nearest, PLACE, 8, 64, torch.ones(1536))
-    assert with_factors.stored_bytes == 576 * 1536 + 2 * 2 * 576 * 24 + 2 * 1536
-    plain = OwnModel({}).megabytes
-    assert OwnModel({PLACE: rounded}).megabytes == pytest.approx(plain - (2 * 576 * 1536 - rounded.stored_bytes) / 1e6)
+    assert stored_bytes(with_factors) == 576 * 1536 + 2 * 2 * 576 * 24 + 2 * 1536
+    plain = megabytes(OwnModel({}))
+    saved = (2 * 576 * 1536 - stored_bytes(rounded)) / 1e6
+    assert megabytes(OwnModel({PLACE: rounded})) == pytest.approx(plain - saved)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -42,43 +49,41 @@ def test_factors_are_divided_out_again(dtype):
     factors = torch.rand(1536, generator=generator) + 0.5
     own = own_engine.rounded(to_nearest, PLACE, 8, 64, factors)
     x = torch.randn(3, 1536, generator=generator)
-    wanted = x @ own_engine.matrix(PLACE).T
+    wanted = x @ matrix(PLACE).T
     got = own.layer(dtype)(x.to(dtype)).float()
     assert float((got - wanted).norm() / wanted.norm()) < 0.02
 
 
 def test_more_bits_move_predictions_less_and_none_move_nothing(rounded):
     eight = OwnModel({PLACE: own_engine.rounded(to_nearest, PLACE, 8, 64)})
-    nothing, less, more = (
-        own_engine.drift(own, 130).kl.mean for own in (OwnModel({}), eight, OwnModel({PLACE: rounded}))
-    )
+    nothing, less, more = (quality.drift(own, 130).kl.mean for own in (OwnModel({}), eight, OwnModel({PLACE: rounded})))
     assert nothing == 0 < less < more
 
 
 def test_what_it_is_compared_with_is_the_plain_model_also_the_first_time(rounded):
-    own_engine.logits_before.cache_clear()
-    assert own_engine.drift(OwnModel({PLACE: rounded}), 130).kl.mean > 0
+    quality.logits_before.cache_clear()
+    assert quality.drift(OwnModel({PLACE: rounded}), 130).kl.mean > 0
 
 
 def test_what_chooses_formats_neither_calibrated_awq_nor_is_in_the_gate():
-    calibrates = own_engine.text_ids(64, is_calibration=True)
-    recorded = own_engine.engine().tokenizer.encode(own_engine.more_prose())
-    assert list(calibrates) == recorded[own_engine.NUM_CALIBRATION :][:64]
-    assert calibrates != own_engine.text_ids(64)
+    calibrates = quality.text_ids(64, is_calibration=True)
+    recorded = open_engine("float32").tokenizer.encode(more_prose())
+    assert list(calibrates) == recorded[NUM_CALIBRATION:][:64]
+    assert calibrates != quality.text_ids(64)
 
 
 def test_what_a_variant_wrote_is_its_own(rounded, monkeypatch):
-    monkeypatch.setattr(own_engine, "NUM_NEW", 3)
-    speeds, wrote = own_engine.tokens_per_s({"as it is": None, "one matrix": OwnModel({PLACE: rounded})})
+    monkeypatch.setattr(quality, "NUM_NEW", 3)
+    speeds, wrote = quality.tokens_per_s({"as it is": None, "one matrix": OwnModel({PLACE: rounded})})
     assert all(speed > 0 for speed in speeds.values())
-    params = own_engine.SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    (output,) = own_engine.engine().generate([own_engine.PROMPT], params, use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (output,) = open_engine("float32").generate([quality.PROMPT], params, use_tqdm=False)
     assert wrote["as it is"] == output.outputs[0].text
 
 
 def test_a_variant_finds_no_keys_and_values_of_another(rounded):
-    prompt = {"prompt_token_ids": list(own_engine.text_ids(64))}
-    params = own_engine.SamplingParams(temperature=0, max_tokens=1)
+    prompt = {"prompt_token_ids": list(quality.text_ids(64))}
+    params = SamplingParams(temperature=0, max_tokens=1)
     for own in (OwnModel({PLACE: rounded}), OwnModel({})):
         with own_engine.running(own) as llm:
             (output,) = llm.generate([prompt], params, use_tqdm=False)
@@ -97,4 +102,4 @@ def test_a_choice_takes_each_part_in_its_format(rounded):
     assert formats.worth("qkv late") == pytest.approx(0.1 / saved)
     sizes = [size for size, _ in formats.options()[0]]
     assert sizes == sorted(sizes)
-    assert sum(options[0][0] for options in formats.options()) == pytest.approx(four.megabytes)
+    assert sum(options[0][0] for options in formats.options()) == pytest.approx(megabytes(four))

@@ -6,6 +6,7 @@ import pytest
 
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
+from twophase_labs.decode.block_pictures import fullest_moment
 from twophase_labs.decode.own_cache import OwnCache
 
 
@@ -105,10 +106,11 @@ def test_refuses_what_it_cannot_do():
         make(num_blocks=0)
 
 
-def test_remembers_its_fullest_moment():
+def test_its_fullest_moment_is_noted():
     cache = make()
+    fullest = fullest_moment(cache)
     first, second = cache.open([1]), cache.open([1])
     cache.grow(first, 6)
     cache.grow(second, 3)
     cache.close(first)
-    assert cache.fullest == {"A": ((0, 1), 6), "B": ((2,), 3)}
+    assert fullest == {"A": ((0, 1), 6), "B": ((2,), 3)}

@@ -6,6 +6,7 @@ from typing import Any
 from twophase import SamplingParams
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
 from twophase_labs.advanced.amounts import amount
+from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.exercises.guided_decoding import (
     FORMS,
     LOOPS,
@@ -15,7 +16,6 @@ from twophase_labs.advanced.exercises.guided_decoding import (
     tokens_for,
 )
 from twophase_labs.advanced.guided_machine import PRICE, Machine, chain
-from twophase_labs.advanced.own_engine import Asked, open_engine, serve
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
