@@ -1,21 +1,23 @@
 """Every backend computes the same causal attention from pages as a dense oracle does without them."""
 
-import functools
 import math
+import sys
 from dataclasses import replace
 from itertools import product
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
-from twophase.attention import select
-from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.batch import AttentionBatch
 from twophase.core.errors import BackendUnavailableError
+from twophase.model import machine
+from twophase.model.machine import make_backend
+from twophase_features.triton import available
 from twophase_kernels import KernelsUnavailableError, _triton
 
 CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -45,7 +47,7 @@ def torch_backend(history: History) -> TorchBackend:
 
 
 def triton_backend(history: History):
-    triton = pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton")
+    triton = pytest.importorskip("twophase_features.triton.attention", reason="not run here: no triton")
     return triton.TritonBackend(history.spec)
 
 
@@ -251,11 +253,11 @@ RUN_MUTANTS = [
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), RUN_MUTANTS, ids=[row[0] for row in RUN_MUTANTS])
 def test_run_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.attention.triton_backend", old, new), check_runs)
+    KillTable.record(Mutant(name, "twophase_features.triton.attention", old, new), check_runs)
 
 
 def test_runs_of_a_batch():
-    check_runs(pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton"))
+    check_runs(pytest.importorskip("twophase_features.triton.attention", reason="not run here: no triton"))
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
@@ -307,8 +309,9 @@ def test_selection():
 CUDA = {"device": torch.device("cuda:1"), "dtype": torch.float16, "block_size": 16}
 
 
-def check_auto_says_why(module, caplog):
+def check_auto_says_why(caplog, module=machine):
     """On a GPU 'auto' takes Triton, or says what keeps it; 'triton' refuses with the same words."""
+    make = getattr(module, "make_backend", make_backend)
 
     def no_compiler():
         raise KernelsUnavailableError("no gcc")
@@ -320,39 +323,43 @@ def check_auto_says_why(module, caplog):
         (lambda: "interpreted", (9, 0), "TRITON_INTERPRET is set"),
         (no_compiler, (9, 0), "no gcc"),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_triton, "mode", how)
-            patch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_triton, "mode", how)
+            patched.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
             caplog.clear()
-            chosen = module.make_backend("auto", make_spec(), **CUDA)
+            chosen = make("auto", make_spec(), **CUDA)
             assert chosen.name == ("triton" if why is None else "torch")
             assert (why or "") in caplog.text
             assert bool(why) == bool(caplog.text), "who asked for 'auto' would wonder why it is slow"
             if why is not None:
                 with pytest.raises(BackendUnavailableError) as caught:
-                    module.make_backend("triton", make_spec(), **CUDA)
+                    make("triton", make_spec(), **CUDA)
                 assert why in str(caught.value)
 
 
 def test_auto_says_why_it_is_not_triton(caplog):
     pytest.importorskip("triton", reason="not run here: no triton")
-    check_auto_says_why(select, caplog)
+    check_auto_says_why(caplog)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("name", "module", "old", "new"),
     [
-        ("silently torch", 'logger.warning("Attention on', 'logger.debug("Attention on'),
-        ("any capability", "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
-        ("no Ampere", "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
+        ("silently torch", machine, 'logger.warning("Attention on', 'logger.debug("Attention on'),
+        ("any capability", available, "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
+        ("no Ampere", available, "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
     ],
-    ids=lambda value: value if " " in value and len(value) < 20 else "",
+    ids=["silently torch", "any capability", "no Ampere"],
 )
-def test_selection_mutants_are_killed(name, old, new, caplog):
+def test_selection_mutants_are_killed(name, module, old, new, caplog):
     pytest.importorskip("triton", reason="not run here: no triton")
-    mutant = Mutant(name, "twophase.attention.select", old, new)
-    KillTable.record(mutant, functools.partial(check_auto_says_why, caplog=caplog))
+
+    def check(mutated) -> None:
+        with patch.dict(sys.modules, {module.__name__: mutated}):  # where the door finds it
+            check_auto_says_why(caplog, mutated)
+
+    KillTable.record(Mutant(name, module.__name__, old, new), check)
 
 
 MODULE = "twophase.attention.torch_backend"

@@ -9,9 +9,9 @@ import torch
 from tests.model.paged import Pages
 from tests.model.tiny import FAMILIES, SIZES, load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
-from twophase.attention.select import make_backend
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
+from twophase.model.machine import make_backend
 from twophase.model.weights import load_weights
 from twophase_features.windows import mixed_backend
 

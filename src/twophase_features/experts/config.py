@@ -10,10 +10,10 @@ from twophase.model.config import (
     num_layers_of,
     read_attention_bias,
     read_given_window,
+    read_rope,
     read_switched_window,
 )
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase.model.rope_config import read_rope
 
 MAX_EXPERTS = 2**16  # experts in all layers together, listed one by one; Qwen3-235B-A22B has 12,032
 
