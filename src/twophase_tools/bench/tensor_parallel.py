@@ -16,7 +16,7 @@ from twophase.core.outputs import StepTrace
 from twophase.core.sampling_params import SamplingParams
 from twophase.llm import LLM
 from twophase.model.linear import Linear
-from twophase.model.weights import MLP, DenseMLP, ModelWeights
+from twophase.model.weights import DenseMLP, ModelWeights
 from twophase_features.experts.weights import SparseMLP
 from twophase_features.parallel.peers import Traffic
 from twophase_features.parallel.tensor_parallel import DriverRunner
@@ -181,10 +181,9 @@ def _add(total: Traffic, before: Traffic, after: Traffic) -> None:
     total.elapsed_s += after.elapsed_s - before.elapsed_s
 
 
-def _linears_of(mlp: MLP) -> Sequence[Linear]:
+def _linears_of(mlp: DenseMLP | SparseMLP) -> Sequence[Linear]:
     if isinstance(mlp, SparseMLP):
         return (mlp.router, *mlp.gate_up.layers, *mlp.down.layers)
-    assert isinstance(mlp, DenseMLP)
     return (mlp.gate_up, mlp.down)
 
 
