@@ -2,8 +2,8 @@
 
 Decodes run batched, as FlashDecoding does it (split-KV, Dao et al. 2023): each sequence's visible pages are cut into
 splits of a fixed length, all splits of all sequences form one rectangular batch, and the partial results are merged by
-their maximum. A ragged batch thus needs neither a Python loop over sequences in each layer nor padding to the longest
-sequence. A prefill chunk runs one fused `scaled_dot_product_attention`.
+their maximum. No layer loops over sequences or pads to the longest one. A prefill chunk runs one fused
+`scaled_dot_product_attention`, and so does the only decode of a step.
 """
 
 import math

@@ -1,6 +1,5 @@
-"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. The families
-of plain Llama are here; other features read their own part of the file.
-"""
+"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. Plain Llama is
+here; other families and features read their own part of the file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from twophase.doors import feature
 from twophase.model.json_file import Fields, JsonFile, Rule
 
 MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
-
 
 # Types of RoPE scaling, and the numbers that each takes from the file.
 ROPE_TYPES = {
@@ -125,24 +123,21 @@ RULES = (
     *(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
 )
 
-# Reads a part of config.json: fields of `ModelConfig`, by name. The door of a model's features.
-ReadFields = Callable[[JsonFile], Fields]
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture differs from plain Llama.
+    """How one architecture is read: the door of a model's features.
 
     Attributes:
         model_type: The model_type that config.json must have; transformers chooses its classes by it.
-        reads: Readers of further parts of the file.
+        reads: Readers of further parts of the file: each returns fields of `ModelConfig`, by name.
         fields: Fields of `ModelConfig` that the architecture fixes.
         defaults: transformers' defaults for absent keys; a key whose default is None may be null.
         rules: Values that the file must have.
     """
 
     model_type: str
-    reads: tuple[ReadFields, ...]
+    reads: tuple[Callable[[JsonFile], Fields], ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rules: tuple[Rule, ...] = (SILU,)
@@ -227,8 +222,8 @@ def load_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         problem = f"{path} is missing" if folder.is_dir() else f"{folder} is not a folder"
         raise ModelFolderError(
-            f"{problem}. Give a Hugging Face model folder, with config.json in it. Beside a GGUF file, config.json and the "
-            "tokenizer's files of the original model are needed too."
+            f"{problem}. Give a Hugging Face model folder, with config.json in it. A GGUF file needs config.json and "
+            "the tokenizer's files of the original model beside it."
         )
     file = JsonFile(path)
     architecture = _architecture(file)
@@ -252,15 +247,21 @@ def load_config(folder: Path) -> ModelConfig:
         fields |= read(file)
     if file.values.get("quantization_config") or file.values.get("compression_config"):
         fields |= feature("quantization.checkpoint_config").read(file)
-    config = ModelConfig(
+    num_kv_heads, head_dim = file.positive_int("num_key_value_heads", num_heads), file.positive_int("head_dim", width)
+    file.refuse_if(
+        num_heads % num_kv_heads,
+        f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}.",
+    )
+    file.refuse_if(head_dim % 2, f"head_dim must be even, because RoPE rotates pairs; found {head_dim}.")
+    return ModelConfig(
         architecture=architecture,
         vocab_size=file.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=file.positive_int("intermediate_size"),
         num_layers=num_layers_of(file),
         num_heads=num_heads,
-        num_kv_heads=file.positive_int("num_key_value_heads", if_null=num_heads),
-        head_dim=file.positive_int("head_dim", if_null=width),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         rms_norm_eps=file.positive_number("rms_norm_eps"),
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
@@ -269,12 +270,6 @@ def load_config(folder: Path) -> ModelConfig:
         eos_token_ids=frozenset(eos_token_ids),
         **fields,
     )
-    file.refuse_if(
-        config.num_heads % config.num_kv_heads,
-        f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}.",
-    )
-    file.refuse_if(config.head_dim % 2, f"head_dim must be even, because RoPE rotates pairs; found {config.head_dim}.")
-    return config
 
 
 def family_of(architecture: str) -> Family:

@@ -1,6 +1,6 @@
-"""A model's weights: from safetensors files into frozen records of tensors, fused and laid out for speed.
+"""A model's weights: from safetensors files into frozen records of tensors, laid out for speed.
 
-Fused: q, k and v are one matrix, gate and up another, because one large product is faster than several small ones.
+q, k and v are one matrix, gate and up another, because one large product is faster than several small ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,27 +33,18 @@ class LinearShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DenseMLP:
-    """The MLP of every token. N hidden, I intermediate.
-
-    Attributes:
-        gate_up: N -> 2 I: gate, then up.
-        down: I -> N.
-        can_be_captured: Whether a CUDA graph can contain the MLP: the host decides nothing in between.
-    """
+    """The MLP of every token: `gate_up` N -> 2 I, gate, then up; `down` I -> N. N hidden, I intermediate."""
 
     gate_up: Linear
     down: Linear
-    can_be_captured: ClassVar[bool] = True
+    can_be_captured: ClassVar[bool] = True  # by a CUDA graph: the host decides nothing in between
 
     @staticmethod
     def shapes(config: ModelConfig, layer: int) -> Mapping[str, LinearShape]:
         """The linear layers that a folder holds for it."""
         n, i, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        return {
-            "mlp.gate_proj": LinearShape(i, n, has_bias),
-            "mlp.up_proj": LinearShape(i, n, has_bias),
-            "mlp.down_proj": LinearShape(n, i, has_bias),
-        }
+        up, down = LinearShape(i, n, has_bias), LinearShape(n, i, has_bias)
+        return {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
 
     @staticmethod
     def load(loader: "WeightLoader", config: ModelConfig, layer: int, experts: slice) -> "DenseMLP":
@@ -170,10 +161,11 @@ def has_quantized_weights(folder: Path, config: ModelConfig) -> bool:
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a folder of this configuration must hold, no more and no fewer."""
     n, q_rows, kv_rows = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    kv = LinearShape(kv_rows, n, config.qkv_bias)
     attention = {
         "self_attn.q_proj": LinearShape(q_rows, n, config.qkv_bias),
-        "self_attn.k_proj": LinearShape(kv_rows, n, config.qkv_bias),
-        "self_attn.v_proj": LinearShape(kv_rows, n, config.qkv_bias),
+        "self_attn.k_proj": kv,
+        "self_attn.v_proj": kv,
         "self_attn.o_proj": LinearShape(n, q_rows, config.o_bias),
     }
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, n), "model.norm.weight": (n,)}
@@ -221,7 +213,6 @@ def _load_layer(loader: WeightLoader, config: ModelConfig, layer: int, experts: 
 
 
 def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
-    """A norm's gain."""
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)
