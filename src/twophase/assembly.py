@@ -19,18 +19,18 @@ from twophase.cache.manager import CacheManager
 from twophase.cache.tier import KVTier
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.doors import feature
-from twophase.engine._context import plain_context
 from twophase.engine.engine import Engine
 from twophase.engine.executor import Executor, join
+from twophase.engine.model_run import plain_context
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, layer_groups, model_backend
 from twophase.model.machine import make_backend, resolve_device, resolve_dtype
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import ScheduledChunk
-from twophase.engine.packing import TABLE_COLUMNS, PackedBatch, pack
+from twophase.engine.packing import pack
+from twophase.engine.runner import TABLE_COLUMNS, PackedBatch
 from twophase.model.llama import LlamaModel
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ import torch
 
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
+from twophase.attention.interface import AttentionBatch
 from twophase.attention.torch_backend import TorchBackend
-from twophase.core.batch import AttentionBatch
 from twophase.core.errors import BackendUnavailableError
 from twophase.model import machine
 from twophase.model.machine import make_backend
@@ -197,7 +197,7 @@ def test_torch_padding_rows_write_nothing_and_give_zeros(num_rows, fused_seqs):
     backend = TorchBackend(history.spec, history.block_size, 32, fused_seqs)
     history.step(backend, {0: 20})
     before = history.kv.k.clone()
-    from twophase.core.batch import AttentionBatch
+    from twophase.attention.interface import AttentionBatch
 
     zeros = torch.zeros(num_rows, dtype=torch.int32)
     batch = AttentionBatch(

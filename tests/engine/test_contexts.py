@@ -8,7 +8,7 @@ import torch
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from twophase import LLM, SamplingParams
 from twophase.attention import interface
-from twophase.engine._context import plain_context
+from twophase.engine.model_run import plain_context
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2),

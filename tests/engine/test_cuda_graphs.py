@@ -18,7 +18,7 @@ from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.plan import ScheduledChunk
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import SamplingParams
 from twophase.engine.packing import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs

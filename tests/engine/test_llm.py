@@ -20,7 +20,7 @@ from twophase.cache.manager import CacheManager
 from twophase.core.errors import BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError
 from twophase.llm import GenerationError
 from twophase.model.machine import resolve_device
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
-from twophase.core.batch import AttentionBatch
 from twophase_kernels.quant import quantise_reference
 
 # Keys per split. Measured for SmolLM2 on 2 cores at 32 sequences of 30-700 tokens: 64, 128 and 256 are within 15 % of

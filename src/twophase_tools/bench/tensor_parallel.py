@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from twophase.core.outputs import StepTrace
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.plan import StepTrace
+from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase.model.linear import Linear
 from twophase.model.weights import DenseMLP, ModelWeights

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.batch import AttentionBatch
 from twophase.core.errors import TwophaseError
 from twophase.model.machine import make_backend
 

@@ -239,7 +239,7 @@ def _engines(args: argparse.Namespace) -> "tuple[CostModel, Callable[[], Schedul
 
 
 def _roofline(args: argparse.Namespace) -> "tuple[CostModel, dict[str, Any], list[str]]":
-    from twophase.scheduling.config import SchedulerConfig
+    from twophase.scheduling.limits import SchedulerConfig
     from twophase_tools.simulate.cost_model import RooflineCostModel
     from twophase_tools.simulate.hardware import hardware_named
     from twophase_tools.simulate.model_shapes import model_shape
@@ -278,8 +278,8 @@ def _calibration(args: argparse.Namespace) -> "Calibration":
 
 def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     """All that a calibration depends on, as JSON has it."""
+    from twophase.assembly import limits_of
     from twophase.config import EngineConfig
-    from twophase.memory import limits_of
     from twophase.model.config import load_config
     from twophase.model.machine import resolve_device
     from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
