@@ -44,15 +44,15 @@ def test_a_missing_feature_is_named_with_the_fix(name):
         feature(name)
 
 
-@pytest.mark.parametrize("family", ["llama", "smollm2", "mistral-no-window", "qwen2", "qwen3-tied"])
-def test_the_families_of_plain_llama_are_read_without_any_feature(family, tmp_path, without_features):
+@pytest.mark.parametrize("family", ["llama", "llama-biases", "smollm2", "llama3-rope", "linear-rope"])
+def test_plain_llama_is_read_without_any_feature(family, tmp_path, without_features):
     folder, _ = make_folder(family, tmp_path)
     assert len(load_weights(folder, load_config(folder), torch.float32, torch.device("cpu")).layers) == 2
 
 
 @pytest.mark.parametrize(
     ("family", "module"),
-    [("mistral", "windows.layer_types"), ("gemma3", "gemma3"), ("mixtral", "experts.config")],
+    [("mistral", "families"), ("qwen3", "families"), ("gemma3", "gemma3"), ("mixtral", "experts.config")],
 )
 def test_another_model_names_the_feature_that_reads_it(family, module, tmp_path, without_features):
     folder, _ = make_folder(family, tmp_path)

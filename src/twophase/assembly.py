@@ -13,7 +13,6 @@ import torch
 
 from twophase import memory
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.config import DEFAULT_MODEL, EngineConfig
@@ -25,8 +24,8 @@ from twophase.engine.executor import Executor, join
 from twophase.engine.model_run import plain_context
 from twophase.engine.runner import ModelRunner, Runner
 from twophase.model.config import ModelConfig, load_config
-from twophase.model.device_and_dtype import resolve_device, resolve_dtype
 from twophase.model.llama import LlamaModel, model_backend
+from twophase.model.machine import make_backend, resolve_device, resolve_dtype
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import has_quantized_weights, load_weights
 from twophase.scheduling.limits import SchedulerConfig

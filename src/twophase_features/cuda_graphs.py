@@ -47,7 +47,7 @@ class _Graph(NamedTuple):
 
 def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
     """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
-    if not model.can_be_captured:
+    if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
         logger.info("the host assigns rows to experts: decodes run eagerly")
         return None
     if model.backend.name != "triton":

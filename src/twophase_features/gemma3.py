@@ -2,9 +2,8 @@
 that see a window between layers that see all keys, each kind with a RoPE of its own."""
 
 from twophase.core.rules import shown
-from twophase.model.config import Family, num_layers_of, read_attention_bias
+from twophase.model.config import Family, RopeConfig, num_layers_of, read_attention_bias, rope_of
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase.model.rope_config import RopeConfig, rope_of
 from twophase_features.windows.layer_types import FULL, LAYER_TYPES, SLIDING, fields_of, given_types
 
 

@@ -1,21 +1,23 @@
 """Every backend computes the same causal attention from pages as a dense oracle does without them."""
 
-import functools
 import math
+import sys
 from dataclasses import replace
 from itertools import product
 from types import ModuleType
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.attention.harness import QUANTISED_TOLERANCE, TOLERANCE, History, assert_close, make_spec
 from tests.mutation import KillTable, Mutant
-from twophase.attention import select
 from twophase.attention.interface import AttentionBatch
-from twophase.attention.select import make_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import BackendUnavailableError
+from twophase.model import machine
+from twophase.model.machine import make_backend
+from twophase_features.triton import available
 from twophase_kernels import KernelsUnavailableError, _triton
 
 CUDA_DEVICE = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -45,7 +47,7 @@ def torch_backend(history: History) -> TorchBackend:
 
 
 def triton_backend(history: History):
-    triton = pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton")
+    triton = pytest.importorskip("twophase_features.triton.attention", reason="not run here: no triton")
     return triton.TritonBackend(history.spec)
 
 
@@ -251,11 +253,11 @@ RUN_MUTANTS = [
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), RUN_MUTANTS, ids=[row[0] for row in RUN_MUTANTS])
 def test_run_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.attention.triton_backend", old, new), check_runs)
+    KillTable.record(Mutant(name, "twophase_features.triton.attention", old, new), check_runs)
 
 
 def test_runs_of_a_batch():
-    check_runs(pytest.importorskip("twophase.attention.triton_backend", reason="not run here: no triton"))
+    check_runs(pytest.importorskip("twophase_features.triton.attention", reason="not run here: no triton"))
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
@@ -307,8 +309,9 @@ def test_selection():
 CUDA = {"device": torch.device("cuda:1"), "dtype": torch.float16, "block_size": 16}
 
 
-def check_auto_says_why(module, caplog):
+def check_auto_says_why(caplog, module=machine):
     """On a GPU 'auto' takes Triton, or says what keeps it; 'triton' refuses with the same words."""
+    make = getattr(module, "make_backend", make_backend)
 
     def no_compiler():
         raise KernelsUnavailableError("no gcc")
@@ -320,67 +323,70 @@ def check_auto_says_why(module, caplog):
         (lambda: "interpreted", (9, 0), "TRITON_INTERPRET is set"),
         (no_compiler, (9, 0), "no gcc"),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_triton, "mode", how)
-            patch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(_triton, "mode", how)
+            patched.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
             caplog.clear()
-            chosen = module.make_backend("auto", make_spec(), **CUDA)
+            chosen = make("auto", make_spec(), **CUDA)
             assert chosen.name == ("triton" if why is None else "torch")
             assert (why or "") in caplog.text
             assert bool(why) == bool(caplog.text), "who asked for 'auto' would wonder why it is slow"
             if why is not None:
                 with pytest.raises(BackendUnavailableError) as caught:
-                    module.make_backend("triton", make_spec(), **CUDA)
+                    make("triton", make_spec(), **CUDA)
                 assert why in str(caught.value)
 
 
 def test_auto_says_why_it_is_not_triton(caplog):
     pytest.importorskip("triton", reason="not run here: no triton")
-    check_auto_says_why(select, caplog)
+    check_auto_says_why(caplog)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("name", "module", "old", "new"),
     [
-        ("silently torch", 'logger.warning("Attention on', 'logger.debug("Attention on'),
-        ("any capability", "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
-        ("no Ampere", "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
+        ("silently torch", machine, 'logger.warning("Attention on', 'logger.debug("Attention on'),
+        ("any capability", available, "if capability < MIN_CAPABILITY", "if capability < (0, 0)"),
+        ("no Ampere", available, "if capability < MIN_CAPABILITY", "if capability <= MIN_CAPABILITY"),
     ],
-    ids=lambda value: value if " " in value and len(value) < 20 else "",
+    ids=["silently torch", "any capability", "no Ampere"],
 )
-def test_selection_mutants_are_killed(name, old, new, caplog):
+def test_selection_mutants_are_killed(name, module, old, new, caplog):
     pytest.importorskip("triton", reason="not run here: no triton")
-    mutant = Mutant(name, "twophase.attention.select", old, new)
-    KillTable.record(mutant, functools.partial(check_auto_says_why, caplog=caplog))
+
+    def check(mutated) -> None:
+        with patch.dict(sys.modules, {module.__name__: mutated}):  # where the door finds it
+            check_auto_says_why(caplog, mutated)
+
+    KillTable.record(Mutant(name, module.__name__, old, new), check)
 
 
 MODULE = "twophase.attention.torch_backend"
 MUTANTS = [
-    Mutant("last token dropped", MODULE, "visible = (positions < key_end[:, None])", "visible = (positions < key_end[:, None] - 1)"),
-    Mutant("one past the end", MODULE, "visible = (positions < key_end[:, None])", "visible = (positions <= key_end[:, None])"),
+    Mutant("last token dropped", MODULE, "is_split & (positions < seq_lens)", "is_split & (positions < seq_lens - 1)"),
+    Mutant("one past the end", MODULE, "is_split & (positions < seq_lens)", "is_split & (positions <= seq_lens)"),
     Mutant("stale V kept", MODULE, "v.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
     Mutant("scale forgotten", MODULE, "scores.mul_(self.spec.scale)", "scores"),
     Mutant("maximum not merged", MODULE, '"amax")[plan.owner]', '"amax")[plan.owner] * 0 + maximum'),
-    Mutant("sums not merged", MODULE, ".index_add_(0, plan.owner, total)", ".index_copy_(0, plan.owner, total)"),
+    Mutant("sums not merged", MODULE, "index_add_(0, plan.owner, x)", "index_copy_(0, plan.owner, x)"),
     Mutant("rotation reversed", MODULE, "torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),
     Mutant("key not rotated", MODULE, "k = rotate(k, *plan.rotation)", "pass"),
     Mutant("window off by one", MODULE, "keys > queries - self.spec.window", "keys >= queries - self.spec.window"),
     Mutant("sinks dropped", MODULE, "| (keys < self.spec.num_sinks)", ""),
-    Mutant("sinks counted twice", MODULE, "window_start.clamp(max=self.spec.num_sinks)", "window_start * 0 + self.spec.num_sinks"),
-    Mutant("pages past the end read from a freed one", MODULE, "page, live_page[:, None])", "page, live_page[:, None] * 0)"),
-    Mutant("pages between sinks and window read", MODULE, "page * self.block_size < key_end[:, None]", "page * self.block_size < seq_lens[owner, None]"),
-    Mutant("sinks of the wrong page", MODULE, "live_page = torch.cat([live_page, torch.zeros_like(sink_end)])", "live_page = torch.cat([live_page, sink_end])"),
-    Mutant("chunk starts at its last query", MODULE, "max(0, first_query + 1 - window)", "max(0, seq_len - window)"),
-    Mutant("a single decode sees keys before its window", MODULE, "slice(first_key % size, num_keys)", "slice(num_keys)"),
-    Mutant("a single decode sees the unused tail", MODULE, "slice(first_key % size, num_keys)", "slice(first_key % size, None)"),
+    Mutant("sinks counted twice", MODULE, "range(min(first_page, -(-self.spec.num_sinks // self.block_size)))", "range(-(-self.spec.num_sinks // self.block_size))"),
+    Mutant("pages past the end read from a freed one", MODULE, "[part[0]] * (width", "[0] * (width"),
+    Mutant("a repeated page counts again", MODULE, "is_split & (positions", "(positions"),
+    Mutant("pages between sinks and window read", MODULE, "range(first_page, num_pages)", "range(num_pages)"),
+    Mutant("sinks of the wrong page", MODULE, "*range(min(first_page,", "*range(1, min(first_page,"),
+    Mutant("chunk starts at its last query", MODULE, "self._visible_pages(first_query, seq_len)", "self._visible_pages(seq_len - 1, seq_len)"),
+    Mutant("a single decode sees keys before its window", MODULE, "slice(first_key, num_keys)", "slice(num_keys)"),
+    Mutant("a single decode sees the unused tail", MODULE, "slice(first_key, num_keys)", "slice(first_key, None)"),
     Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
     Mutant("history forgotten", MODULE, "first_query = seq_len - num_queries", "first_query = 0"),
-    Mutant("K scale forgotten", MODULE, "scores *= k_scale.view(n, num_kv_heads, 1, width)", "pass"),
-    Mutant("V scale forgotten", MODULE, "p *= v_scale.view(n, num_kv_heads, 1, width)", "pass"),
+    Mutant("scales forgotten", MODULE, "codes.float() * scale.flatten(0, 1).index_select(0, rows)[..., None]", "codes.float()"),
     Mutant("K and V swapped", MODULE, "write_rows(kv.k, kv.k_scale, plan.write_rows, k)", "write_rows(kv.k, kv.k_scale, plan.write_rows, v)"),
-    Mutant("head map interleaved", MODULE, "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None])",
-           "(blocks.long()[:, None, :] * self.spec.num_kv_heads + heads.flip(0)[None, :, None])"),
+    Mutant("head map interleaved", MODULE, "block_tables[owner[:, None], pages]).flatten()", "block_tables[owner[:, None], pages]).flip(1).flatten()"),
     Mutant("fused keys that were never written", MODULE, "k.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
     Mutant("fused decodes see hidden keys", MODULE, "attn_mask=~plan.hidden", "attn_mask=None"),
     Mutant("fused scores are not scaled", MODULE, "attn_mask=~plan.hidden, scale=self.spec.scale", "attn_mask=~plan.hidden, scale=1.0"),

@@ -12,11 +12,11 @@ from tests.parallel.thread_peers import ThreadPeers, lines_between
 from tests.parallel.two_engines import TwoEngines
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs, assembly
 from twophase.attention.torch_backend import TorchBackend
-from twophase.attention.triton_backend import TritonBackend
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase_features.parallel import tensor_parallel
 from twophase_features.policies.named import POLICIES
+from twophase_features.triton.attention import TritonBackend
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {

@@ -7,8 +7,8 @@ import torch
 
 from tests.engine.conftest import tiny_folder  # noqa: F401  (a fixture)
 from twophase import LLM, SamplingParams
+from twophase.attention import interface
 from twophase.engine.model_run import plain_context
-from twophase.model import ops
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2),
@@ -47,7 +47,7 @@ def state():
 
 def generated(folder, loading, running):
     """Outputs and pages of an LLM that was loaded in one context and runs in another."""
-    ops._root.cache_clear()  # it is made in the first run of a process
+    interface._root.cache_clear()  # it is made in the first run of a process
     with loading:
         before = state()
         llm = LLM(folder, num_kv_blocks=512, block_size=4, device="cpu")

@@ -16,7 +16,6 @@ from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens
 from tests.engine.speculating import Oracle
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.attention import triton_backend
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.plan import ScheduledChunk
 from twophase.core.request import SamplingParams
@@ -24,6 +23,7 @@ from twophase.engine.runner import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs
 from twophase_features.speculation.speculator import Speculator
+from twophase_features.triton import attention as triton_backend
 from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 9, 17, 40))]
@@ -333,7 +333,7 @@ def test_backend_mutants_are_killed(name, old, new, cpu_model, verified):
     def check(backends):
         check_played_verifications(cuda_graphs, cpu_model, verified, backends)
 
-    KillTable.record(Mutant(name, "twophase.attention.triton_backend", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.triton.attention", old, new), check)
 
 
 def check_device_is_current(module, model):

@@ -19,7 +19,7 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError
 from twophase.llm import GenerationError
-from twophase.model.device_and_dtype import resolve_device
+from twophase.model.machine import resolve_device
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 

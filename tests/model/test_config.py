@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
 from twophase.model import config as config_module
 from twophase.model.config import ARCHITECTURES, RopeConfig, family_of, load_config
-from twophase_features import gemma3
+from twophase_features import families, gemma3
 from twophase_features.windows import layer_types
 
 LLAMA = {
@@ -363,10 +363,11 @@ def check_door(tmp_path):
     """What a file without a window says of its layers is read, too."""
 
     def check(load_config=load_config) -> None:
-        for wrong in ([SLIDING] * 2, [FULL], FULL):
-            with pytest.raises(ModelFolderError, match="layer_types"):
-                load_config(write(tmp_path, layer_types=wrong))
-        assert not load_config(write(tmp_path, layer_types=[FULL] * 2)).is_mixed
+        for family in ({}, {"architectures": ["Qwen2ForCausalLM"]}):
+            for wrong in ([SLIDING, FULL], [FULL], FULL):
+                with pytest.raises(ModelFolderError, match="layer_types"):
+                    load_config(write(tmp_path, **family, layer_types=wrong))
+            assert not load_config(write(tmp_path, **family, layer_types=[FULL] * 2)).is_mixed
 
     return check
 
@@ -395,7 +396,8 @@ MUTANTS = [
     ("scores by the width of a head", GEMMA3, '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
     ("embeddings as they are", GEMMA3, 'file.positive_int("hidden_size") ** 0.5', "1.0"),
     ("weights of its own", GEMMA3, '            "tie_word_embeddings": True,\n', ""),
-    ("layer types pass unread", "twophase.model.config", 'file.values.get("layer_types") in (None, all_full)', "True"),
+    ("layer types pass unread", families.__name__, 'file.values.get("layer_types") in (None, all_full)', "True"),
+    ("Llama's layer types pass unread", config_module.__name__, 'file.values.get("layer_types") not in', "None not in"),
 ]
 
 

@@ -9,9 +9,9 @@ import torch
 from tests.model.paged import Pages
 from tests.model.tiny import FAMILIES, SIZES, load_model, make_folder
 from tests.mutation import KillTable, Mutant, is_killed
-from twophase.attention.select import make_backend
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
+from twophase.model.machine import make_backend
 from twophase.model.weights import load_weights
 from twophase_features.windows import mixed_backend
 
@@ -99,7 +99,12 @@ MUTANTS = [
     ("SiLU", "llama", 'backend.silu_mul if config.activation == "silu" else gelu_mul', "backend.silu_mul"),
     ("GELU without its approximation", "llama", 'approximate="tanh"', 'approximate="none"'),
     ("norms without the one", "weights", ".add_(config.norm_offset)", ""),
-    ("norms the wrong way round", "weights", "'pre_feedforward' if has_outputs", "'post_feedforward' if has_outputs"),
+    (
+        "norms the wrong way round",
+        "weights",
+        'pre_feedforward_layernorm", n),\n            "mlp_output_norm": ("post_feedforward',
+        'post_feedforward_layernorm", n),\n            "mlp_output_norm": ("pre_feedforward',
+    ),
     ("kinds swapped", "mixed_backend", "full if is_full else local", "local if is_full else full"),
     ("written by another group's table", "mixed_backend", "cos, sin, kv, plan[kv.group])", "cos, sin, kv, plan[0])"),
     ("read by another group's table", "mixed_backend", "attend(q, kv, plan[kv.group])", "attend(q, kv, plan[-1])"),

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from twophase.model.rope import inverse_frequencies
-from twophase.model.rope_config import RopeConfig
+from twophase.model.config import RopeConfig
+from twophase.model.llama import inverse_frequencies
 
 LLAMA3 = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from tests.engine.tokenizers_for_tests import byte_fallback, byte_level, words
-from twophase.model._token_length import token_length
+from twophase_features.token_length import token_length
 
 
 def changed(base=byte_level, added=(), **parts):

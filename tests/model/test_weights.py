@@ -83,7 +83,7 @@ def test_truncated_file(folder):
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size - 10)
-    said = rf"model\.safetensors is truncated: {size - 10:,} bytes, expected {size:,}\. Download"
+    said = r"model\.safetensors cannot be read: it is truncated or .* \(.*not fully covered\)\. Download"
     with pytest.raises(ModelFolderError, match=said):
         load(folder)
 
@@ -103,11 +103,8 @@ def test_empty_file_and_a_page_of_html(folder):
 
 
 HEADERS = {
-    "of 3 GB": (
-        (3 * 2**30).to_bytes(8, "little"),
-        "cannot be read: its header has 3,221,225,472 bytes, more than 8,388,608",
-    ),
-    "of 2 ** 64 bytes": (b"\xff" * 8, "cannot be read: its header has 18,446,744,073,709,551,615 bytes"),
+    "of 3 GB": ((3 * 2**30).to_bytes(8, "little"), "cannot be read"),
+    "of 2 ** 64 bytes": (b"\xff" * 8, "cannot be read"),
     "a list": (b"\x02\0\0\0\0\0\0\0[]", "cannot be read"),
     "of text": (b'\x07\0\0\0\0\0\0\0{"a":1}', "cannot be read"),
     "without offsets": (b'\x08\0\0\0\0\0\0\0{"a":{}}', "cannot be read"),

@@ -18,12 +18,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from twophase.attention.select import make_backend
-from twophase.model import config, rope_config
+from twophase.model import config
 from twophase.model.config import load_config
 from twophase.model.llama import LlamaModel, model_backend
+from twophase.model.machine import make_backend
 from twophase.model.weights import load_weights
-from twophase_features import gemma3
+from twophase_features import families, gemma3
 from twophase_features.experts import config as expert_configs
 from twophase_features.windows import layer_types
 
@@ -105,7 +105,7 @@ FAMILIES |= {
 
 def config_readers() -> str:
     """The text of every module that reads config.json."""
-    return "".join(map(inspect.getsource, (config, rope_config, layer_types, gemma3, expert_configs)))
+    return "".join(map(inspect.getsource, (config, families, layer_types, gemma3, expert_configs)))
 
 
 def make_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:

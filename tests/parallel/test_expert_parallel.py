@@ -13,7 +13,8 @@ from tests.parallel.test_tensor_parallel import LIMIT_S, TINY, alone, greedy, pr
 from twophase import LLM
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
-from twophase.model.weights import TensorFiles, load_weights
+from twophase.model.tensor_files import TensorFiles
+from twophase.model.weights import load_weights
 from twophase_features.parallel.launch import is_running
 from twophase_features.parallel.sharding import Shard
 

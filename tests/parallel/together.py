@@ -8,12 +8,12 @@ from types import ModuleType
 import torch
 
 from tests.parallel.thread_peers import ThreadPeers, lines_between
-from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig, load_config
 from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.machine import make_backend
 from twophase.model.weights import load_weights
 from twophase_features.parallel import sharding
 

@@ -1,4 +1,4 @@
-"""One thin interface to attention; a torch backend and a Triton backend behind it.
+"""One thin interface to attention, and the torch backend behind it.
 
-Public: `interface` (the door), `select` (one by name), `torch_backend`, `triton_backend`.
+Public: `interface` (the door), `torch_backend`.
 """

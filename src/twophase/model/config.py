@@ -1,6 +1,5 @@
-"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. The families
-of plain Llama are here; other features read their own part of the file.
-"""
+"""A model's configuration, read strictly from its config.json, so that no feature is ignored in silence. Plain Llama is
+here; other families and features read their own part of the file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +10,35 @@ from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 from twophase.doors import feature
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase.model.rope_config import RopeConfig, read_rope
 
 MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
+
+# Types of RoPE scaling, and the numbers that each takes from the file.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding (RoPE, arXiv:2104.09864) and its scaling for longer contexts.
+
+    Attributes:
+        theta: Base of the geometric series of wavelengths.
+        rope_type: 'default'; 'linear' divides every frequency by `factor` (arXiv:2306.15595);
+            'llama3' divides only the low ones (see `llama.py`).
+        factor: The scaling factor, >= 1.
+        low_freq_factor, high_freq_factor, original_max_position_embeddings: 'llama3' only.
+    """
+
+    theta: float
+    rope_type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position_embeddings: int | float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +118,57 @@ UNSUPPORTED = (
     "transformers_weights", "attention_chunk_size", "kv_sharing_modes",
 )  # fmt: skip
 SILU = Rule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu'.")
-DTYPE = Rule(
-    "dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."
+RULES = (
+    Rule("dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."),
+    *(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
 )
-RULES = (*(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED), DTYPE)
-
-# Reads a part of config.json: fields of `ModelConfig`, by name. The door of a model's features.
-ReadFields = Callable[[JsonFile], Fields]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture differs from plain Llama.
+    """How one architecture is read: the door of a model's features.
 
     Attributes:
         model_type: The model_type that config.json must have; transformers chooses its classes by it.
-        reads: Readers of further parts of the file.
+        reads: Readers of further parts of the file: each returns fields of `ModelConfig`, by name.
         fields: Fields of `ModelConfig` that the architecture fixes.
         defaults: transformers' defaults for absent keys; a key whose default is None may be null.
         rules: Values that the file must have.
     """
 
     model_type: str
-    reads: tuple[ReadFields, ...]
+    reads: tuple[Callable[[JsonFile], Fields], ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rules: tuple[Rule, ...] = (SILU,)
+
+
+def read_rope(file: JsonFile) -> Fields:
+    """Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), newer ones `rope_parameters`."""
+    either = file.values.get("rope_scaling") or file.values.get("rope_parameters")
+    return {"rope": rope_of(file, {} if either is None else either, "rope_theta")}
+
+
+def rope_of(file: JsonFile, parameters: Any, base: str) -> RopeConfig:
+    """One set of RoPE parameters; `base` is the key of the file that has theta if they do not."""
+    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+        raise file.error(f"one set of RoPE parameters for all layers is supported, found {shown(parameters)}.")
+    if parameters.get("partial_rotary_factor", file.values.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise file.error("partial_rotary_factor other than 1 is not supported: RoPE rotates whole heads.")
+    rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    if rope_type not in tuple(ROPE_TYPES):
+        raise file.error(
+            f"RoPE type {shown(rope_type)} is not supported; supported: 'default', 'linear', 'llama3'. "
+            "Removing the scaling from the file limits the model to the context it was first trained for."
+        )
+    given = {"original_max_position_embeddings": file.values.get("max_position_embeddings"), **parameters}
+    numbers = {key: file.check_positive(f"rope {key}", given.get(key)) for key in ROPE_TYPES[rope_type]}
+    theta = file.check_positive(base, parameters.get("rope_theta", file.values[base]))
+    rope = RopeConfig(theta, rope_type, **numbers)
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if rope_type == "llama3" and low >= high:
+        raise file.error(f"rope low_freq_factor {low} must be below high_freq_factor {high}.")
+    return rope
 
 
 def read_attention_bias(file: JsonFile) -> Fields:
@@ -126,29 +176,11 @@ def read_attention_bias(file: JsonFile) -> Fields:
     return {"qkv_bias": has_bias, "o_bias": has_bias}
 
 
-def _read_mlp_bias(file: JsonFile) -> Fields:
+def _read_llama(file: JsonFile) -> Fields:
+    layers = num_layers_of(file)
+    if file.values.get("layer_types") not in (None, ["full_attention"] * layers):
+        raise file.error(f"layer_types must be {layers} times 'full_attention', or absent.")
     return {"mlp_bias": file.flag("mlp_bias")}
-
-
-def read_given_window(file: JsonFile) -> Fields:
-    """A window for all layers, in `sliding_window` if at all."""
-    return _read_layer_types(file, has_window=file.values.get("sliding_window") is not None)
-
-
-def read_switched_window(file: JsonFile) -> Fields:
-    """A window in `sliding_window`, behind `use_sliding_window`."""
-    file.whole_number("max_window_layers")
-    if file.values["sliding_window"] is not None:
-        file.positive_int("sliding_window")
-    return _read_layer_types(file, has_window=file.flag("use_sliding_window"))
-
-
-def _read_layer_types(file: JsonFile, has_window: bool) -> Fields:
-    all_full = ["full_attention"] * num_layers_of(file)
-    if not has_window and file.values.get("layer_types") in (None, all_full):
-        return {}
-    fields: Fields = feature("windows.layer_types").read(file)
-    return fields
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -158,29 +190,19 @@ DEFAULTS: Mapping[str, Any] = {
     "attention_bias": False,
     "rope_theta": 10_000.0,
 }
-WINDOW_DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 FAMILIES = {
     "LlamaForCausalLM": Family(  # SmolLM2 too
         "llama",
-        (read_rope, read_attention_bias, _read_mlp_bias, read_given_window),
+        (read_rope, read_attention_bias, _read_llama),
         defaults={"num_key_value_heads": None, "head_dim": None, "mlp_bias": False},
         rules=(SILU, Rule("sliding_window", (None,), WITHOUT)),
-    ),
-    "MistralForCausalLM": Family(
-        "mistral", (read_rope, read_given_window), defaults={"head_dim": None, "sliding_window": 4096}
-    ),
-    "Qwen2ForCausalLM": Family(
-        "qwen2", (read_rope, read_switched_window), {"qkv_bias": True}, defaults=WINDOW_DEFAULTS
-    ),
-    "Qwen3ForCausalLM": Family(
-        "qwen3",
-        (read_rope, read_attention_bias, read_switched_window),
-        {"qk_norm": True},
-        defaults=WINDOW_DEFAULTS | {"head_dim": 128},
     ),
 }
 # Families that a feature reads: its module has `FAMILIES` too.
 FAMILIES_OF_FEATURES = {
+    "MistralForCausalLM": "families",
+    "Qwen2ForCausalLM": "families",
+    "Qwen3ForCausalLM": "families",
     "Gemma3ForCausalLM": "gemma3",
     "MixtralForCausalLM": "experts.config",
     "Qwen3MoeForCausalLM": "experts.config",
@@ -196,40 +218,58 @@ def load_config(folder: Path) -> ModelConfig:
             feature; names the file, the value and the supported ones.
         ConfigError: The file asks for a feature whose package is not installed.
     """
-    file = JsonFile(_config_path(folder))
+    path = folder / "config.json"
+    if not path.is_file():
+        problem = f"{path} is missing" if folder.is_dir() else f"{folder} is not a folder"
+        raise ModelFolderError(
+            f"{problem}. Give a Hugging Face model folder, with config.json in it. A GGUF file needs config.json and "
+            "the tokenizer's files of the original model beside it."
+        )
+    file = JsonFile(path)
     architecture = _architecture(file)
     family = family_of(architecture)
+    eos_token_ids, generation = file.token_ids("eos_token_id"), folder / "generation_config.json"
+    if generation.exists():  # as in transformers, it then decides alone
+        eos_token_ids = JsonFile(generation).token_ids("eos_token_id")
     file.set_defaults({**DEFAULTS, **family.defaults})
     if file.values.get("dtype") is None:
         file.values["dtype"] = file.values.get("torch_dtype")  # its name in older files
     file.check(RULES + family.rules)
     hidden_size, num_heads = file.positive_int("hidden_size"), file.positive_int("num_attention_heads")
+    width, rest = divmod(hidden_size, num_heads)
+    file.refuse_if(
+        rest and file.values.get("head_dim") is None,
+        f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.",
+    )
+    file.values.setdefault("head_dim", width)
     fields = dict(family.fields)
-    for read in (*family.reads, _read_quantization):
+    for read in family.reads:
         fields |= read(file)
-    config = ModelConfig(
+    if file.values.get("quantization_config") or file.values.get("compression_config"):
+        fields |= feature("quantization.checkpoint_config").read(file)
+    num_kv_heads, head_dim = file.positive_int("num_key_value_heads", num_heads), file.positive_int("head_dim", width)
+    file.refuse_if(
+        num_heads % num_kv_heads,
+        f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}.",
+    )
+    file.refuse_if(head_dim % 2, f"head_dim must be even, because RoPE rotates pairs; found {head_dim}.")
+    return ModelConfig(
         architecture=architecture,
         vocab_size=file.positive_int("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=file.positive_int("intermediate_size"),
         num_layers=num_layers_of(file),
         num_heads=num_heads,
-        num_kv_heads=file.positive_int("num_key_value_heads", if_null=num_heads),
-        head_dim=_head_dim(file, hidden_size, num_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         rms_norm_eps=file.positive_number("rms_norm_eps"),
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         dtype=file.values["dtype"],
         bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
-        eos_token_ids=_eos_token_ids(folder, file),
+        eos_token_ids=frozenset(eos_token_ids),
         **fields,
     )
-    file.refuse_if(
-        config.num_heads % config.num_kv_heads,
-        f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}.",
-    )
-    file.refuse_if(config.head_dim % 2, f"head_dim must be even, because RoPE rotates pairs; found {config.head_dim}.")
-    return config
 
 
 def family_of(architecture: str) -> Family:
@@ -246,17 +286,6 @@ def num_layers_of(file: JsonFile) -> int:
     return number
 
 
-def _config_path(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is not a folder. Give a Hugging Face model folder, with config.json in it.")
-    path = folder / "config.json"
-    if not path.is_file():
-        hint = " Beside a GGUF file it needs config.json and the tokenizer's files of the original model."
-        hint = hint if any(folder.glob("*.gguf")) else ""
-        raise ModelFolderError(f"{path} is missing: {folder} is not a Hugging Face model folder.{hint}")
-    return path
-
-
 def _architecture(file: JsonFile) -> str:
     found, model_type = file.values.get("architectures"), file.values.get("model_type")
     if not isinstance(found, list) or len(found) != 1 or found[0] not in ARCHITECTURES:
@@ -271,29 +300,3 @@ def _architecture(file: JsonFile) -> str:
         "Correct the wrong field, or download the model again.",
     )
     return str(found[0])
-
-
-def _read_quantization(file: JsonFile) -> Fields:
-    values = file.values.get("quantization_config") or file.values.get("compression_config")
-    if values is None:
-        return {}
-    try:
-        return {"quantization": feature("quantization.checkpoint_config").read_quantization_config(values)}
-    except ValueError as error:
-        raise file.error(f"{error}. Use the unquantised model.") from error
-
-
-def _head_dim(file: JsonFile, hidden_size: int, num_heads: int) -> int:
-    file.refuse_if(
-        file.values.get("head_dim") is None and hidden_size % num_heads,
-        f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.",
-    )
-    width = hidden_size // num_heads
-    return file.positive_int("head_dim", if_null=width) if "head_dim" in file.values else width
-
-
-def _eos_token_ids(folder: Path, file: JsonFile) -> frozenset[int]:
-    """The end-of-text ids, as in transformers: from generation_config.json alone; if the file is missing, from
-    config.json."""
-    path, ids = folder / "generation_config.json", file.token_ids("eos_token_id")
-    return frozenset(JsonFile(path).token_ids("eos_token_id") if path.exists() else ids)

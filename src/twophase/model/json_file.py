@@ -25,11 +25,7 @@ class Rule(NamedTuple):
 
 
 class JsonFile:
-    """A file that holds a JSON object.
-
-    Attributes:
-        values: The object, completed by the defaults of `set_defaults`.
-    """
+    """A file that holds a JSON object: `values`, which `set_defaults` completes. Methods raise ModelFolderError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,16 +40,16 @@ class JsonFile:
     def error(self, problem: str) -> ModelFolderError:
         return ModelFolderError(f"{self.path}: {problem}")
 
+    def refuse_if(self, is_wrong: object, problem: str) -> None:
+        if is_wrong:
+            raise self.error(problem)
+
     def check(self, rules: Iterable[Rule]) -> None:
         """Refuse the first value that a rule does not list. False is not 0, and True is not 1."""
         for key, values, reason in rules:
             found = self.values.get(key)
             if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in values):
                 raise self.error(f"{key} {shown(found)} {reason}")
-
-    def refuse_if(self, is_wrong: object, problem: str) -> None:
-        if is_wrong:
-            raise self.error(problem)
 
     def positive_int(self, key: str, if_null: int | None = None) -> int:
         return self.whole_number(key, if_null, at_least=1)
@@ -97,11 +93,7 @@ class JsonFile:
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """A JSON file that must hold an object.
-
-    Raises:
-        ModelFolderError: It cannot be read, is too large, is not JSON, or holds something else.
-    """
+    """A JSON file that must hold an object. Raises ModelFolderError as `read_bounded`, and for another content."""
     try:
         values = json.loads(read_bounded(path, max_bytes).decode())
     except (ValueError, RecursionError) as error:
@@ -112,11 +104,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES, max_containers: int = MAX_JSON_CONTAINERS) -> bytes:
-    """A whole file of at most `max_bytes` bytes, and at most `max_containers` lists and objects if it is JSON.
-
-    Raises:
-        ModelFolderError: It cannot be read, or has more.
-    """
+    """A whole file. Raises ModelFolderError if it cannot be read, has more bytes, or more lists and objects as JSON."""
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)

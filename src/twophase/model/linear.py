@@ -16,23 +16,15 @@ PACK_FOR_ROWS = 32
 
 @runtime_checkable
 class Linear(Protocol):
-    """The door of a layer's product: x @ weight.T + bias, for any format of the weight.
-
-    `TorchLinear` stores the weight plain. The loader makes quantised layers (twophase_features.quantization.linear) and
-    custom ones in its place.
-    """
+    """The door of a layer's product: x @ weight.T + bias, for any format of the weight. The `WeightLoader` makes it:
+    `TorchLinear`, or a layer of few bits (twophase_features.quantization.linear)."""
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TorchLinear:
-    """x @ weight.T + bias.
-
-    Attributes:
-        weight: [O, I]; an opaque tensor in oneDNN's own layout if `is_packed`.
-        bias: [O], or None.
-    """
+    """x @ weight.T + bias; if `is_packed`, `weight` is an opaque tensor in oneDNN's own layout."""
 
     weight: Float[Tensor, "O I"]
     bias: Float[Tensor, "O"] | None

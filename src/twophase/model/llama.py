@@ -3,6 +3,7 @@
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention separates sequences.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,24 +14,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.interface import AttentionBackend, AttentionSpec, rms_norm
 from twophase.cache.kv_cache import KVCache, LayerKV
 from twophase.doors import feature
-from twophase.model.config import ModelConfig
-from twophase.model.ops import rms_norm
-from twophase.model.rope import rope_tables
+from twophase.model.config import ModelConfig, RopeConfig
 from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """The attention that this model's layers need; in a mixed model, the layers with a window.
-
-    Scores are scaled by 1 / sqrt(D) (arXiv:1706.03762, equation 1), unless the model says otherwise.
-    """
+    """The attention that this model's layers need; in a mixed model, the layers with a window."""
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
+        # arXiv:1706.03762, equation 1
         scale=config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
         window=config.sliding_window,
     )
@@ -56,8 +53,7 @@ class LlamaModel:
     """A model ready to run. Immutable; a step changes only the K/V cache.
 
     Args:
-        config: The model's configuration.
-        weights: Its weights, on the device it runs on.
+        weights: On the device that the model runs on.
         backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks: Adds up, in place, the partial outputs of all processes, when the weights are cut so that each
@@ -85,7 +81,7 @@ class LlamaModel:
         self.weights = weights
         self.backend = backend
         self.device = weights.embed.device
-        self._sum = sum_over_ranks or _already_whole
+        self._sum = sum_over_ranks or (lambda partial: partial)
         num_positions = max_model_len or config.max_position_embeddings
         self.cos, self.sin = rope_tables(config.rope, config.head_dim, num_positions, self.device)
         full = local = self.cos, self.sin
@@ -100,11 +96,6 @@ class LlamaModel:
             self._sparse_layers = config.experts.sparse_layers
             mixture = feature("experts.mixture").MixtureOfExperts
             self._mix_experts = mixture(config.experts, self._gated, self._sum, dispatch_experts)
-
-    @property
-    def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can hold the forward pass: nothing in it is decided by the host."""
-        return all(layer.mlp.can_be_captured for layer in self.weights.layers)
 
     def forward(
         self,
@@ -166,6 +157,31 @@ class LlamaModel:
         return self._sum(mlp.down(self._gated(mlp.gate_up(x))))
 
 
+def rope_tables(
+    rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device
+) -> tuple[Float[Tensor, "P D_half"], Float[Tensor, "P D_half"]]:
+    """cos and sin of position * frequency in fp32, one row per position in [0, num_positions).
+
+    fp32 and not fp64: models are trained with fp32 angles, whose rounding at position 8,000 is already 5e-4 radians.
+    """
+    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
+    return angles.cos().to(device), angles.sin().to(device)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_half"]:
+    """Radians per position of each rotated pair: theta ** (-2 i / D) for i in [0, D/2), then the scaling."""
+    inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.rope_type != "llama3":
+        return inv_freq / rope.factor  # a factor other than 1 is linear scaling
+    # Llama 3.1: slow pairs turn `factor` times slower, fast pairs are unchanged, others blended. A pair is slow if a
+    # full rotation takes more than original context / low_freq_factor positions, fast if it takes less than original
+    # context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)
+    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # in the original context
+    fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    fast = fast.clamp(0, 1)  # 0: slow pair, 1: fast pair
+    return (1 - fast) * inv_freq / rope.factor + fast * inv_freq
+
+
 def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
     """gelu(gate) * up, for gate and up side by side (GEGLU, arXiv:2002.05202), by the approximation with tanh."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -175,7 +191,3 @@ def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Makes a GPU the current one: torch uses its tensors' device, Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _already_whole(x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-    return x

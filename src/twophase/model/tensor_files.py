@@ -1,9 +1,8 @@
 """A model folder's safetensors files, opened and checked: an error names the file, the tensor and the fix."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,12 +13,11 @@ from twophase.core.rules import shown
 from twophase.model.json_file import read_json_object
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-PLAIN_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN_DTYPES = ("F32", "F16", "BF16")  # as safetensors names them
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# A tensor takes about 100 bytes in either file, and large mixtures of experts have 37,000 tensors. safetensors itself
-# reads 100 MB.
-MAX_HEADER_BYTES, MAX_INDEX_BYTES = 8 * 2**20, 16 * 2**20
-END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d{1,18})\s*\]')
+# Old Llama files have the RoPE frequencies; files of tied models may have the output weights, which `check` compares.
+HARMLESS = (".rotary_emb.inv_freq", HEAD)
+MAX_INDEX_BYTES = 16 * 2**20  # a tensor takes about 100 bytes, and large mixtures of experts have 37,000 tensors
 FIX = "Download the model again."
 
 
@@ -27,16 +25,7 @@ class StoredTensor(NamedTuple):
     """A tensor of a folder: its shape, and the dtypes it may have, as safetensors names them."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[str, ...] = tuple(PLAIN_DTYPES)
-
-
-@runtime_checkable
-class Tensors(Protocol):
-    """Tensors by name."""
-
-    def __contains__(self, name: object) -> bool: ...
-    def read(self, name: str) -> Any: ...
-    def dtype_of(self, name: str) -> torch.dtype: ...
+    dtypes: tuple[str, ...] = PLAIN_DTYPES
 
 
 class TensorFiles:
@@ -51,7 +40,12 @@ class TensorFiles:
         self._path_of: dict[str, Path] = {}
         self._open: dict[Path, safe_open] = {}
         for path in _weight_paths(folder):
-            self._open[path] = _open_safetensors(path)
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise ModelFolderError(
+                    f"{path} cannot be read: it is truncated or not a safetensors file ({error}). {FIX}"
+                ) from error
             self._path_of |= dict.fromkeys(self._open[path].keys(), path)
 
     def __contains__(self, name: object) -> bool:
@@ -60,10 +54,6 @@ class TensorFiles:
     def read(self, name: str) -> Tensor:
         """The tensor as stored."""
         return self._open[self._path_of[name]].get_tensor(name)
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The dtype of a tensor of plain floats."""
-        return PLAIN_DTYPES[self._open[self._path_of[name]].get_slice(name).get_dtype()]
 
     def check(self, expected: Mapping[str, StoredTensor]) -> None:
         """The files must hold these tensors, no more and no fewer.
@@ -77,7 +67,7 @@ class TensorFiles:
             raise ModelFolderError(
                 f"{self._folder}: {where} lacks {_first_of(missing)}, which config.json calls for. {FIX}"
             )
-        extra = [name for name in self._path_of if name not in expected and not _is_harmless(name)]
+        extra = [name for name in self._path_of if name not in expected and not name.endswith(HARMLESS)]
         if extra:
             raise ModelFolderError(
                 f"{self._path_of[extra[0]]} holds {_first_of(extra)}, which config.json does not call for. "
@@ -126,35 +116,9 @@ def _weight_paths(folder: Path) -> list[Path]:
                 f"{index}: 'weight_map' must name a safetensors file in the same folder for each tensor; found "
                 f"{shown(name)} for {shown(tensor)}. {FIX}"
             )
-    paths = [folder / name for name in sorted(set(weight_map.values()))]
-    for path in paths:
-        if not path.is_file():
-            tensors = [name for name, file in weight_map.items() if file == path.name]
-            raise ModelFolderError(f"{path} is missing; {index.name} says it holds {_first_of(tensors)}. {FIX}")
-    return paths
-
-
-def _open_safetensors(path: Path) -> safe_open:
-    try:
-        with path.open("rb") as file:  # format: u64 size of the header, JSON header, data
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if header_bytes > MAX_HEADER_BYTES:
-                raise ModelFolderError(
-                    f"{path} cannot be read: its header has {header_bytes:,} bytes, more than {MAX_HEADER_BYTES:,}, "
-                    f"which no model needs. {FIX}"
-                )
-            header = file.read(header_bytes)
-        expected = 8 + header_bytes + max(map(int, END_OF_TENSOR.findall(header)), default=0)
-        if 0 < header_bytes == len(header) and path.stat().st_size < expected:
-            raise ModelFolderError(f"{path} is truncated: {path.stat().st_size:,} bytes, expected {expected:,}. {FIX}")
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ModelFolderError(f"{path} cannot be read ({error}). {FIX}") from error
-
-
-def _is_harmless(name: str) -> bool:
-    # Old Llama files carry the RoPE frequencies; files of tied models may carry the output weights (checked above).
-    return name.endswith(".rotary_emb.inv_freq") or name == HEAD
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{folder / name} is missing; {index.name} says it holds {tensor}. {FIX}")
+    return [folder / name for name in sorted(set(weight_map.values()))]
 
 
 def _first_of(names: list[str]) -> str:

@@ -1,12 +1,12 @@
-"""A model's weights: from safetensors files into frozen records of tensors, fused and laid out for speed.
+"""A model's weights: from safetensors files into frozen records of tensors, laid out for speed.
 
-Fused: q, k and v are one matrix, gate and up another, because one large product is faster than several small ones.
+q, k and v are one matrix, gate and up another, because one large product is faster than several small ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch import Tensor
 from twophase.doors import feature
 from twophase.model.config import ModelConfig
 from twophase.model.linear import Linear, make_linear
-from twophase.model.tensor_files import EMBED, HEAD, StoredTensor, TensorFiles, Tensors, has_safetensors
+from twophase.model.tensor_files import EMBED, HEAD, StoredTensor, TensorFiles, has_safetensors
 
 ALL_EXPERTS = slice(None)
 
@@ -31,40 +31,20 @@ class LinearShape(NamedTuple):
     has_bias: bool = False
 
 
-@runtime_checkable
-class MLP(Protocol):
-    """The MLP of one layer: `DenseMLP`, or experts (twophase_features.experts)."""
-
-    @property
-    def can_be_captured(self) -> bool:
-        """Whether a CUDA graph can contain it: the host decides nothing in between."""
-
-
 @dataclass(frozen=True, slots=True)
 class DenseMLP:
-    """The MLP of every token. N hidden, I intermediate.
-
-    Attributes:
-        gate_up: N -> 2 I: gate, then up.
-        down: I -> N.
-    """
+    """The MLP of every token: `gate_up` N -> 2 I, gate, then up; `down` I -> N. N hidden, I intermediate."""
 
     gate_up: Linear
     down: Linear
-
-    @property
-    def can_be_captured(self) -> bool:
-        return True
+    can_be_captured: ClassVar[bool] = True  # by a CUDA graph: the host decides nothing in between
 
     @staticmethod
     def shapes(config: ModelConfig, layer: int) -> Mapping[str, LinearShape]:
         """The linear layers that a folder holds for it."""
         n, i, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        return {
-            "mlp.gate_proj": LinearShape(i, n, has_bias),
-            "mlp.up_proj": LinearShape(i, n, has_bias),
-            "mlp.down_proj": LinearShape(n, i, has_bias),
-        }
+        up, down = LinearShape(i, n, has_bias), LinearShape(n, i, has_bias)
+        return {"mlp.gate_proj": up, "mlp.up_proj": up, "mlp.down_proj": down}
 
     @staticmethod
     def load(loader: "WeightLoader", config: ModelConfig, layer: int, experts: slice) -> "DenseMLP":
@@ -77,20 +57,21 @@ class LayerWeights:
     """One decoder layer. N hidden, H and H_kv heads of size D.
 
     Attributes:
-        input_norm, post_attention_norm: [N], RMSNorm gains before attention and before the MLP.
-        attention_output_norm, mlp_output_norm: [N], gains after them (Gemma), else None.
         qkv: N -> (H + 2 H_kv) D: queries, then keys, then values.
-        q_norm, k_norm: [D], gains per head (Qwen3), else None.
         o: H D -> N.
+        mlp: `DenseMLP`, or experts (twophase_features.experts.weights.SparseMLP).
+        input_norm, post_attention_norm: [N], RMSNorm gains before attention and before the MLP.
+        q_norm, k_norm: [D], gains per head (Qwen3), else None.
+        attention_output_norm, mlp_output_norm: [N], gains after attention and MLP (Gemma), else None.
     """
 
-    input_norm: Float[Tensor, "N"]
     qkv: Linear
-    q_norm: Float[Tensor, "D"] | None
-    k_norm: Float[Tensor, "D"] | None
     o: Linear
+    mlp: Any
+    input_norm: Float[Tensor, "N"]
     post_attention_norm: Float[Tensor, "N"]
-    mlp: MLP
+    q_norm: Float[Tensor, "D"] | None = None
+    k_norm: Float[Tensor, "D"] | None = None
     attention_output_norm: Float[Tensor, "N"] | None = None
     mlp_output_norm: Float[Tensor, "N"] | None = None
 
@@ -120,16 +101,8 @@ class WeightLoader(Protocol):
     """The door of a folder's weights: `PlainLoader` copies floats from safetensors files;
     twophase_features.quantization.loader reads or makes quantised weights."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of activations."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the layers."""
-
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A whole tensor; in `self.dtype` if `dtype` is None."""
+        """A whole tensor; in the dtype of activations if `dtype` is None."""
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype of a tensor as stored; float32 for a quantised one, which holds its values exactly."""
@@ -139,9 +112,6 @@ class WeightLoader(Protocol):
 
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
         """The last linear layer; tied to the embedding, it shares the memory of `embed` where it can."""
-
-    def plain_parts(self, *names: str) -> Sequence[Tensor] | None:
-        """This process's part of each layer's weight, as it is stored; None if the layer is one of few bits."""
 
 
 def load_weights(
@@ -191,29 +161,40 @@ def has_quantized_weights(folder: Path, config: ModelConfig) -> bool:
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a folder of this configuration must hold, no more and no fewer."""
     n, q_rows, kv_rows = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    kv = LinearShape(kv_rows, n, config.qkv_bias)
     attention = {
         "self_attn.q_proj": LinearShape(q_rows, n, config.qkv_bias),
-        "self_attn.k_proj": LinearShape(kv_rows, n, config.qkv_bias),
-        "self_attn.v_proj": LinearShape(kv_rows, n, config.qkv_bias),
+        "self_attn.k_proj": kv,
+        "self_attn.v_proj": kv,
         "self_attn.o_proj": LinearShape(n, q_rows, config.o_bias),
     }
-    norms = {"input_layernorm": n, "post_attention_layernorm": n}
-    if config.has_output_norms:
-        norms |= {"pre_feedforward_layernorm": n, "post_feedforward_layernorm": n}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, n), "model.norm.weight": (n,)}
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, n)
     mlp_kind = _mlp_kind(config)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}{name}.weight": (size,) for name, size in norms.items()}
+        shapes |= {f"{prefix}{name}.weight": (size,) for name, size in _norms(config).values()}
         for name, (rows, columns, has_bias) in {**attention, **mlp_kind.shapes(config, layer)}.items():
             shapes[f"{prefix}{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (rows,)
     return shapes
+
+
+def _norms(config: ModelConfig) -> dict[str, tuple[str, int]]:
+    """The norms that each layer has: the field of `LayerWeights`, the name in a folder, and the size."""
+    n, d = config.hidden_size, config.head_dim
+    norms = {"input_norm": ("input_layernorm", n), "post_attention_norm": ("post_attention_layernorm", n)}
+    if config.has_output_norms:
+        norms |= {
+            "attention_output_norm": ("post_attention_layernorm", n),
+            "post_attention_norm": ("pre_feedforward_layernorm", n),
+            "mlp_output_norm": ("post_feedforward_layernorm", n),
+        }
+    if config.qk_norm:
+        norms |= {"q_norm": ("self_attn.q_norm", d), "k_norm": ("self_attn.k_norm", d)}
+    return norms
 
 
 def _mlp_kind(config: ModelConfig) -> Any:
@@ -223,74 +204,56 @@ def _mlp_kind(config: ModelConfig) -> Any:
 
 def _load_layer(loader: WeightLoader, config: ModelConfig, layer: int, experts: slice) -> LayerWeights:
     prefix = f"model.layers.{layer}."
-    attention, has_outputs = f"{prefix}self_attn.", config.has_output_norms
-
-    def gain(name: str) -> Tensor:
-        return _gain(loader, config, name)
-
     return LayerWeights(
-        input_norm=gain(f"{prefix}input_layernorm"),
-        qkv=loader.linear(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"),
-        q_norm=gain(f"{attention}q_norm") if config.qk_norm else None,
-        k_norm=gain(f"{attention}k_norm") if config.qk_norm else None,
-        o=loader.linear(f"{attention}o_proj"),
-        post_attention_norm=gain(f"{prefix}{'pre_feedforward' if has_outputs else 'post_attention'}_layernorm"),
+        qkv=loader.linear(*(f"{prefix}self_attn.{each}_proj" for each in "qkv")),
+        o=loader.linear(f"{prefix}self_attn.o_proj"),
         mlp=_mlp_kind(config).load(loader, config, layer, experts),
-        attention_output_norm=gain(f"{prefix}post_attention_layernorm") if has_outputs else None,
-        mlp_output_norm=gain(f"{prefix}post_feedforward_layernorm") if has_outputs else None,
+        **{field: _gain(loader, config, prefix + name) for field, (name, _) in _norms(config).items()},
     )
 
 
 def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
-    """A norm's gain."""
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)
 
 
 class PlainLoader:
-    """Copies floats, converted, into the memory of layers: no second copy of the model is made."""
+    """Copies floats, converted, into the memory of layers: no second copy of the model is made.
 
-    def __init__(self, files: Tensors, dtype: torch.dtype, device: torch.device, cut: Cut) -> None:
-        self._files = files
-        self._cut = cut
-        self.dtype = dtype
-        self.device = device
+    Args:
+        files: Stored tensors by name: `TensorFiles`, or a feature's files with `read` and `in`.
+    """
+
+    def __init__(self, files: Any, dtype: torch.dtype, device: torch.device, cut: Cut) -> None:
+        self._files, self._cut = files, cut
+        self.dtype, self.device = dtype, device
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         return self._files.read(name).to(self.device, dtype or self.dtype, copy=True)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        return self._files.dtype_of(name)
+        stored: Tensor = self._files.read(name)
+        return stored.dtype
 
     def linear(self, *names: str) -> Linear:
-        return make_linear(self._stacked(self.plain_parts(*names)), self.bias(*names))
+        return make_linear(self._stacked(*(f"{name}.weight" for name in names)), self.bias(*names))
 
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
         if name == EMBED and embed.dtype == self.dtype:  # a CPU needs another layout, a GPU shares the memory
             return make_linear(self._cut(EMBED, embed))
         return self.linear(name.removesuffix(".weight"))
 
-    def plain_parts(self, *names: str) -> Sequence[Tensor]:
-        return [self._part(f"{name}.weight") for name in names]
-
     def bias(self, *names: str) -> Tensor | None:
         """The biases of several layers, concatenated; None for layers without biases."""
-        parts = [self._part(f"{name}.bias") for name in names if f"{name}.bias" in self._files]
-        return self._stacked(parts) if parts else None
+        stored = [f"{name}.bias" for name in names if f"{name}.bias" in self._files]
+        return self._stacked(*stored) if stored else None
 
-    def _part(self, name: str) -> Tensor:
-        part: Tensor = self._cut(name, self._files.read(name))
-        return part
-
-    def _stacked(self, parts: Sequence[Tensor]) -> Tensor:
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    def _stacked(self, *names: str) -> Tensor:
+        """This process's parts of several tensors, one after the other along the first dimension."""
+        parts = [self._cut(name, self._files.read(name)) for name in names]
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
         stacked = torch.empty(shape, dtype=self.dtype, device=self.device)
-        copy_into(stacked, parts)
+        for target, part in zip(stacked.split([len(part) for part in parts]), parts, strict=True):
+            target.copy_(part)  # converts and moves in one pass
         return stacked
-
-
-def copy_into(stacked: Tensor, parts: Sequence[Tensor]) -> None:
-    """Fill `stacked` with the parts, one after the other along the first dimension."""
-    for target, part in zip(stacked.split([part.shape[0] for part in parts]), parts, strict=True):
-        target.copy_(part)  # converts and moves in one pass

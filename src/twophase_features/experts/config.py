@@ -3,17 +3,9 @@
 from dataclasses import dataclass
 
 from twophase.core.rules import shown
-from twophase.model.config import (
-    SILU,
-    WINDOW_DEFAULTS,
-    Family,
-    num_layers_of,
-    read_attention_bias,
-    read_given_window,
-    read_switched_window,
-)
+from twophase.model.config import SILU, Family, num_layers_of, read_attention_bias, read_rope
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase.model.rope_config import read_rope
+from twophase_features.families import WINDOW_DEFAULTS, read_given_window, read_switched_window
 
 MAX_EXPERTS = 2**16  # experts in all layers together, listed one by one; Qwen3-235B-A22B has 12,032
 

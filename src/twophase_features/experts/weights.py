@@ -12,7 +12,7 @@ from torch import Tensor
 from twophase.memory import ROW_ALIGNMENT_BYTES
 from twophase.model.config import ModelConfig
 from twophase.model.linear import Linear, TorchLinear, make_linear
-from twophase.model.weights import DenseMLP, LinearShape, WeightLoader, copy_into
+from twophase.model.weights import DenseMLP, LinearShape, WeightLoader
 
 
 class ExpertNames(NamedTuple):
@@ -101,46 +101,31 @@ class SparseMLP:
 
 def _load_grouped(loader: WeightLoader, experts: Sequence[tuple[str, ...]]) -> GroupedLinear:
     """A linear layer for each expert, each several linear layers of the same input stacked; all of one shape."""
-    parts = [each for names in experts if (each := loader.plain_parts(*names)) is not None]
-    if len(parts) < len(experts):
-        return GroupedLinear(tuple(loader.linear(*names) for names in experts), None)
-    shape = (sum(part.shape[0] for part in parts[0]), parts[0][0].shape[1])
-
-    def fill(number: int, weight: Tensor) -> None:
-        copy_into(weight, parts[number])
-
-    return make_grouped_linear(len(experts), shape, fill, loader.dtype, loader.device)
+    return make_grouped_linear(len(experts), lambda number: loader.linear(*experts[number]))
 
 
-def make_grouped_linear(
-    num_layers: int,
-    shape: tuple[int, int],
-    fill: Callable[[int, Tensor], object],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> GroupedLinear:
-    """`num_layers` linear layers of weights [O, I]; `fill(number, weight)` writes each, while the others are not there
-    in a second copy.
+def make_grouped_linear(num_layers: int, make: Callable[[int], Linear]) -> GroupedLinear:
+    """The linear layers `make(0)`, `make(1)` ..., all of one shape. Each is made, and its weight moved into the stacked
+    weights, before the next one is made: there is a second copy of one layer at most.
 
     On a CPU each is packed like any other, and multiplied by itself.
     """
-    if _can_group(dtype, device, shape):
-        stacked = torch.empty(num_layers, *shape, dtype=dtype, device=device)
-        for number, weight in enumerate(stacked):
-            fill(number, weight)
-        return GroupedLinear(tuple(TorchLinear(weight, None, is_packed=False) for weight in stacked), stacked)
-    layers = []
+    first = make(0)
+    if not isinstance(first, TorchLinear) or not _can_group(first.weight):
+        return GroupedLinear((first, *map(make, range(1, num_layers))), None)
+    stacked = first.weight.new_empty(num_layers, *first.weight.shape)
     for number in range(num_layers):
-        weight = torch.empty(shape, dtype=dtype, device=device)
-        fill(number, weight)
-        layers.append(make_linear(weight))
-    return GroupedLinear(tuple(layers), None)
+        layer = make(number)
+        if not isinstance(layer, TorchLinear):  # stored in few bits, unlike the first
+            return GroupedLinear(tuple(map(make, range(num_layers))), None)
+        stacked[number] = layer.weight
+    return GroupedLinear(tuple(TorchLinear(weight, None, is_packed=False) for weight in stacked), stacked)
 
 
-def _can_group(dtype: torch.dtype, device: torch.device, shape: tuple[int, int]) -> bool:
+def _can_group(weight: Float[Tensor, "O I"]) -> bool:
     """Whether this GPU multiplies groups of rows in one launch: F.grouped_mm takes bfloat16 on compute capability 8.0
     and later (its documentation, torch 2.13), in rows that start at multiples of 16 bytes. Not run on a GPU yet."""
-    if device.type != "cuda" or dtype != torch.bfloat16 or not hasattr(F, "grouped_mm"):
+    if weight.device.type != "cuda" or weight.dtype != torch.bfloat16 or not hasattr(F, "grouped_mm"):
         return False
-    is_aligned = all(size * dtype.itemsize % ROW_ALIGNMENT_BYTES == 0 for size in shape)
-    return is_aligned and torch.cuda.get_device_capability(device) >= (8, 0)
+    is_aligned = all(size * weight.dtype.itemsize % ROW_ALIGNMENT_BYTES == 0 for size in weight.shape)
+    return is_aligned and torch.cuda.get_device_capability(weight.device) >= (8, 0)

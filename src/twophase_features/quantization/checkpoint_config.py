@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twophase.core.rules import shown
+from twophase.model.json_file import Fields, JsonFile
 from twophase_features.quantization.schemes import Scheme
 
 METHODS = ("compressed-tensors", "awq", "gptq")
@@ -30,6 +31,15 @@ class CheckpointFormat:
     scheme: Scheme
     is_packed: bool = True
     has_shifted_zeros: bool = False
+
+
+def read(file: JsonFile) -> Fields:
+    """`quantization` of a `ModelConfig`. Raises ModelFolderError for a format that is not supported."""
+    try:
+        found = file.values.get("quantization_config") or file.values["compression_config"]
+        return {"quantization": read_quantization_config(found)}
+    except ValueError as error:
+        raise file.error(f"{error}. Use the unquantised model.") from error
 
 
 def read_quantization_config(values: Any) -> CheckpointFormat:

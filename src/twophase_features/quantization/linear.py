@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 
-from twophase.attention.select import runs_triton
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
+from twophase_features.triton.available import runs_triton
 
 INT4_GROUPS = (32, 64, 128, 256)  # group sizes of torch's operator
 INT4_OUTPUTS = 16  # whose multiple it wants

@@ -1,7 +1,7 @@
 """The weights of a folder that stores linear layers in few bits, or whose linear layers are rounded when loaded."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -60,7 +60,7 @@ class CheckpointWeights:
         return self._checkpoint is None or stem == name or not is_quantized(stem, self._files)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        return self._files.dtype_of(name) if self.is_plain(name) else torch.float32
+        return self._files.read(name).dtype if self.is_plain(name) else torch.float32
 
 
 def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFWeights:
@@ -126,9 +126,6 @@ class QuantizedLoader:
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
         stem = name.removesuffix(".weight")
         return self._plain.head(name, embed) if self._stays_plain(stem) else self.linear(stem)
-
-    def plain_parts(self, *names: str) -> Sequence[Tensor] | None:
-        return self._plain.plain_parts(*names) if all(map(self._stays_plain, names)) else None
 
     def _stays_plain(self, name: str) -> bool:
         return self._scheme is None and self._files.is_plain(f"{name}.weight")

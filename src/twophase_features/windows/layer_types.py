@@ -74,7 +74,6 @@ def _all_or_no_layers(file: JsonFile, given: list[str] | None) -> list[str]:
 
 
 KINDS: Mapping[str, Callable[[JsonFile, list[str] | None], list[str]]] = {
-    "llama": _no_layer,
     "mistral": _all_layers,
     "mixtral": _all_layers,
     "qwen2": _last_layers,

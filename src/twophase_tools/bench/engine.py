@@ -96,10 +96,9 @@ def bench_engine(
 
 def resolve_setup(model: str, device: str, dtype: str, backend: str, num_threads: int) -> tuple[Setup, int]:
     """What 'auto' stands for here, and the model's vocabulary size."""
-    from twophase.attention.select import make_backend
     from twophase.model.config import load_config
-    from twophase.model.device_and_dtype import resolve_device, resolve_dtype
     from twophase.model.llama import model_backend
+    from twophase.model.machine import make_backend, resolve_device, resolve_dtype
     from twophase_features.model_store.prepare import resolve_model
 
     folder = resolve_model(model)

@@ -9,7 +9,7 @@ from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.memory import free_host_memory_bytes
 from twophase.model.config import load_config
-from twophase.model.device_and_dtype import resolve_device, resolve_dtype
+from twophase.model.machine import resolve_device, resolve_dtype
 from twophase.model.weights import has_quantized_weights
 from twophase_features.quantization.loader import PLAIN_MEMORY_FRACTION
 from twophase_tools.capacity.memory import host_weight_bytes, weight_bytes

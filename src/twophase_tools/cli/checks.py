@@ -125,7 +125,7 @@ def check_gpu() -> Findings:
 def _describe_gpu(index: int) -> Finding:
     import torch
 
-    from twophase.attention.select import MIN_CAPABILITY
+    from twophase_features.triton.available import MIN_CAPABILITY
 
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)

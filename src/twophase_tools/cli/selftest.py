@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
-from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import TwophaseError
+from twophase.model.machine import make_backend
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 64, 16
 SCALE = 1 / math.sqrt(HEAD_DIM)

@@ -281,7 +281,7 @@ def _calibration_key(args: argparse.Namespace) -> dict[str, Any]:
     from twophase.assembly import limits_of
     from twophase.config import EngineConfig
     from twophase.model.config import load_config
-    from twophase.model.device_and_dtype import resolve_device
+    from twophase.model.machine import resolve_device
     from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
     from twophase_tools.bench.machine import record_machine
 

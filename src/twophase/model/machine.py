@@ -1,10 +1,17 @@
-"""The torch device and dtype for a user's options."""
+"""The torch device, the dtype and the attention backend with which this machine runs a model."""
+
+import logging
 
 import torch
 
-from twophase.core.errors import ConfigError
+from twophase.attention.interface import AttentionBackend, AttentionSpec
+from twophase.attention.torch_backend import FUSED_SEQS, TorchBackend
+from twophase.core.errors import BackendUnavailableError, ConfigError
+from twophase.doors import feature
 from twophase.model.config import ModelConfig
 from twophase.model.linear import can_pack
+
+logger = logging.getLogger(__name__)
 
 
 def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_quantized: bool = False) -> torch.dtype:
@@ -40,3 +47,24 @@ def resolve_device(option: str | torch.device) -> torch.device:
             f"use device='cpu', or run `twophase doctor` to see why."
         )
     return device
+
+
+def make_backend(
+    name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
+) -> AttentionBackend:
+    """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
+
+    Raises:
+        BackendUnavailableError: 'triton' was asked for and cannot run here; names the reason and the fix.
+    """
+    if name == "torch" or (name == "auto" and device.type != "cuda"):
+        is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
+        return TorchBackend(spec, block_size, fused_seqs=FUSED_SEQS if is_slow_in_parts else 0)
+    why_not = feature("triton.available").why_not_triton(device, dtype)
+    if why_not is None:
+        backend: AttentionBackend = feature("triton.attention").TritonBackend(spec)
+        return backend
+    if name == "triton":
+        raise BackendUnavailableError(f"attention_backend='triton' cannot run here: {why_not}")
+    logger.warning("Attention on %s is computed by the torch backend, which is slower: %s", device, why_not)
+    return TorchBackend(spec, block_size)
