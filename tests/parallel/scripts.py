@@ -59,7 +59,7 @@ def driver_dies() -> int:
         try:
             peers.wait_for_call(torch.zeros(1, dtype=torch.int64), 0, "work")
         except PeerLostError as error:
-            time.sleep(0.5)  # torchrun's SIGTERM comes meanwhile
+            time.sleep(0.5)  # the SIGTERM of the launcher comes meanwhile
             print(error.ranks)
     return 6
 

@@ -17,13 +17,14 @@ from tests.engine.engines import with_backend
 from tests.engine.faults import Broken, FaultyBackend
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
+from tests.parallel.processes import is_running
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
 from twophase.engine._isolation import isolate
 from twophase.engine.runner import ModelRunner
-from twophase_features.parallel.launch import is_running, run_local
+from twophase_features.parallel.launch import run_local
 from twophase_features.parallel.peers import Peers
 from twophase_features.parallel.sharding import Shard
 from twophase_features.parallel.tensor_parallel import DriverRunner

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_rank() -> bool:
-    """Whether torchrun, the user's or that of `run_in_ranks`, has started this process."""
+    """Whether torchrun or `run_in_ranks` has started this process."""
     return "RANK" in os.environ
 
 
@@ -41,7 +41,7 @@ def check_shares(model: str, num_ranks: int, has_whole_experts: bool = False) ->
 def exit_code_of(ranks: "Sequence[RankResult]") -> int:
     """What the command as a whole ends with; prints what rank 0 has not said of a failure.
 
-    0 if all ranks succeeded, and only then; 2 if one refused what was asked for, even if torchrun ended others before
+    0 if all ranks succeeded, and only then; 2 if one refused what was asked for, even if others were ended before
     they could refuse it too; what rank 0 said if it ended by itself; else 1.
     """
     from twophase_features.parallel.launch import what_failed
