@@ -12,7 +12,6 @@ worker may wait for ever and only the death of its driver wakes it.
 """
 
 import os
-import queue
 import re
 import signal
 import socket
@@ -20,6 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -58,28 +58,6 @@ class Traffic:
 
 
 @final
-class Transfer:
-    """A send or receive under way. The tensor belongs to it until `wait` has returned."""
-
-    def __init__(self, peers: "Peers", work: Any, peer: int, what: str) -> None:
-        self._peers = peers
-        self._work = work
-        self._peer = peer
-        self._what = what
-
-    def wait(self) -> None:
-        """Block until it is done.
-
-        Raises:
-            PeerLostError: The other side is gone or silent.
-        """
-        self._peers._guarded(self._work.wait, self._what, self._peer)
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-
-@final
 class Peers:
     """This process's place among `world_size` processes, and what it says to the others. Not thread-safe.
 
@@ -94,8 +72,7 @@ class Peers:
         rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
         device: Where this rank computes.
         step_timeout_s: How long a silent peer is waited for.
-        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'broadcast', 'send', 'recv',
-            'call'. `isend` and `irecv` are not in it: what they move may take its time while other things are done.
+        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv', 'call'.
     """
 
     def __init__(
@@ -169,13 +146,11 @@ class Peers:
 
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Every rank's `tensor` becomes the sum over all ranks."""
-        group = self._groups[tensor.device.type]
-        self._timed("all_reduce", tensor, lambda: dist.all_reduce(tensor, group=group), what)
+        self._timed("all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group), what)
 
     def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
         """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
-        group = self._groups[part.device.type]
-        self._timed("all_gather", part, lambda: dist.all_gather_into_tensor(whole, part, group=group), what)
+        self._timed("all_gather", part, lambda group: dist.all_gather_into_tensor(whole, part, group=group), what)
 
     def all_to_all(
         self,
@@ -191,48 +166,25 @@ class Peers:
         Args:
             num_received, num_sent: Rows for each rank; None: equally many.
         """
-        group = self._groups[sent.device.type]
-        self._timed(
-            "all_to_all",
-            sent,
-            lambda: dist.all_to_all_single(received, sent, num_received, num_sent, group=group),
-            what,
-        )
 
-    def broadcast(self, tensor: Tensor, src: int, what: str) -> None:
-        """Every rank's `tensor` becomes that of rank `src`."""
-        group = self._groups[tensor.device.type]
-        self._timed("broadcast", tensor, lambda: dist.broadcast(tensor, src, group=group), what)
+        def exchange(group: Any) -> None:
+            dist.all_to_all_single(received, sent, num_received, num_sent, group=group)
 
-    def send(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> None:
-        """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype with this tag."""
-        group = self._groups[tensor.device.type]
-        self._timed("send", tensor, lambda: dist.send(tensor, dst, group=group, tag=tag), what, dst)
+        self._timed("all_to_all", sent, exchange, what)
 
-    def recv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> None:
-        """Fill `tensor` with what rank `src` sends with this tag."""
-        group = self._groups[tensor.device.type]
-        self._timed("recv", tensor, lambda: dist.recv(tensor, src, group=group, tag=tag), what, src)
+    def send(self, tensor: Tensor, dst: int, what: str) -> None:
+        """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype."""
+        self._timed("send", tensor, lambda group: dist.send(tensor, dst, group=group), what, dst)
 
-    def isend(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> Transfer:
-        """Begin to send; `tensor` must not change before the transfer's `wait` has returned."""
-        group = self._groups[tensor.device.type]
-        return self._transfer(lambda: dist.isend(tensor, dst, group=group, tag=tag), dst, what)
-
-    def irecv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> Transfer:
-        """Begin to receive; `tensor` must not be read before the transfer's `wait` has returned."""
-        group = self._groups[tensor.device.type]
-        return self._transfer(lambda: dist.irecv(tensor, src, group=group, tag=tag), src, what)
-
-    def barrier(self, what: str) -> None:
-        """Wait until every rank is here."""
-        self._guarded(lambda: dist.barrier(group=self._groups["cpu"]), what)
+    def recv(self, tensor: Tensor, src: int, what: str) -> None:
+        """Fill `tensor` with what rank `src` sends."""
+        self._timed("recv", tensor, lambda group: dist.recv(tensor, src, group=group), what, src)
 
     # -- between steps
 
     def call(self, message: Tensor, dst: int, what: str) -> None:
         """Wake rank `dst`, which waits in `wait_for_call`. `message` is on the CPU."""
-        self._timed("call", message, lambda: dist.send(message, dst, group=self._idle), what, dst)
+        self._timed("call", message, lambda group: dist.send(message, dst, group=self._idle), what, dst)
 
     def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
         """Wait for rank `src`'s `call`, for ever if need be; `message` (on the CPU) is filled.
@@ -293,12 +245,9 @@ class Peers:
 
     # -- losing a peer
 
-    def _transfer(self, start: Callable[[], Any], peer: int, what: str) -> Transfer:
-        return Transfer(self, self._guarded(start, what, peer), peer, what)
-
-    def _timed(self, name: str, tensor: Tensor, call: Callable[[], Any], what: str, peer: int | None = None) -> None:
+    def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
-        self._guarded(call, what, peer)
+        self._guarded(lambda: call(self._groups[tensor.device.type]), what, peer)
         traffic = self.traffic[name]
         traffic.num_calls += 1
         traffic.num_bytes += tensor.nbytes
@@ -433,22 +382,16 @@ def _store(address: str, port: str, limit: timedelta) -> Any:
 
 def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
     """`call()`, or a TimeoutError soon after the limit: torch waits for ever for a server that is no store."""
-    ends: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    found: Future[Any] = Future()
 
     def run() -> None:
         try:
-            ends.put((call(), None))
+            found.set_result(call())
         except Exception as error:
-            ends.put((None, error))
+            found.set_exception(error)
 
     threading.Thread(target=run, name="twophase joins", daemon=True).start()
-    try:
-        result, error = ends.get(timeout=limit_s + JOIN_GRACE_S)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return result
+    return found.result(limit_s + JOIN_GRACE_S)
 
 
 def _reason(error: RuntimeError) -> str:
