@@ -1721,7 +1721,7 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 # the verifier accepts. The tries of a tier come one after the other, which costs time; asking for two or four at once
 # in each tier saves time and costs tokens.
 #
-# **Open the source.** This package has the loop as `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8`
+# **Open the source.** `first_accepted` is this loop, beside `best_of` and `vote` (`twophase generate --best-of 8`
 # chooses by likelihood). It asks for `round_size` completions at a time, and the last round may go beyond the budget:
 
 # %%
