@@ -3,15 +3,17 @@
 import abc
 import asyncio
 import contextlib
+import time
+import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.errors import TwophaseError
-from twophase.core.outputs import RequestOutput
+from twophase.core.outputs import CompletionOutput, RequestOutput
 from twophase.core.sampling_params import SamplingParams
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
@@ -27,19 +29,66 @@ MAX_LOGPROBS = 300_000  # in one answer
 
 
 class AnswerFormat(abc.ABC):
-    """One endpoint's format of answers. Made for one request."""
+    """One endpoint's format of answers. Made for one request. The choices of the prompt at position i begin at index
+    i * n.
+
+    Attributes:
+        prefix, kind, chunk_kind: How ids begin; `object` of an answer, and of a stream's chunks.
+        shown: What has been streamed of each choice, as the format counts it.
+    """
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, service: Service, params: SamplingParams, usage_wish: UsageWish) -> None:
+        self.service, self.n, self.wants_logprobs = service, params.n, params.logprobs is not None
+        self.shown: dict[int, Any] = {}
+        self._ended: set[int] = set()
+        self._usage_wish = usage_wish
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
 
     @abc.abstractmethod
+    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        """A finished completion."""
+
+    @abc.abstractmethod
+    def new_choices(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
+    ) -> Iterator[dict[str, Any]]:
+        """The part of a completion that has not been streamed; `ended` is the completion when it has just ended."""
+
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The answer, from the finished outputs of all prompts."""
+        choices = [
+            self.choice(position * self.n + completion.index, output, completion)
+            for position, output in enumerate(outputs)
+            for completion in output.outputs
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": usage(outputs)}
 
-    @abc.abstractmethod
     def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The chunks for the new part of an output; `position` is its prompt's."""
+        """The chunks for the new part of an output; `position` is its prompt's. Their `usage` is null as OpenAI has it,
+        or the usage so far as vLLM has it."""
+        wish = self._usage_wish
+        more = {"usage": usage([output]) if wish.in_chunks else None} if wish.at_end else {}
+        for completion in output.outputs:
+            index = position * self.n + completion.index
+            has_ended = completion.finish_reason is not None and index not in self._ended
+            for choice in self.new_choices(index, output, completion, completion if has_ended else None):
+                yield {**self._head, "object": self.chunk_kind, "choices": [choice], **more}
+            if has_ended:
+                self._ended.add(index)
 
-    @abc.abstractmethod
     def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
         """The chunk with the usage, if requested."""
+        if not self._usage_wish.at_end:
+            return None
+        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage(outputs)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +254,8 @@ async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> 
                 else:  # log-probabilities of a long prompt, or piled up for a slow client, take long to write
                     for text in await asyncio.to_thread(_in_turns, answer_format.pieces(position, output)):
                         yield text
-    except (ApiError, TwophaseError) as error:  # too late for a status
-        told = service.refusal(error)
-        service.metrics.note_refusal(told.status, told.code)
-        yield event(told.to_dict())
+    except TwophaseError as error:  # too late for a status
+        yield event(service.refusal(error).to_dict())
         return
     last = answer_format.last_piece(work.newest())
     if last is not None:
@@ -254,10 +301,3 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": num_prompt + num_new,
         "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
     }
-
-
-def with_usage(chunk: dict[str, Any], wish: UsageWish, output: RequestOutput) -> dict[str, Any]:
-    """A stream's chunk with its `usage` field: null as OpenAI has it, or the usage so far as vLLM has it."""
-    if not wish.at_end:
-        return chunk
-    return {**chunk, "usage": usage([output]) if wish.in_chunks else None}

@@ -263,7 +263,7 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
             case "close":
                 return
             case "run":
-                logits = runner.run(*args, send_logits)
+                logits = runner.run(args[0], send_logits)
                 if logits is not None:
                     send_logits(logits)
             case "copy_blocks":
