@@ -133,7 +133,7 @@ class EngineThread:
             self._unseen.add(job)
             if job.deadline_s is not None:
                 self._deadlines[job] = job.deadline_s
-                self._post(self._expire)  # the thread wakes, and sleeps until the earliest deadline
+                self._changed.notify_all()
             job.abort = partial(self.abort, job)
             has_grammar = getattr(job.params, "structured_outputs", None) is not None
             (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
@@ -215,7 +215,8 @@ class EngineThread:
     def _turn(self) -> bool:
         """Run the posted commands, then a step, and deliver the events; False when the thread must stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._max_sleep_s())
+            while not (self._inbox or self._is_stopped) and self._changed.wait(self._max_sleep_s()):
+                pass  # a deadline may have come that is earlier
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
