@@ -16,8 +16,7 @@ from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.scheduling.policy import Policy
-from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit
-from twophase_features.parallel._transfers import TransferClock
+from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, TransferClock
 from twophase_features.policies.request_level import DynamicPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

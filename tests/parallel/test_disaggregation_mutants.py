@@ -46,7 +46,7 @@ def unwritten(folder):
         FAILS.test_pages_that_cannot_be_written_are_missing(folder, patch)
 
 
-WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_tier", "pages", "_transfers"
+WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_tier", "pages", "_protocol"
 
 # name, module, old, new, check
 MUTANTS = [

@@ -45,7 +45,6 @@ from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel import _protocol as wire
 from twophase_features.parallel._channel import Channel, Inbox, Send
-from twophase_features.parallel._transfers import TransferRecord
 from twophase_features.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
 from twophase_features.parallel.prefill_worker import PREFILL, PrefillWorker
 from twophase_features.parallel.remote_tier import RemoteTier
@@ -137,7 +136,7 @@ class DecodeEngine:
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
         self.recoveries = Recoveries()
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
-        self._transfers: deque[TransferRecord] = deque(maxlen=MAX_RECORDS)
+        self._transfers: deque[wire.TransferRecord] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
         self._workers = self._meet(llm)
 
@@ -233,7 +232,7 @@ class DecodeEngine:
 
     # -- the workers
 
-    def take_transfers(self) -> tuple[tuple[TransferRecord, ...], tuple[wire.Done, ...]]:
+    def take_transfers(self) -> tuple[tuple[wire.TransferRecord, ...], tuple[wire.Done, ...]]:
         """How pages travelled, and how long each prompt took whose pages have come, since the last call."""
         transfers, prefills = tuple(self._transfers), tuple(self._prefills)
         self._transfers.clear()

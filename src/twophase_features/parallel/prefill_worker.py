@@ -20,7 +20,6 @@ from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM
 from twophase_features.parallel import _protocol as wire
 from twophase_features.parallel._channel import Inbox, Send
-from twophase_features.parallel._transfers import TransferClock
 from twophase_features.parallel.pages import pack_layer
 
 IDLE_S = 1.0  # how long one look into an empty inbox may take; a message ends it at once
@@ -47,7 +46,7 @@ class PrefillWorker:
         self._send = send
         self._inbox = inbox
         self._unsent: dict[str, tuple[BlockKey, ...]] = {}  # by request, the last of its pages
-        self._clocks: list[TransferClock] = []  # of transfers since the last prompt that was done
+        self._clocks: list[wire.TransferClock] = []  # of transfers since the last prompt that was done
         if not isinstance(llm.runner, ModelRunner):
             raise ConfigError("pages are sent by the process that computes them, so an engine must have one rank.")
         llm.runner.watch = self._sending
@@ -135,7 +134,7 @@ class PrefillWorker:
             yield None
             return
         block_ids = [block_id for ids in sending.values() for block_id in ids]
-        clock = TransferClock()
+        clock = wire.TransferClock()
         self._clocks.append(clock)
         try:
             yield partial(self._send_layer, clock, tuple(keys), block_ids)
@@ -155,7 +154,7 @@ class PrefillWorker:
         return chunk.block_ids[first : min(end, (chunk.start + len(chunk.token_ids)) // block_size)]
 
     def _send_layer(
-        self, clock: TransferClock, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
+        self, clock: wire.TransferClock, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
     ) -> None:
         start_s = time.monotonic()
         parts = pack_layer(self._kv_cache, layer, block_ids)
