@@ -13,7 +13,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, final
 
@@ -51,6 +51,13 @@ class Inbox:
         if isinstance(item, Exception):
             raise item
         return item
+
+    def messages(self, timeout_s: int | float) -> Iterator[Message]:
+        """All that have come, or the first that comes within `timeout_s`. Raises as `take`."""
+        item = self.take(timeout_s)
+        while item is not None:
+            yield item[1]
+            item = self.take(0.0)
 
 
 @final

@@ -35,7 +35,7 @@ from twophase.core.outputs import RequestOutput
 from twophase.core.request import Request
 from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import uninterrupted
-from twophase.engine.engine import Engine, PreparedRequest
+from twophase.engine.engine import PreparedRequest
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
@@ -71,7 +71,7 @@ class Recoveries:
 
 @dataclass(slots=True)
 class _Remote:
-    """A request whose pages have not all come. Only the `DecodeEngine` changes it.
+    """A request whose pages have not all come.
 
     Attributes:
         submit: For the worker of this `rank`.
@@ -93,12 +93,10 @@ class DecodeEngine:
     queued in the engine when they have come. Computed here at once are prompts that have no page to come (shorter than
     a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
 
-    A transfer that fails is recovered, and the tokens are those that would have come without it. Pages that are
-    missing when all have been sent are sent once more, from the first missing block on. If that fails too, or if the
-    worker fails or is lost, the request is queued with the pages that are here, and the engine computes the rest.
-    After a loss new requests are refused, with the `PeerLostError`: no worker is left to compute their prompts, and
-    computing all of them here would hold up every decode. (vLLM's `kv_load_failure_policy` is this choice: 'recompute',
-    or by default 'fail', which ends such requests.)
+    A transfer that fails costs time and changes no token. Missing pages are sent once more, from the first missing
+    block on. If that fails too, or if the worker fails or is lost, the engine computes the rest. After a loss new
+    requests are refused, with the `PeerLostError`: to compute all their prompts here would hold up every decode.
+    (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default 'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
     `num_cached_tokens` counts what it found in its prefix cache and its tier. `take_transfers` tells the worker's part.
@@ -124,12 +122,10 @@ class DecodeEngine:
                 f"disaggregation loads pages through the KV tier of a CacheManager, and cache_factory made a "
                 f"{type(llm.scheduler.cache).__name__}; leave cache_factory out."
             )
-        self._engine: Engine = llm.engine
-        self._scheduler = llm.scheduler
+        self._engine, self._scheduler = llm.engine, llm.scheduler
         self._cache: CacheManager = llm.scheduler.cache
         self._cache.tier = self._tier = tier
-        self._sends = sends
-        self._inbox = inbox
+        self._sends, self._inbox = sends, inbox
         self._turns = itertools.cycle(sends)
         self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
         self._remote: dict[str, _Remote] = {}  # in the order of requests
@@ -138,22 +134,17 @@ class DecodeEngine:
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
         self._transfers: deque[wire.TransferRecord] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
-        self._workers = self._meet(llm)
-
-    def _meet(self, llm: LLM) -> dict[int, wire.Hello]:
-        workers: dict[int, wire.Hello] = {}
-        while len(workers) < len(self._sends):
-            item = self._inbox.take(IDLE_S)
+        self._workers: dict[int, Any] = {}  # what each worker said first
+        while len(self._workers) < len(sends):
+            item = inbox.take(IDLE_S)
             if item is not None:
-                rank, hello = item
-                assert isinstance(hello, wire.Hello)
-                if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
-                    raise ConfigError(
-                        f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
-                        f"{llm.kv_cache.spec}, rank {rank} has {hello.spec}; start all ranks with the same options."
-                    )
-                workers[rank] = hello
-        return workers
+                self._workers[item[0]] = item[1]
+        for rank, hello in self._workers.items():
+            if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
+                raise ConfigError(
+                    f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
+                    f"{llm.kv_cache.spec}, rank {rank} has {hello.spec}; start all ranks with the same options."
+                )
 
     # -- what LLM asks of an engine
 
@@ -194,7 +185,9 @@ class DecodeEngine:
         """Take in what has come, send out what there is room for, and take a step of the engine."""
         is_busy = self._engine.has_unfinished_requests()
         try:
-            self._listen(min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0)
+            timeout_s = min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0
+            for message in self._inbox.messages(timeout_s):
+                self._hear(message)
         except PeerLostError as error:
             self._lose(error)
         outputs = self._engine.step()
@@ -286,12 +279,6 @@ class DecodeEngine:
         """The request has loaded its pages, or has ended."""
         self._tier.drop(self._to_load.pop(request_id, ()))
 
-    def _listen(self, timeout_s: int | float) -> None:
-        item = self._inbox.take(timeout_s)
-        while item is not None:
-            self._hear(item[1])
-            item = self._inbox.take(0.0)
-
     def _hear(self, message: wire.Message) -> None:
         match message:
             case wire.Done(request_id):
@@ -304,8 +291,9 @@ class DecodeEngine:
 
     def _take_in(self, done: wire.Done) -> None:
         """The receiving thread hands on a message only when it is through with all pages before it."""
-        first_missing = self._tier.first_missing(self._remote[done.request_id].submit.keys)
-        if first_missing is None:
+        keys = self._remote[done.request_id].submit.keys
+        first_missing = self._tier.num_here(keys)
+        if first_missing == len(keys):
             self._prefills.append(done)
             self._queue(done.request_id)
         else:
