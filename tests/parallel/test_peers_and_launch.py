@@ -24,10 +24,10 @@ from twophase.core.errors import ConfigError, LaunchError, PeerLostError
 from twophase.core.plan import ScheduledChunk
 from twophase.engine._isolation import isolate
 from twophase.engine.runner import ModelRunner
-from twophase_features.parallel.launch import run_local
 from twophase_features.parallel.peers import Peers
 from twophase_features.parallel.sharding import Shard
 from twophase_features.parallel.tensor_parallel import DriverRunner
+from twophase_tools.launch import run_local
 
 SCRIPT = Path(__file__).with_name("scripts.py")
 
@@ -87,7 +87,7 @@ def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_pa
 def test_no_rank_outlives_its_caller(how, tmp_path):
     """As when a notebook's kernel dies."""
     code = f"""
-import sys; from twophase_features.parallel.launch import run_local
+import sys; from twophase_tools.launch import run_local
 run_local({str(SCRIPT)!r}, 2, ["sleep_for_ever", {str(tmp_path)!r}], 120)"""
     caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:

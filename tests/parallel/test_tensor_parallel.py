@@ -12,7 +12,7 @@ from tests.parallel import shared_engine
 from tests.parallel.processes import is_running
 from twophase import LLM
 from twophase.core.errors import ConfigError
-from twophase_features.parallel.launch import run_local
+from twophase_tools.launch import run_local
 
 SCRIPT = Path(shared_engine.__file__)
 LIMIT_S = 5.0

@@ -67,8 +67,8 @@ MUTANTS = [
     ),
     thread_mutant(
         "who runs still waits",
-        "            self._note_scheduled(step)\n",
-        "",
+        "for request_id, *_ in step.chunks:",
+        "for request_id, *_ in ():",
         test_async_llm.test_a_full_queue,
     ),
     thread_mutant(

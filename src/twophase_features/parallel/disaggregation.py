@@ -8,7 +8,7 @@ it is queued like any other, and its admission loads the pages (`RemoteTier`). P
 any tier: their tokens are computed here. The price is that full blocks travel, and the last token never does: of each
 prompt up to block_size tokens are computed on the decode side, and they give the first token.
 
-    # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_features.parallel.launch.run_local
+    # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_tools.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
         if llm is not None:  # rank 0; the others serve until its block ends
             print(llm.generate("The capital of France is")[0].outputs[0].text)
@@ -349,7 +349,7 @@ def disaggregated(
     if world_size < 2:
         raise ConfigError(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
-            "twophase_features.parallel.launch.run_local."
+            "twophase_tools.launch.run_local."
         )
     config = configured(config, options | dict(prefill_options or {}) if rank else options)
     model_config = load_config(resolve_model(str(model)))

@@ -301,7 +301,7 @@ def place() -> tuple[int, int, int]:
     if missing:
         raise ConfigError(
             f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
-            f"`torchrun --nproc-per-node N ...`, or by twophase_features.parallel.launch.run_local."
+            f"`torchrun --nproc-per-node N ...`, or by twophase_tools.launch.run_local."
         )
     world_size = _whole("WORLD_SIZE", 1)
     rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))

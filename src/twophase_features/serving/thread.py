@@ -191,15 +191,13 @@ class EngineThread:
     def _prepare(self, job: RequestStream) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
+        prepared: PreparedRequest | Exception
         try:
             prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
         except BaseException as error:  # a Rust library's panic is not an Exception
-            refusal = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            command = partial(self._refuse, job, refusal)
-        else:
-            command = partial(self._add, job, prepared)
+            prepared = error if isinstance(error, Exception) else RuntimeError(repr(error))
         with self._changed:
-            self._post(command)
+            self._post(lambda: self._add(job, prepared))
 
     # -- in the engine's thread
 
@@ -241,21 +239,19 @@ class EngineThread:
             sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
         return sleep_s
 
-    def _add(self, job: RequestStream, prepared: PreparedRequest) -> None:
+    def _add(self, job: RequestStream, prepared: PreparedRequest | Exception) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
+            if isinstance(prepared, Exception):
+                raise prepared
             self._engine.add(prepared)
         except Exception as error:  # the request's fault; the engine is unchanged
-            self._refuse(job, error)
-            return
-        self._added.append(job)
-        self._events.append((job, None))
-
-    def _refuse(self, job: RequestStream, error: Exception) -> None:
-        if self._jobs.get(job.request_id) is job:
             self._forget(job)
             self._events.append((job, error))
+        else:
+            self._added.append(job)
+            self._events.append((job, None))
 
     def _abort(self, job: RequestStream) -> None:
         if self._jobs.get(job.request_id) is job:
@@ -265,7 +261,7 @@ class EngineThread:
     def _abort_in_engine(self, request_id: str) -> None:
         output = self._engine.abort(request_id)
         if output is not None:
-            self._note_end(output)
+            self._inform("note_end", output)
 
     def _expire(self) -> None:
         """Abort jobs past their deadlines."""
@@ -281,30 +277,23 @@ class EngineThread:
         step = self._engine.latest_step
         if step is not None and step is not self._latest_step:
             self._latest_step = step
-            self._note_scheduled(step)
-            self._inform(lambda observer: observer.note_step(step))
+            with self._changed:
+                for request_id, *_ in step.chunks:
+                    self._unscheduled.pop(request_id, None)
+            self._inform("note_step", step)
         for output in outputs:
             job = self._jobs.get(output.request_id)
             if output.finished:
-                self._note_end(output)
+                self._inform("note_end", output)
             if job is not None:
                 self._events.append((job, output))
                 if output.finished:
                     self._forget(job)
 
-    def _note_scheduled(self, step: StepTrace) -> None:
-        if self._unscheduled:
-            with self._changed:
-                for request_id, *_ in step.chunks:
-                    self._unscheduled.pop(request_id, None)
-
-    def _note_end(self, output: RequestOutput) -> None:
-        self._inform(lambda observer: observer.note_end(output))
-
-    def _inform(self, call: Callable[[Observer], None]) -> None:
+    def _inform(self, method: str, what: StepTrace | RequestOutput) -> None:
         for observer in list(self.observers):
             try:
-                call(observer)
+                getattr(observer, method)(what)
             except Exception:
                 self.observers.remove(observer)
                 logger.warning("%r raised and no longer observes; the engine continues", observer, exc_info=True)

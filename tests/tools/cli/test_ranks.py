@@ -10,8 +10,8 @@ import pytest
 from tests.mutation import KillTable, Mutant
 from tests.parallel.processes import is_running
 from tests.tools.cli.conftest import child_environment, run_cli
-from twophase_features.parallel.launch import RankResult
 from twophase_tools.cli import ranks
+from twophase_tools.launch import RankResult
 
 
 def ended(*codes, said=""):

@@ -91,7 +91,7 @@ def run_local(
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the launcher's, not rank 0's, as under torchrun
     }
-    command = [sys.executable, "-m", "twophase_features.parallel.launch", str(os.getpid()), *where, *args]
+    command = [sys.executable, "-m", "twophase_tools.launch", str(os.getpid()), *where, *args]
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="twophase_") as folder, ExitStack() as files:
         paths = [[Path(folder, f"{rank}.{stream}") for stream in STREAMS] for rank in range(world_size)]
