@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS
-from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options
+from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported
 from twophase_server.logprobs import chat_logprobs
@@ -21,8 +20,7 @@ from twophase_server.sampling import (
     sampling_params,
     wants_usage,
 )
-from twophase_server.service import Service, endpoint
-from twophase_server.tenants import Lease
+from twophase_server.service import Call, Service, endpoint
 
 _NO_TOOLS = "the engine calls no tools"
 _RULES = {
@@ -51,7 +49,8 @@ _UNSUPPORTED = {
 
 
 @endpoint(_RULES, _UNSUPPORTED)
-async def chat_completions(request: Request, service: Service, lease: Lease, fields: dict[str, Any]) -> Response:
+async def chat_completions(call: Call) -> Response:
+    service, fields = call.service, call.fields
     if "messages" not in fields:
         raise invalid("messages is missing.", "messages")
     prompt = await service.render(fields)
@@ -59,8 +58,7 @@ async def chat_completions(request: Request, service: Service, lease: Lease, fie
     service.require_n(fields.get("n", 1))
     max_tokens = _max_tokens(fields, len(prompt), service)
     params = sampling_params(fields, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
-    call = EngineCall([prompt], params, fields.get("stream", False), engine_options(fields, service, lease))
-    return await answer(request, service, lease, call, ChatFormat(service, params, wants_usage(fields)))
+    return await answer(call, [prompt], params, ChatFormat(service, params, wants_usage(fields)))
 
 
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:

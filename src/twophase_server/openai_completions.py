@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
 from twophase.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options
+from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_field
 from twophase_server.logprobs import completion_logprobs
@@ -21,8 +20,7 @@ from twophase_server.sampling import (
     sampling_params,
     wants_usage,
 )
-from twophase_server.service import Service, endpoint
-from twophase_server.tenants import Lease
+from twophase_server.service import Call, Service, endpoint
 
 PromptGiven = str | list[int]
 
@@ -58,14 +56,14 @@ _UNSUPPORTED = {
 
 
 @endpoint(_RULES, _UNSUPPORTED)
-async def completions(request: Request, service: Service, lease: Lease, fields: dict[str, Any]) -> Response:
+async def completions(call: Call) -> Response:
+    service, fields = call.service, call.fields
     prompts = await _encode(fields, service)
     service.require_n(fields.get("n", 1))
     echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
     params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
-    call = EngineCall(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
     answer_format = CompletionFormat(service, params, wants_usage(fields), fields["prompt"] if echo else None)
-    return await answer(request, service, lease, call, answer_format)
+    return await answer(call, prompts, params, answer_format)
 
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:

@@ -5,6 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -141,13 +142,23 @@ def service_of(request: Request) -> Service:
     return service
 
 
-Handler = Callable[[Request, Service, Lease, dict[str, Any]], Awaitable[Response]]
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An accepted request whose body has been read; `fields` are the body's, by their rules."""
+
+    request: Request
+    service: Service
+    lease: Lease
+    fields: Mapping[str, Any]
+
+
+Handler = Callable[[Call], Awaitable[Response]]
 
 
 def endpoint(
     rules: Mapping[str, Rule], unsupported: Mapping[str, Unsupported] | None = None, *, generates: bool = True
 ) -> Callable[[Handler], Callable[[Request], Awaitable[Response]]]:
-    """A POST endpoint of a function that answers a request's fields: accepts the request, and reads its body first.
+    """A POST endpoint of a function that answers a call: accepts the request, and reads its body first.
 
     Args:
         rules, unsupported: The body's fields.
@@ -164,7 +175,7 @@ def endpoint(
                     service.llm.check_acceptance()
                 fields = read_fields(await read_object(request, service.settings.max_body_bytes), rules, unsupported)
                 service.require_model(fields.get("model"))
-                response = await handle(request, service, lease, fields)
+                response = await handle(Call(request, service, lease, fields))
                 return response
             finally:
                 if not isinstance(response, EventStream):  # which ends it after its last event

@@ -1,9 +1,7 @@
 """POST /tokenize and /detokenize, as vLLM has them."""
 
 import asyncio
-from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.rules import TEXT, limited, read_ints
@@ -11,8 +9,7 @@ from twophase_server.body import json_response
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, NAME
 from twophase_server.messages import MESSAGES
-from twophase_server.service import Service, endpoint
-from twophase_server.tenants import Lease
+from twophase_server.service import Call, endpoint
 
 _FLAGS = ("special_tokens_in_content", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 _TOKENIZE_RULES = {"model": NAME, "prompt": TEXT, "messages": MESSAGES, **dict.fromkeys(_FLAGS, FLAG)}
@@ -21,7 +18,8 @@ _DETOKENIZE_RULES = {"model": NAME, "tokens": _IDS}
 
 
 @endpoint(_TOKENIZE_RULES, generates=False)
-async def tokenize(request: Request, service: Service, lease: Lease, fields: dict[str, Any]) -> Response:
+async def tokenize(call: Call) -> Response:
+    service, fields = call.service, call.fields
     if ("prompt" in fields) == ("messages" in fields):
         raise invalid("exactly one of prompt and messages must be given.", "prompt")
     if "prompt" in fields:
@@ -36,7 +34,8 @@ async def tokenize(request: Request, service: Service, lease: Lease, fields: dic
 
 
 @endpoint(_DETOKENIZE_RULES, generates=False)
-async def detokenize(request: Request, service: Service, lease: Lease, fields: dict[str, Any]) -> Response:
+async def detokenize(call: Call) -> Response:
+    service, fields = call.service, call.fields
     if "tokens" not in fields:
         raise invalid("tokens is missing.", "tokens")
     tokenizer, tokens = service.require_tokenizer("there is no text"), fields["tokens"]

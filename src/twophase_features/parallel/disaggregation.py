@@ -4,9 +4,9 @@
 computes prompts and sends their pages, layer by layer. Each rank has the whole model, an engine and a K/V pool.
 
 For the engine that decodes, the prefill workers are a KV tier. A request stays outside until its pages have come, then
-it is queued like any other, and its admission loads the pages (`RemoteTier`). Pages that did not come are a miss, as of
-any tier: their tokens are computed here. The price is that full blocks travel, and the last token never does: of each
-prompt up to block_size tokens are computed on the decode side, and they give the first token.
+it is queued like any other, and its admission loads them (`RemoteTier`). Pages that did not come are a miss: their
+tokens are computed here. Full blocks travel, and the last token never does: of each prompt up to block_size tokens are
+computed on the decode side, and give the first token.
 
     # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_tools.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
@@ -33,11 +33,9 @@ from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.core.outputs import RequestOutput
 from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.engine import PreparedRequest
 from twophase.engine.metrics import EngineStats
-from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
 from twophase.scheduling.request_validation import check_request
@@ -148,11 +146,9 @@ class DecodeEngine:
 
     # -- what LLM asks of an engine
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
-    ) -> None:
+    def add_request(self, *args: Any, **options: Any) -> None:
         """As `Engine.add_request`."""
-        self.add(self._engine.prepare(request_id, prompt, params, **options))
+        self.add(self._engine.prepare(*args, **options))
 
     @uninterrupted()
     def add(self, prepared: PreparedRequest) -> None:

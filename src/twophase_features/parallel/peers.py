@@ -1,14 +1,13 @@
 """The processes that compute together: every wait has a limit, and a peer that is gone is an error, never a hang.
 
 What gloo does when a peer is lost, found by experiment (torch 2.13, Linux): its death closes its connections, and
-a rank that waits for it gets an error within milliseconds ("Connection closed by peer", "Connection reset by peer"). A
-stopped process (SIGSTOP), a frozen machine or a cut cable closes nothing: a wait then ends when the limit of the
-process group is over, and with the default limit that is 30 minutes. After either, every further call fails at once,
-and neither `destroy_process_group` nor the end of the interpreter waits for the lost peer.
+a rank that waits for it gets an error within milliseconds. A stopped process (SIGSTOP), a frozen machine or a cut cable
+closes nothing: a wait then ends when the limit of the process group is over (30 minutes by default). After either,
+every further call fails at once, and nothing waits for the lost peer.
 
-The limit belongs to a process group, not to a call. So there are several groups over the same processes: one for the
-inside of a step, where every rank is at work and silence means trouble, and one for the time between steps, where a
-worker may wait for ever and only the death of its driver wakes it.
+The limit belongs to a process group. So there are several groups over the same processes: one for the inside of a step,
+where silence means trouble, and one for the time between steps, where a worker may wait for ever and only the death of
+its driver wakes it.
 """
 
 import os
@@ -77,19 +76,14 @@ class Peers:
 
     def __init__(
         self,
-        rank: int,
-        local_rank: int,
-        world_size: int,
+        place: tuple[int, int, int],
         device: torch.device,
         timeouts_s: tuple[int | float, int | float],
         store: Any,
     ) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.world_size = world_size
-        self.device = device
+        self.rank, self.local_rank, self.world_size = place
+        self.device, self._store = device, store
         self.step_timeout_s, self._startup_timeout_s = timeouts_s
-        self._store = store
         self._limit_s: int | float = self.step_timeout_s
         self._lost: PeerLostError | None = None
         self._is_open = True
@@ -121,7 +115,7 @@ class Peers:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
         device = _device(device, local_rank)
         store = _meet(rank, world_size, startup_timeout_s)
-        peers = cls(rank, local_rank, world_size, device, (step_timeout_s, startup_timeout_s), store)
+        peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s), store)
         peers._limit_s = startup_timeout_s
         peers._guarded(lambda: peers._open_groups(timedelta(seconds=startup_timeout_s)), "the process group to form")
         peers._limit_s = step_timeout_s
@@ -223,9 +217,8 @@ class Peers:
     def leave(self, why: str) -> None:
         """Hang up, so that none waits for this rank in the middle of a step. Every later call says `why`."""
         if self._lost is None:
-            others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
             reason = f"this process left the group, because {why}"
-            self._lost = PeerLostError(others or (self.rank,), "anything more", self.step_timeout_s, reason)
+            self._lost = PeerLostError(self._others or (self.rank,), "anything more", self.step_timeout_s, reason)
             self._disconnect()
 
     def __enter__(self) -> "Peers":
@@ -244,6 +237,10 @@ class Peers:
                 dist.destroy_process_group()
 
     # -- losing a peer
+
+    @property
+    def _others(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.world_size) if rank != self.rank)
 
     def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
@@ -267,7 +264,7 @@ class Peers:
 
         Each leaves a note and hangs up, which wakes those that still wait for it; a rank without a note is lost.
         """
-        others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+        others = self._others
         if peer is not None or len(others) == 1:
             return others if peer is None else (peer,)
         self._disconnect()
@@ -341,7 +338,11 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     others = tuple(each for each in range(world_size) if each != rank)
     limit = timedelta(seconds=limit_s)
     try:
-        store = _within(limit_s, lambda: _store(address, port, limit))
+        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
+    try:
+        store = _within(limit_s, lambda: next(dist.rendezvous("env://", timeout=limit))[0])
         # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
         store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
@@ -351,33 +352,16 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
         except dist.DistStoreError:  # the limit is over
             absent = tuple(each for each in range(world_size) if not store.check([f"here/{each}"]))
     except RuntimeError as error:
+        if "failed to listen" in str(error):
+            raise ConfigError(
+                f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed "
+                f"({_reason(error)}); start all ranks with another one."
+            ) from error
         raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
     except TimeoutError as error:
         reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
         raise PeerLostError(others, "the ranks to meet", limit_s, reason) from error
     raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
-
-
-def _store(address: str, port: str, limit: timedelta) -> Any:
-    """torchrun's key-value store, or that which rank 0 opens here.
-
-    Raises:
-        ConfigError: The address or the port cannot be used.
-        RuntimeError: From torch: no rank is there.
-    """
-    try:
-        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
-    try:
-        return next(dist.rendezvous("env://", timeout=limit))[0]
-    except dist.DistNetworkError as error:
-        if "failed to listen" not in str(error):
-            raise
-        raise ConfigError(
-            f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed ({_reason(error)}); "
-            f"start all ranks with another one."
-        ) from error
 
 
 def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:

@@ -10,12 +10,12 @@ travel to the ranks that hold their experts in place of the second sum (expert_p
 
 only rank 0 gets beyond the constructor: the other ranks serve in there, and exit when rank 0 closes.
 
-When a rank is lost every running request ends with finish reason 'error' (a `PeerLostError`), their blocks are free
-again, and so it goes with requests that come later: start all ranks again. An exception in the middle of the model has
-the same end, because the ranks that go on computing would add up sums of different layers.
+When a rank is lost every request, running or new, ends with finish reason 'error' (a `PeerLostError`): start all ranks
+again. An exception in the middle of the model has the same end, because the ranks that go on computing would add up
+sums of different layers.
 
-CUDA (written to be right, not run on several GPUs yet): rank i computes on cuda:i and tensors go through NCCL. CUDA
-graphs are off, because a wait that has a time limit is a decision of the host, which a graph cannot hold.
+On CUDA (not run on several GPUs yet) rank i computes on cuda:i and tensors go through NCCL. CUDA graphs are off: a wait
+that has a time limit is a decision of the host, which a graph cannot hold.
 """
 
 import pickle
@@ -40,7 +40,6 @@ from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import Peers, Traffic, place
 from twophase_features.parallel.sharding import Shard
 
-HIDDEN_SUM = "the sum of hidden states over the ranks"
 FIRST_BYTES = 2048  # of every first message: its length, and most decode steps
 LENGTH_BYTES = 8
 
@@ -107,7 +106,12 @@ class TensorParallelGroup:
     @property
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
         """What the model does with the output of a layer that was cut by input; None: nothing is cut."""
-        return None if self.peers is None else partial(_sum_over_ranks, self.peers)
+        return None if self.peers is None else self._sum
+
+    def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+        assert self.peers is not None
+        self.peers.all_reduce(x, "the sum of hidden states over the ranks")
+        return x
 
     @property
     def dispatch_experts(self) -> DispatchExperts | None:
@@ -143,11 +147,6 @@ class TensorParallelGroup:
         raise SystemExit(0)
 
 
-def _sum_over_ranks(peers: Peers, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-    peers.all_reduce(x, HIDDEN_SUM)
-    return x
-
-
 @final
 class DriverRunner:
     """Rank 0's runner: has the other ranks do everything that its own does. Ctrl-C waits until a call has ended.
@@ -157,10 +156,8 @@ class DriverRunner:
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
-        self._runner = runner
-        self._peers = peers
+        self._runner, self._peers, self._shard = runner, peers, shard
         self._others = range(1, peers.world_size)
-        self._num_rows = [_num_rows(shard, rank) for rank in self._others]
 
     @property
     def traffic(self) -> dict[str, Traffic]:
@@ -225,8 +222,10 @@ class DriverRunner:
 
     def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
         """The logits of the whole vocabulary: rank 0's own, then those of the other ranks."""
-        parts = [logits, *(logits.new_empty(len(logits), num_rows) for num_rows in self._num_rows)]
+        parts = [logits]
         for rank in self._others:
+            rows = self._shard.vocabulary(rank)
+            parts.append(logits.new_empty(len(logits), rows.stop - rows.start))
             self._peers.recv(parts[rank], rank, "a worker's logits")
         return torch.cat(parts, dim=1)
 
@@ -245,11 +244,6 @@ class HostBlocksOfRanks:
 
     def restore(self, moves: Sequence[BlockCopy]) -> None:
         self._together(self._own.restore, "restore", moves)
-
-
-def _num_rows(shard: Shard, rank: int) -> int:
-    rows = shard.vocabulary(rank)
-    return rows.stop - rows.start
 
 
 def _serve(runner: ModelRunner, peers: Peers) -> None:
