@@ -32,7 +32,7 @@ class AnswerFormat(abc.ABC):
 
     Attributes:
         prefix, kind, chunk_kind: How ids begin; `object` of an answer, and of a stream's chunks.
-        shown: What has been streamed of each choice, as the format counts it.
+        shown: The streamed part of each choice, as the format counts it.
     """
 
     prefix: ClassVar[str]
