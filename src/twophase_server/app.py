@@ -6,12 +6,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from twophase.core.errors import TwophaseError
 from twophase_features.serving.async_llm import AsyncLLM
-from twophase_server.body import json_response
 from twophase_server.errors import ApiError
 from twophase_server.metrics import CONTENT_TYPE
 from twophase_server.openai_chat import chat_completions
@@ -72,17 +71,17 @@ async def _fail(request: Request, error: Exception) -> Response:
 
 async def _health(request: Request) -> Response:
     """200 while the process runs; /ready says whether it can serve."""
-    return json_response({"status": "alive"})
+    return JSONResponse({"status": "alive"})
 
 
 async def _ready(request: Request) -> Response:
     """200 while requests are accepted, else 503 with the reason."""
     service = service_of(request)
     if not service.llm.is_alive:
-        return json_response({"status": "dead", "reason": service.why_dead()}, 503)
+        return JSONResponse({"status": "dead", "reason": service.why_dead()}, 503)
     if service.in_flight.is_draining or service.llm.is_draining:
-        return json_response({"status": "draining", "num_requests": service.in_flight.num_requests}, 503)
-    return json_response({"status": "ready"})
+        return JSONResponse({"status": "draining", "num_requests": service.in_flight.num_requests}, 503)
+    return JSONResponse({"status": "ready"})
 
 
 async def _metrics(request: Request) -> Response:
@@ -92,14 +91,14 @@ async def _metrics(request: Request) -> Response:
 async def _models(request: Request) -> Response:
     service = service_of(request)
     service.enter(request).end()
-    return json_response({"object": "list", "data": [_describe(service)]})
+    return JSONResponse({"object": "list", "data": [_describe(service)]})
 
 
 async def _model(request: Request) -> Response:
     service = service_of(request)
     service.enter(request).end()
     service.require_model(request.path_params["name"])
-    return json_response(_describe(service))
+    return JSONResponse(_describe(service))
 
 
 def _describe(service: Service) -> dict[str, Any]:

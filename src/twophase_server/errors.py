@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from twophase.core import errors
 from twophase.core.errors import TwophaseError
-from twophase_server.body import json_response
 
 MAX_CHARACTERS = 2000  # of a message
 # Status and code of the engine's errors. A deadline is 504: it was the server that took too long. (408 would say that
@@ -51,7 +50,7 @@ class ApiError(TwophaseError):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def to_response(self) -> Response:
-        return json_response(self.to_dict(), self.status, self.headers)
+        return JSONResponse(self.to_dict(), self.status, self.headers)
 
 
 def _writable(text: str) -> str:

@@ -77,9 +77,3 @@ FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
 METRICS: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
-
-
-def as_markdown() -> str:
-    """A row per metric, in the order of this file."""
-    rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in METRICS]
-    return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from twophase.core.rules import TEXT, limited, read_ints
-from twophase_server.body import json_response
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, NAME
 from twophase_server.messages import MESSAGES
@@ -30,7 +29,7 @@ async def tokenize(call: Call) -> Response:
     if fields.get("return_token_strs"):
         texts = await asyncio.to_thread(lambda: [service.token_texts.of(token_id) for token_id in tokens])
     found = {"count": len(tokens), "max_model_len": service.max_model_len, "tokens": tokens, "token_strs": texts}
-    return json_response(found)
+    return JSONResponse(found)
 
 
 @endpoint(_DETOKENIZE_RULES, generates=False)
@@ -44,4 +43,4 @@ async def detokenize(call: Call) -> Response:
         raise invalid(f"tokens must be at most {most}, as many as the context has, got {len(tokens)}.", "tokens")
     if highest >= tokenizer.vocab_size:
         raise invalid(f"tokens must be in the vocabulary, [0, {tokenizer.vocab_size}), got {highest}.", "tokens")
-    return json_response({"prompt": await asyncio.to_thread(tokenizer.decode, tokens, False)})
+    return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, tokens, False)})

@@ -358,25 +358,20 @@ def disaggregated(
     # Loading may take longer than a peer may be silent: join when it is done.
     llm = LLM(model, config)
     with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
-        yield from _serve(llm, peers) if rank else _lead(llm, peers)
-
-
-def _serve(llm: LLM, peers: Peers) -> Iterator[None]:
-    inbox = Inbox()
-    channel = Channel(peers, 0, inbox)
-    PrefillWorker(llm, channel.send, inbox).serve()
-    channel.close()
-    yield None
-
-
-def _lead(llm: LLM, peers: Peers) -> Iterator[LLM]:
-    inbox, tier = Inbox(), RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
-    channels = {rank: Channel(peers, rank, inbox, tier) for rank in range(1, peers.world_size)}
-    engine = DecodeEngine(llm, {rank: channel.send for rank, channel in channels.items()}, inbox, tier)
-    llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
-    try:
-        yield llm
-    finally:
-        engine.close()
-        for channel in channels.values():
+        inbox = Inbox()
+        if rank:
+            channel = Channel(peers, 0, inbox)
+            PrefillWorker(llm, channel.send, inbox).serve()
             channel.close()
+            yield None
+            return
+        tier = RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
+        channels = {worker: Channel(peers, worker, inbox, tier) for worker in range(1, world_size)}
+        engine = DecodeEngine(llm, {worker: channel.send for worker, channel in channels.items()}, inbox, tier)
+        llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
+        try:
+            yield llm
+        finally:
+            engine.close()
+            for channel in channels.values():
+                channel.close()

@@ -23,7 +23,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Never, final
+from typing import Any, NamedTuple, Never, final
 
 import torch
 from jaxtyping import Float
@@ -184,7 +184,8 @@ class DriverRunner:
         """
         own = PinnedBlocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
-        return HostBlocksOfRanks(own, self._together)
+        save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
+        return HostBlocksOfRanks(own.num_blocks, save, restore)
 
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         def score_whole(logits: Float[Tensor, "R V0"]) -> None:
@@ -230,20 +231,12 @@ class DriverRunner:
         return torch.cat(parts, dim=1)
 
 
-@final
-class HostBlocksOfRanks:
+class HostBlocksOfRanks(NamedTuple):
     """The `HostBlocks` of all ranks, moved together."""
 
-    def __init__(self, own: PinnedBlocks, together: Callable[..., Any]) -> None:
-        self.num_blocks = own.num_blocks
-        self._own = own
-        self._together = together
-
-    def save(self, moves: Sequence[BlockCopy]) -> None:
-        self._together(self._own.save, "save", moves)
-
-    def restore(self, moves: Sequence[BlockCopy]) -> None:
-        self._together(self._own.restore, "restore", moves)
+    num_blocks: int
+    save: Callable[[Sequence[BlockCopy]], None]
+    restore: Callable[[Sequence[BlockCopy]], None]
 
 
 def _serve(runner: ModelRunner, peers: Peers) -> None:
