@@ -33,9 +33,11 @@ from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
 from twophase.core.outputs import RequestOutput
 from twophase.core.request import Request
+from twophase.core.sampling_params import SamplingParams
 from twophase.engine._interrupts import uninterrupted
 from twophase.engine.engine import PreparedRequest
 from twophase.engine.metrics import EngineStats
+from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
 from twophase.scheduling.request_validation import check_request
@@ -146,9 +148,11 @@ class DecodeEngine:
 
     # -- what LLM asks of an engine
 
-    def add_request(self, *args: Any, **options: Any) -> None:
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> None:
         """As `Engine.add_request`."""
-        self.add(self._engine.prepare(*args, **options))
+        self.add(self._engine.prepare(request_id, prompt, params, **options))
 
     @uninterrupted()
     def add(self, prepared: PreparedRequest) -> None:
