@@ -591,7 +591,7 @@ plt.show()
 # This is your policy in the engine, without the lines that admit requests from the queue:
 
 # %%
-from twophase.scheduling.default_policy import decodes_and_begun
+from twophase.scheduling.policy import decodes_and_begun
 from twophase_labs.kit.open_engine import show_source
 
 show_source(decodes_and_begun)
@@ -1403,7 +1403,7 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.scheduling.default_policy import PriorityPolicy
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_labs.scheduling import tenants
 
@@ -1574,7 +1574,7 @@ for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
 # This is what the engine's own policies reach, and yours of 4.4:
 
 # %% tags=["setup"]
-from twophase.scheduling.default_policy import by_priority, decodes_and_begun, decodes_first
+from twophase.scheduling.policy import by_priority, decodes_and_begun, decodes_first
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.scheduling import challenge
 

@@ -601,7 +601,7 @@ for name, way in (("the exact rule", verify), ("draws from p", draw_from_p), ("g
 # that this position has anyway, so **the same tokens come**, with drafts and without, at any temperature.
 
 # %%
-from twophase.engine import rejection
+from twophase_features.speculation import rejection
 
 show_source(rejection.accepted_run)
 

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.errors import TwophaseError
-from twophase.core.outputs import CompletionOutput, RequestOutput
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_server.body import to_json_in_turns

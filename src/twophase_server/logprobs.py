@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, final
 
-from twophase.core.outputs import TokenLogprobs
+from twophase.core.request import TokenLogprobs
 from twophase.engine.detokenizer import REPLACEMENT_CHARACTER
 from twophase.model.tokenizer import Tokenizer
 

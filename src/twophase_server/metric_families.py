@@ -5,7 +5,7 @@ Names follow vLLM's, with 'twophase:' for 'vllm:'.
 
 from dataclasses import dataclass
 
-from twophase.core.outputs import FinishReason
+from twophase.core.request import FinishReason
 
 # Three buckets per decade, from a millisecond to a quarter of an hour; and powers of two for counts.
 SECONDS = tuple(mantissa * 10.0**exponent for exponent in range(-3, 3) for mantissa in (1, 2.5, 5))

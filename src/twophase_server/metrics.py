@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from twophase.core.outputs import FinishReason, RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import FinishReason, RequestOutput
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server import metric_families as families
 from twophase_server.metric_families import Metric

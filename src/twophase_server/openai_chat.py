@@ -5,9 +5,8 @@ from typing import Any, final
 
 from starlette.responses import Response
 
-from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
-from twophase.core.sampling_params import MAX_LOGPROBS
 from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported

@@ -5,12 +5,11 @@ from typing import Any, NamedTuple, final
 
 from starlette.responses import Response
 
-from twophase.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.core.rules import TEXT, Rule, items_of, read_ints, whole_number
-from twophase.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
+from twophase.core.rules import TEXT, Rule, items_of, whole_number
 from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_field
+from twophase_server.fields import FLAG, Unsupported, read_field, read_ints
 from twophase_server.logprobs import completion_logprobs
 from twophase_server.sampling import (
     COMMON_RULES,

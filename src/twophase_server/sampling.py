@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from twophase.core.errors import InvalidRequestError
+from twophase.core.request import SamplingParams
 from twophase.core.rules import DURATION, TEXT, Rule, kept, number, whole_number
-from twophase.core.sampling_params import RULES, SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.sampling_params import RULES
+from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, NAME, Unsupported, read_fields
 

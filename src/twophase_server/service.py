@@ -12,10 +12,11 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from twophase.core.errors import QueueFullError, TwophaseError, prompt_too_long
+from twophase.core.errors import TwophaseError, prompt_too_long
 from twophase.core.rules import Rule
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.serving.async_llm import AsyncLLM
+from twophase_features.serving.errors import QueueFullError
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.fields import Unsupported, read_fields, read_object
 from twophase_server.in_flight import InFlight

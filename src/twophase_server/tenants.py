@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput
 from twophase.core.rules import apply_rules, optional, shown, whole_number
 from twophase_server.errors import ApiError, invalid
 

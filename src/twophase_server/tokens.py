@@ -4,9 +4,9 @@ import asyncio
 
 from starlette.responses import JSONResponse, Response
 
-from twophase.core.rules import TEXT, limited, read_ints
+from twophase.core.rules import TEXT, limited
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME
+from twophase_server.fields import FLAG, NAME, read_ints
 from twophase_server.messages import MESSAGES
 from twophase_server.service import Call, endpoint
 

@@ -21,7 +21,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from twophase.core.errors import ConfigError, LaunchError
+from twophase.core.errors import ConfigError
+from twophase_features.parallel.launch import LaunchError
 
 DEFAULT_TIMEOUT_S = 120.0
 SURVIVORS_S = 10.0  # after a rank has failed, the others may live this long to notice and to say so

@@ -14,8 +14,7 @@ def idle_then_lose_one() -> int:
     """Three ranks: two wait for work for longer than the limit, add something up, and then the last one dies."""
     import torch
 
-    from twophase.core.errors import PeerLostError
-    from twophase_features.parallel.peers import Peers
+    from twophase_features.parallel.peers import PeerLostError, Peers
 
     with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
         message = torch.zeros(3, dtype=torch.int64)
@@ -48,8 +47,7 @@ def driver_dies() -> int:
     """Two ranks: the driver is killed while its worker has nothing to do."""
     import torch
 
-    from twophase.core.errors import PeerLostError
-    from twophase_features.parallel.peers import Peers
+    from twophase_features.parallel.peers import PeerLostError, Peers
 
     with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
         if RANK == 0:

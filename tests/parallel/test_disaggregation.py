@@ -14,9 +14,10 @@ from tests.parallel import two_engines
 from tests.parallel.two_engines import OPTIONS, TwoEngines
 from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
-from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
+from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.policy import Policy
 from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, TransferClock
+from twophase_features.parallel.peers import PeerLostError
 from twophase_features.policies.request_level import DynamicPolicy
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

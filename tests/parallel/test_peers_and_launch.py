@@ -20,11 +20,12 @@ from tests.mutation import KillTable, Mutant
 from tests.parallel.processes import is_running
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.errors import ConfigError, LaunchError, PeerLostError
+from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
-from twophase.engine._isolation import isolate
+from twophase.engine.model_run import isolate
 from twophase.engine.runner import ModelRunner
-from twophase_features.parallel.peers import Peers
+from twophase_features.parallel.launch import LaunchError
+from twophase_features.parallel.peers import PeerLostError, Peers
 from twophase_features.parallel.sharding import Shard
 from twophase_features.parallel.tensor_parallel import DriverRunner
 from twophase_tools.launch import run_local

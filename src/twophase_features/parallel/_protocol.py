@@ -16,7 +16,7 @@ from typing import Any, final
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.cache.tier import BlockKey
 from twophase.model.config import ModelConfig
-from twophase.scheduling.config import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,22 +30,25 @@ import torch
 from twophase.cache.manager import CacheManager
 from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
-from twophase.core.errors import ConfigError, InvalidRequestError, PeerLostError
-from twophase.core.outputs import RequestOutput
-from twophase.core.request import Request
-from twophase.core.sampling_params import SamplingParams
-from twophase.engine._interrupts import uninterrupted
-from twophase.engine.engine import PreparedRequest
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.request import Request, RequestOutput, SamplingParams
+from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
-from twophase.scheduling.request_validation import check_request
+from twophase.scheduling.limits import check_request
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel import _protocol as wire
 from twophase_features.parallel._channel import Channel, Inbox, Send
-from twophase_features.parallel.peers import DEFAULT_STARTUP_TIMEOUT_S, DEFAULT_STEP_TIMEOUT_S, Peers, place
+from twophase_features.parallel.peers import (
+    DEFAULT_STARTUP_TIMEOUT_S,
+    DEFAULT_STEP_TIMEOUT_S,
+    PeerLostError,
+    Peers,
+    place,
+)
 from twophase_features.parallel.prefill_worker import PREFILL, PrefillWorker
 from twophase_features.parallel.remote_tier import RemoteTier
 

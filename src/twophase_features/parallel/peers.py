@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from twophase.config import DEFAULT_STEP_TIMEOUT_S
-from twophase.core.errors import ConfigError, PeerLostError
+from twophase.core.errors import ConfigError
 
 DEFAULT_STARTUP_TIMEOUT_S = 60.0
 FOR_EVER = timedelta(days=3650)

@@ -13,9 +13,8 @@ from typing import final
 
 from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.core.outputs import RequestOutput
 from twophase.core.plan import ScheduledChunk
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM
 from twophase_features.parallel import _protocol as wire

@@ -29,15 +29,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.core.errors import ConfigError, PeerLostError
+from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy, ScheduledChunk
-from twophase.engine._interrupts import uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.experts.mixture import DispatchExperts
 from twophase_features.offloading.host_memory import PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
-from twophase_features.parallel.peers import Peers, Traffic, place
+from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
 from twophase_features.parallel.sharding import Shard
 
 FIRST_BYTES = 2048  # of every first message: its length, and most decode steps

@@ -10,9 +10,9 @@ from typing import Any, final
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import DURATION, checked, optional, whole_number
-from twophase.core.sampling_params import SamplingParams
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
-from twophase.core.outputs import RequestOutput
-from twophase.core.sampling_params import SamplingParams
+from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.prompts import Prompt
 
 # None once the engine has accepted the request, then its outputs; or an error, which is the last event.

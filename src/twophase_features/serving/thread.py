@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, final, runtime_checkable
 
-from twophase.core.errors import DeadlineError, DrainingError, EngineDeadError, InvalidRequestError, QueueFullError
-from twophase.core.outputs import RequestOutput, StepTrace
+from twophase.core.errors import EngineDeadError, InvalidRequestError
+from twophase.core.plan import StepTrace
+from twophase.core.request import RequestOutput
 from twophase.core.rules import TEXT, checked
 from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
+from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 from twophase_features.serving.stream import Event, RequestStream, deliver
 
 logger = logging.getLogger(__name__)

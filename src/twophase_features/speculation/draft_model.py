@@ -26,7 +26,6 @@ from typing import final
 import torch
 
 from twophase.attention.interface import AttentionSpec
-from twophase.attention.select import make_backend
 from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
@@ -35,8 +34,8 @@ from twophase.engine.drafter import DraftRequest
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SamplingError, sample
 from twophase.model.config import ModelConfig, load_config
-from twophase.model.device_and_dtype import resolve_dtype
 from twophase.model.llama import LlamaModel, attention_spec
+from twophase.model.machine import make_backend, resolve_dtype
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
 from twophase_features.model_store.prepare import resolve_model

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import UInt32
 
 from twophase.core.errors import InvalidRequestError, TwophaseError
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import SamplingParams
+from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_features.structured_outputs.schema_rules import enforceable
 from twophase_features.worker_process import WorkerProcess, WorkLimitError
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import CompletionOutput, RequestOutput
+from twophase.core.request import MAX_SEED, CompletionOutput, RequestOutput, SamplingParams
 from twophase.core.rules import apply_rules, checked, optional, whole_number
-from twophase.core.sampling_params import MAX_SEED, SamplingParams
 from twophase.engine.prompts import Prompt
 
 Scorer = Callable[[CompletionOutput], float]

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from twophase.core.sampling_params import SamplingParams
-from twophase.core.speculative import SpeculativeConfig
-from twophase.core.structured_outputs import StructuredOutputs
+from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
 from twophase_features.pairs import check_pairs
+from twophase_features.speculation.config import SpeculativeConfig
+from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_tools.cli.arguments import read_standard_input, read_text
 from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks

@@ -12,7 +12,7 @@ from tests.engine.conftest import tiny_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import InvalidRequestError
-from twophase.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput
 
 METRICS = RequestMetrics(0.0, None, None, None, (), 1, 0, 0)
 
