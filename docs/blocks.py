@@ -171,6 +171,12 @@ def fenced(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```"
 
 
+def metrics() -> str:
+    """A row per metric of the server, in their order."""
+    rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in metric_families.METRICS]
+    return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "example": example,
     "verdict": verdict,
@@ -180,7 +186,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "reading": reading,
     "refusals": feature_grid.refusals_as_markdown,
     "features": feature_grid.as_markdown,
-    "metrics": metric_families.as_markdown,
+    "metrics": metrics,
 }
 
 

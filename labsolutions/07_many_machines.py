@@ -227,7 +227,7 @@ for name, bytes_per_s in links.items():
 # ```
 #
 # The blocks have the same size on both sides, so whole ones are copied, and a thread that does nothing else sends them.
-# The next cell starts both ranks with torchrun and waits until both have ended.
+# The next cell starts both ranks, as torchrun does, and waits until both have ended.
 
 # %%
 from twophase_labs.many_machines import apart
@@ -532,7 +532,7 @@ guess_7_5 = 1200  # SOLUTION: all-reduces
 check("7.5")
 
 # %% [markdown]
-# This process generates alone, then two ranks that torchrun starts do the same.
+# This process generates alone, then two ranks do the same.
 
 # %%
 from twophase_labs.many_machines import shards_two_processes

@@ -1540,7 +1540,7 @@ for way in more_samples.MAX_TOKENS:
 # $$\text{pass@}k = 1 - \binom{n - c}{k} \Big/ \binom{n}{k}$$
 
 # %%
-from twophase_features import selection
+from twophase_labs.operations import selection
 
 n = more_samples.NUM_COMPLETIONS
 for way in more_samples.MAX_TOKENS:
@@ -1721,7 +1721,7 @@ print(f"eight for each: {curves['in steps: first that is derived'][-1].tokens:5.
 # the verifier accepts. The tries of a tier come one after the other, which costs time; asking for two or four at once
 # in each tier saves time and costs tokens.
 #
-# **Open the engine.** There the loop is `first_accepted`, beside `best_of` and `vote` (`twophase generate --best-of 8`
+# **Open the source.** `first_accepted` is this loop, beside `best_of` and `vote` (`twophase generate --best-of 8`
 # chooses by likelihood). It asks for `round_size` completions at a time, and the last round may go beyond the budget:
 
 # %%

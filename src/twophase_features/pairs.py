@@ -5,16 +5,13 @@ pairs that work, and the documentation prints the refusals.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Feature:
+class Feature(NamedTuple):
     """A feature that some other one excludes.
 
     Attributes:
@@ -53,19 +50,16 @@ _ALL_HEADS = (
     "a ready-made attention backend computes all heads of the model, but each rank has only some of them; "
     f"{_PASS_A_NAME}"
 )
+_ALL_BLOCKS = "a prefill worker sends all blocks of a prompt"
 _ONE_RANK = "disaggregation has one rank per engine"
 REFUSALS: Mapping[tuple[str, str], str] = {
     ("draft_model", "own_drafter"): "both propose drafts; pass one",
-    ("draft_model", "mixed"): ("a draft model shares the target model's blocks, which here belong to groups of layers"),
+    ("draft_model", "mixed"): "a draft model shares the target model's blocks, which here belong to groups of layers",
     ("window", "mixed"): "the model's sliding layers have their own window, and its other layers see all keys",
-    ("window", "disaggregated"): (
-        "a prefill worker sends all blocks of a prompt, and a window frees some of them during prefill"
-    ),
-    ("window", "ready_made"): (f"a ready-made attention backend was made without the window; {_PASS_A_NAME}"),
-    ("mixed", "expert_parallel"): ("no supported model has both"),
-    ("mixed", "disaggregated"): (
-        "a prefill worker sends all blocks of a prompt, and sliding layers free some of them during prefill"
-    ),
+    ("window", "disaggregated"): f"{_ALL_BLOCKS}, and a window frees some of them during prefill",
+    ("window", "ready_made"): f"a ready-made attention backend was made without the window; {_PASS_A_NAME}",
+    ("mixed", "expert_parallel"): "no supported model has both",
+    ("mixed", "disaggregated"): f"{_ALL_BLOCKS}, and sliding layers free some of them during prefill",
     ("mixed", "ready_made"): f"a ready-made attention backend was made for one kind of layer; {_PASS_A_NAME}",
     ("expert_parallel", "disaggregated"): _ONE_RANK,
     ("expert_parallel", "ready_made"): _ALL_HEADS,

@@ -9,20 +9,18 @@ import os
 import pickle
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar, final
+from typing import Any, TypeVar, final
 
 from twophase.core.errors import TwophaseError
 
 T = TypeVar("T")
 
-_LENGTH = struct.Struct("<Q")  # of the pickle that follows
 # On a busy machine a function waits for its share of the processor. The limit counts the function's own time; this
 # multiple of the limit bounds the whole wait, also where the system cannot measure a process's own time.
 _PATIENCE = 10
@@ -106,13 +104,15 @@ class WorkerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # the process has died, and its exit code says why
-            process.stdin.write(_LENGTH.pack(len(question)) + question)
+            pickle.dump(question, process.stdin)
             process.stdin.flush()
-        if not _is_readable(process.stdout, until_s):
-            raise WorkLimitError(f"it takes longer than {_PATIENCE * self.cpu_s:g} s")
-        answer = _read(process.stdout)
-        if answer is not None:
-            return pickle.loads(answer)
+        if until_s is not None and sys.platform != "win32":  # where a pipe cannot be waited for
+            left_s = max(0.0, until_s - time.monotonic())
+            if not select.select([process.stdout], [], [], left_s)[0]:
+                raise WorkLimitError(f"it takes longer than {_PATIENCE * self.cpu_s:g} s")
+        with contextlib.suppress(EOFError):
+            answer: tuple[str, Any] = pickle.load(process.stdout)
+            return answer
         if _HAS_LIMITS and process.wait() == -signal.SIGPROF:
             raise WorkLimitError(f"it takes longer than {self.cpu_s:g} s of processor time")
         raise WorkLimitError(
@@ -132,18 +132,6 @@ def _kill(process: subprocess.Popen[bytes], owner_pid: int) -> None:
         process.communicate()  # closes the pipes
 
 
-def _is_readable(stream: IO[bytes], until_s: float | None) -> bool:
-    if until_s is None or sys.platform == "win32":  # where a pipe cannot be waited for
-        return True
-    return bool(select.select([stream], [], [], max(0.0, until_s - time.monotonic()))[0])
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
-    """One message; None: the other end is closed."""
-    head = stream.read(_LENGTH.size)
-    return stream.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
-
-
 # -- in the worker process
 
 
@@ -152,10 +140,10 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's matter
-    while (question := _read(sys.stdin.buffer)) is not None:
-        answer = _answer(question)
-        answers.write(_LENGTH.pack(len(answer)) + answer)
-        answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            answers.write(_answer(pickle.load(sys.stdin.buffer)))
+            answers.flush()
 
 
 def _answer(question: bytes) -> bytes:
@@ -179,21 +167,16 @@ def _limits(cpu_s: float, max_bytes: int) -> Iterator[None]:
         return
     import resource
 
+    try:
+        with open("/proc/self/statm") as file:
+            in_use = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux
+        in_use = 0
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + max_bytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + max_bytes, before[1]))
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _address_space_bytes() -> int:
-    import resource
-
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # not Linux
-        return 0

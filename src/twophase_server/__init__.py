@@ -6,7 +6,7 @@ openai_chat, openai_completions, tokens   the endpoints, each from fields to ans
 fields, sampling, messages, body          the rules for a client's input
 answering, sse, logprobs                  answers, whole or streamed
 tenants, in_flight                        API keys and quotas; requests in flight
-metrics, metric_families, probes          observation
+metrics, metric_families                 observation
 errors                                    refusals and failures
 """
 

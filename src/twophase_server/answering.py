@@ -3,123 +3,149 @@
 import abc
 import asyncio
 import contextlib
+import time
+import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.errors import TwophaseError
-from twophase.core.request import RequestOutput, SamplingParams
+from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_server.body import to_json_in_turns
 from twophase_server.errors import ApiError, invalid
 from twophase_server.sampling import UsageWish
-from twophase_server.service import Service
+from twophase_server.service import Call, Service
 from twophase_server.sse import DONE, EventStream, event
-from twophase_server.tenants import Lease
 
 T = TypeVar("T")
 MAX_LOGPROBS = 300_000  # in one answer
 
 
 class AnswerFormat(abc.ABC):
-    """One endpoint's format of answers. Made for one request."""
-
-    @abc.abstractmethod
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """The answer, from the finished outputs of all prompts."""
-
-    @abc.abstractmethod
-    def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The chunks for the new part of an output; `position` is its prompt's."""
-
-    @abc.abstractmethod
-    def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        """The chunk with the usage, if requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCall:
-    """The engine's part of an API request.
+    """One endpoint's format of answers. Made for one request. The choices of the prompt at position i begin at index
+    i * n.
 
     Attributes:
-        prompts: Token ids of each prompt.
-        options: Keyword arguments of `AsyncLLM.submit`.
+        prefix, kind, chunk_kind: How ids begin; `object` of an answer, and of a stream's chunks.
+        shown: The streamed part of each choice, as the format counts it.
     """
 
-    prompts: Sequence[Sequence[int]]
-    params: SamplingParams
-    stream: bool
-    options: Mapping[str, Any] = field(default_factory=dict)
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
+    def __init__(self, service: Service, params: SamplingParams, usage_wish: UsageWish) -> None:
+        self.service, self.n, self.wants_logprobs = service, params.n, params.logprobs is not None
+        self.shown: dict[int, Any] = {}
+        self._ended: set[int] = set()
+        self._usage_wish = usage_wish
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
 
-def engine_options(fields: Mapping[str, Any], service: Service, lease: Lease) -> dict[str, Any]:
-    """Tenant, priority and deadline of a request."""
-    account = lease.account
-    account.require_priority(fields.get("priority", 0))
-    limits = [limit for limit in (fields.get("deadline_s"), service.settings.deadline_s) if limit is not None]
-    return {
-        "priority": fields.get("priority", 0),
-        "cache_salt": account.salt(fields.get("cache_salt", "")),
-        "tenant": account.name,
-        "ttft_slo_s": fields.get("ttft_slo_s"),
-        "deadline_s": min(limits, default=None),
-    }
+    @abc.abstractmethod
+    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        """A finished completion."""
+
+    @abc.abstractmethod
+    def new_choices(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
+    ) -> Iterator[dict[str, Any]]:
+        """The part of a completion that has not been streamed; `ended` is the completion when it has just ended."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """The answer, from the finished outputs of all prompts."""
+        choices = [
+            self.choice(position * self.n + completion.index, output, completion)
+            for position, output in enumerate(outputs)
+            for completion in output.outputs
+        ]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": usage(outputs)}
+
+    def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The chunks for the new part of an output; `position` is its prompt's. Their `usage` is null as OpenAI has it,
+        or the usage so far as vLLM has it."""
+        wish = self._usage_wish
+        more = {"usage": usage([output]) if wish.in_chunks else None} if wish.at_end else {}
+        for completion in output.outputs:
+            index = position * self.n + completion.index
+            has_ended = completion.finish_reason is not None and index not in self._ended
+            for choice in self.new_choices(index, output, completion, completion if has_ended else None):
+                yield {**self._head, "object": self.chunk_kind, "choices": [choice], **more}
+            if has_ended:
+                self._ended.add(index)
+
+    def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
+        """The chunk with the usage, if requested."""
+        if not self._usage_wish.at_end:
+            return None
+        return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage(outputs)}
 
 
 async def answer(
-    request: Request, service: Service, lease: Lease, call: EngineCall, answer_format: AnswerFormat
+    call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, answer_format: AnswerFormat
 ) -> Response:
-    """Submit the prompts to the engine and write the answer. If the client disconnects, its requests are aborted.
-
-    Ends the lease, here or when the stream has ended.
+    """Submit the prompts' token ids to the engine and write the answer. If the client disconnects, its requests are
+    aborted.
 
     Raises:
         ApiError, TwophaseError: The engine refused the request, or it failed before its first byte was sent.
     """
-    _require_few_logprobs(call)
-    work = Work(service, lease)
-    is_streaming = False
+    _require_few_logprobs(prompts, params)
+    work = Work(call, prompts, params)
     try:
-        await while_connected(request, work.submit(call))
-        if call.stream:
-            is_streaming = True
-            return EventStream(_events(service, work, answer_format), at_end=work.end)
-        outputs = await while_connected(request, work.finish())
+        await while_connected(call.request, work.submit())
+        if call.fields.get("stream"):
+            return EventStream(_events(call.service, work, answer_format), at_end=work.end)
+        outputs = await while_connected(call.request, work.finish())
         text = await asyncio.to_thread(lambda: to_json_in_turns(answer_format.whole(outputs)))
         return Response(text, media_type="application/json")
-    finally:
-        if not is_streaming:
-            work.end()
+    except BaseException:
+        work.end()
+        raise
 
 
 @final
 class Work:
     """The engine's requests that answer one HTTP request: one for each prompt."""
 
-    def __init__(self, service: Service, lease: Lease) -> None:
-        self._service, self._lease = service, lease
+    def __init__(self, call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
+        self._call, self._prompts, self._params = call, prompts, params
         self._streams: dict[int, RequestStream] = {}  # by the prompt's position
         self._newest: dict[int, RequestOutput] = {}
 
-    async def submit(self, call: EngineCall) -> None:
+    async def submit(self) -> None:
         """Submit all prompts or none. Raises the engine's first refusal."""
-        asking = (self._submit(position, call) for position in range(len(call.prompts)))
+        fields, service, account = self._call.fields, self._call.service, self._call.lease.account
+        account.require_priority(fields.get("priority", 0))
+        limits = [limit for limit in (fields.get("deadline_s"), service.settings.deadline_s) if limit is not None]
+        options = {
+            "stream": fields.get("stream", False),
+            "priority": fields.get("priority", 0),
+            "cache_salt": account.salt(fields.get("cache_salt", "")),
+            "tenant": account.name,
+            "ttft_slo_s": fields.get("ttft_slo_s"),
+            "deadline_s": min(limits, default=None),
+        }
+        asking = (self._submit(position, options) for position in range(len(self._prompts)))
         for refusal in await asyncio.gather(*asking, return_exceptions=True):
             if refusal is not None:
                 raise refusal
 
-    async def _submit(self, position: int, call: EngineCall) -> None:
+    async def _submit(self, position: int, options: Mapping[str, Any]) -> None:
         # Recorded one by one: if the client leaves before all are accepted, the accepted ones must be aborted.
-        self._streams[position] = await self._service.llm.submit(
-            {"prompt_token_ids": call.prompts[position]},
-            call.params,
-            request_id=self._service.tenants.new_request_id(self._lease.account),
-            stream=call.stream,
-            **call.options,
+        service = self._call.service
+        self._streams[position] = await service.llm.submit(
+            {"prompt_token_ids": self._prompts[position]},
+            self._params,
+            request_id=service.tenants.new_request_id(self._call.lease.account),
+            **options,
         )
 
     async def outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -168,16 +194,16 @@ class Work:
         """Abort unfinished requests. May be called again."""
         for stream in self._streams.values():
             stream.abort()
-        self._lease.end()
+        self._call.lease.end()
 
 
-def _require_few_logprobs(call: EngineCall) -> None:
+def _require_few_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
     """Raises ApiError (400) for more log-probabilities than one answer may have."""
-    params, count = call.params, 0
+    count = 0
     if params.prompt_logprobs is not None:
-        count += sum(map(len, call.prompts)) * (params.prompt_logprobs + 1)
+        count += sum(map(len, prompts)) * (params.prompt_logprobs + 1)
     if params.logprobs is not None:
-        count += len(call.prompts) * params.n * params.max_tokens * (params.logprobs + 1)
+        count += len(prompts) * params.n * params.max_tokens * (params.logprobs + 1)
     if count > MAX_LOGPROBS:
         raise invalid(
             f"one answer may have {MAX_LOGPROBS} log-probabilities, this request up to {count}: logprobs + 1 for "
@@ -204,10 +230,8 @@ async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> 
                 else:  # log-probabilities of a long prompt, or piled up for a slow client, take long to write
                     for text in await asyncio.to_thread(_in_turns, answer_format.pieces(position, output)):
                         yield text
-    except (ApiError, TwophaseError) as error:  # too late for a status
-        told = service.refusal(error)
-        service.metrics.note_refusal(told.status, told.code)
-        yield event(told.to_dict())
+    except TwophaseError as error:  # too late for a status
+        yield event(service.refusal(error).to_dict())
         return
     last = answer_format.last_piece(work.newest())
     if last is not None:
@@ -253,10 +277,3 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         "total_tokens": num_prompt + num_new,
         "prompt_tokens_details": {"cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)},
     }
-
-
-def with_usage(chunk: dict[str, Any], wish: UsageWish, output: RequestOutput) -> dict[str, Any]:
-    """A stream's chunk with its `usage` field: null as OpenAI has it, or the usage so far as vLLM has it."""
-    if not wish.at_end:
-        return chunk
-    return {**chunk, "usage": usage([output]) if wish.in_chunks else None}

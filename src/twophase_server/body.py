@@ -2,16 +2,9 @@
 
 import gc
 import json
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from starlette.responses import Response
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(to_json(content), status, headers, media_type="application/json")
 
 
 def to_json(content: Any) -> str:

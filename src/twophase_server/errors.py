@@ -3,13 +3,21 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
-from twophase_server.body import json_response
 
 MAX_CHARACTERS = 2000  # of a message
+# Status and code of the engine's errors. A deadline is 504: it was the server that took too long. (408 would say that
+# the client did.)
+STATUSES: Mapping[type[TwophaseError], tuple[int, str | None]] = {
+    InvalidRequestError: (400, None),
+    QueueFullError: (429, "queue_full"),
+    DrainingError: (503, "draining"),
+    DeadlineError: (504, "deadline_exceeded"),
+    EngineDeadError: (500, "engine_dead"),
+}
 
 
 @final
@@ -36,23 +44,18 @@ class ApiError(TwophaseError):
         self.headers = dict(headers or {})
 
     def to_dict(self) -> dict[str, Any]:
-        error = {"message": str(self), "type": _type_of(self.status), "param": self.param, "code": self.code}
-        return {"error": error}
+        """OpenAI's body of an error."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "rate_limit_error" if self.status == 429 else kind
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def to_response(self) -> Response:
-        return json_response(self.to_dict(), self.status, self.headers)
+        return JSONResponse(self.to_dict(), self.status, self.headers)
 
 
 def _writable(text: str) -> str:
     """`text` without lone surrogates, which a client may have put into the name of a field."""
     return text.encode("utf-8", "backslashreplace").decode()[:MAX_CHARACTERS]
-
-
-def _type_of(status: int) -> str:
-    """OpenAI's name for the status, if it has one."""
-    if status == 429:
-        return "rate_limit_error"
-    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -61,18 +64,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def as_api_error(error: TwophaseError) -> ApiError:
-    """The HTTP error for an engine's exception.
-
-    A deadline is 504: it was the server that took too long. (408 would say that the client did.)
-    """
-    if isinstance(error, InvalidRequestError):
-        return invalid(str(error))
-    if isinstance(error, QueueFullError):
-        return ApiError(429, str(error), "queue_full")
-    if isinstance(error, DrainingError):
-        return ApiError(503, str(error), "draining")
-    if isinstance(error, DeadlineError):
-        return ApiError(504, str(error), "deadline_exceeded")
-    if isinstance(error, EngineDeadError):
-        return ApiError(500, str(error), "engine_dead")
-    return ApiError(500, str(error))
+    """The HTTP error for an engine's exception."""
+    found = (STATUSES[kind] for kind in STATUSES if isinstance(error, kind))
+    status, code = next(found, (500, None))
+    return ApiError(status, str(error), code)

@@ -38,18 +38,14 @@ async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
         ApiError: 413, the body is too large; 415, its content type is not JSON, or it is compressed; 400, it is not a
             valid JSON object.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":  # web pages can send other types without asking
-        raise ApiError(
-            415, f"content-type must be application/json, got {shown(media_type)}.", "unsupported_media_type"
-        )
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
-        raise ApiError(
-            415,
-            f"content-encoding must be identity: send the JSON as it is, not compressed; got {shown(encoding)}.",
-            "unsupported_media_type",
-        )
+    # Web pages can send other types than JSON without asking.
+    for name, only, default, hint in (
+        ("content-type", "application/json", "", ""),
+        ("content-encoding", "identity", "identity", ": send the JSON as it is, not compressed"),
+    ):
+        given = request.headers.get(name, default).partition(";")[0].strip().lower()
+        if given != only:
+            raise ApiError(415, f"{name} must be {only}{hint}, got {shown(given)}.", "unsupported_media_type")
     body = await _read_body(request, max_bytes)
     try:
         found = from_json(body)
@@ -93,19 +89,20 @@ def read_fields(
     Raises:
         ApiError: 400, with the field, its value and the rule that it breaks.
     """
-    unsupported = unsupported or {}
     found: dict[str, Any] = {}
     for name, value in given.items():
         path = within + name
         if name in rules:
             if value is not None:
                 found[name] = read_field(path, value, rules[name])
-        elif name in unsupported:
+        elif unsupported is not None and name in unsupported:
             why, neutral = unsupported[name]
             if value is not None and value not in neutral:
                 raise invalid(f"{path} is not supported: {why}. Got {shown(value)}.", path, "unsupported_parameter")
         else:
-            raise _unknown(path, name, rules)
+            near = difflib.get_close_matches(name, rules, n=1) if len(name) <= MAX_NAME else []
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise invalid(f"unknown field {shown(path)}.{hint}", path, "unknown_parameter")
     return found
 
 
@@ -115,9 +112,3 @@ def read_field(path: str, value: Any, rule: Rule) -> Any:
         return checked(path, value, rule)
     except InvalidRequestError as error:
         raise invalid(str(error), path) from error
-
-
-def _unknown(path: str, name: str, rules: Mapping[str, Rule]) -> ApiError:
-    near = difflib.get_close_matches(name, rules, n=1) if len(name) <= MAX_NAME else []
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return invalid(f"unknown field {shown(path)}.{hint}", path, "unknown_parameter")

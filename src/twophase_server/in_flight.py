@@ -8,6 +8,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twophase_server.errors import ApiError
 
+COUNTED = ("/v1/", "/tokenize", "/detokenize")  # a stopping server waits for requests to these paths
+
 
 def draining() -> ApiError:
     return ApiError(
@@ -32,18 +34,6 @@ class InFlight:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
-    def enter(self) -> None:
-        """Count a request. Raises ApiError (503) while draining."""
-        if self.is_draining:
-            raise draining()
-        self.num_requests += 1
-        self._is_empty.clear()
-
-    def leave(self) -> None:
-        self.num_requests -= 1
-        if not self.num_requests:
-            self._is_empty.set()
-
     async def wait_empty(self, timeout_s: float | int | None = None) -> bool:
         """Wait until no request is in flight; False after `timeout_s`."""
         try:
@@ -52,32 +42,24 @@ class InFlight:
             return False
         return True
 
+    def middleware(self, app: ASGIApp, note_refusal: Callable[[int, str | None], None]) -> ASGIApp:
+        """Counts the requests to `app`, and refuses them while draining; reports refusals to `note_refusal`."""
 
-@final
-class InFlightMiddleware:
-    """Middleware that counts requests whose path begins with one of `prefixes`, and reports refusals to
-    `note_refusal`."""
+        async def count(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or not scope["path"].startswith(COUNTED):
+                await app(scope, receive, send)
+            elif self.is_draining:
+                error = draining()
+                note_refusal(error.status, error.code)
+                await error.to_response()(scope, receive, send)
+            else:
+                self.num_requests += 1
+                self._is_empty.clear()
+                try:
+                    await app(scope, receive, send)
+                finally:
+                    self.num_requests -= 1
+                    if not self.num_requests:
+                        self._is_empty.set()
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        in_flight: InFlight,
-        prefixes: tuple[str, ...],
-        note_refusal: Callable[[int, str | None], None],
-    ) -> None:
-        self._app, self._in_flight, self._prefixes, self._note_refusal = app, in_flight, prefixes, note_refusal
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(self._prefixes):
-            await self._app(scope, receive, send)
-            return
-        try:
-            self._in_flight.enter()
-        except ApiError as error:
-            self._note_refusal(error.status, error.code)
-            await error.to_response()(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._in_flight.leave()
+        return count

@@ -4,26 +4,22 @@ from typing import Any
 
 from twophase.core.rules import TEXT, Rule, items_of, read_text, shown
 from twophase_server.errors import invalid
-from twophase_server.fields import NAME, Unsupported, read_field, read_fields
+from twophase_server.fields import NAME, Unsupported, read_fields
 
 MAX_LISTED = 4096  # messages of a conversation, and parts of a message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # newer name: older one
 
 
-def _listed(value: Any) -> list[Any]:
-    found = list(items_of(value))
-    if not 0 < len(found) <= MAX_LISTED:
-        raise ValueError
-    return found
-
-
-MESSAGES = Rule(f"a non-empty list of messages, at most {MAX_LISTED}", _listed)
+MESSAGES = Rule(
+    f"a non-empty list of messages, at most {MAX_LISTED}",
+    lambda value: list(items_of(value)),
+    lambda found: 0 < len(found) <= MAX_LISTED,
+)
 _CONTENT = Rule(
     f"text, or a list of parts of type 'text', at most {MAX_LISTED}",
-    lambda value: read_text(value) if isinstance(value, str) else _listed(value),
+    lambda value: read_text(value) if isinstance(value, str) else MESSAGES.read(value),
 )
 _MESSAGE_RULES = {"role": NAME, "content": _CONTENT, "name": TEXT}  # templates know roles only, so names are ignored
-_TEXT = Rule("text (Unicode that UTF-8 can write: no half of a surrogate pair)", read_text)
 _NO_TOOLS = "tools cannot be called here"
 _MESSAGE_UNSUPPORTED = {
     "tool_calls": Unsupported(_NO_TOOLS, ([],)),
@@ -53,13 +49,10 @@ def _read_message(path: str, message: Any) -> dict[str, str]:
         raise invalid(f"{path}.role must be one of {', '.join(ROLES)}, got {shown(role)}.", f"{path}.role")
     if "content" not in found:
         raise invalid(f"{path}.content is missing.", f"{path}.content")
-    return {"role": ROLES[role], "content": _text_of(f"{path}.content", found["content"])}
-
-
-def _text_of(path: str, content: str | list[Any]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_text_of_part(f"{path}[{i}]", part) for i, part in enumerate(content))
+    content = found["content"]
+    if not isinstance(content, str):
+        content = "".join(_text_of_part(f"{path}.content[{i}]", part) for i, part in enumerate(content))
+    return {"role": ROLES[role], "content": content}
 
 
 def _text_of_part(path: str, part: Any) -> str:
@@ -72,7 +65,7 @@ def _text_of_part(path: str, part: Any) -> str:
             f"{path}.type",
             "unsupported_parameter",
         )
-    found = read_fields(part, {"type": NAME, "text": _TEXT}, within=f"{path}.")
+    found = read_fields(part, {"type": NAME, "text": TEXT}, within=f"{path}.")
     if "text" not in found:
         raise invalid(f"{path}.text is missing.", f"{path}.text")
-    return str(read_field(f"{path}.text", found["text"], _TEXT))
+    return str(found["text"])

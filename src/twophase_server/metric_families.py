@@ -76,7 +76,4 @@ ENGINE_UP = _gauge("engine_up", "1 while the engine serves, 0 when its thread ha
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
-def as_markdown() -> str:
-    """A row per metric, in the order of this file."""
-    rows = [f"| `{each.name}` | {each.kind} | {each.help} |" for each in globals().values() if isinstance(each, Metric)]
-    return "\n".join(["| metric | kind | what |", "|---|---|---|", *rows])
+METRICS: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

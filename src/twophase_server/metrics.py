@@ -30,19 +30,10 @@ class ServerMetrics(Collector):
         self._llm = llm
         self._labels = {"model_name": model_name}
         self._registry = CollectorRegistry()
-        self._ttft = self._histogram(families.TIME_TO_FIRST_TOKEN)
-        self._itl = self._histogram(families.INTER_TOKEN_LATENCY)
-        self._tpot = self._histogram(families.TIME_PER_OUTPUT_TOKEN)
-        self._latency = self._histogram(families.E2E_LATENCY)
-        self._queue = self._histogram(families.QUEUE_TIME)
-        self._prompt = self._histogram(families.PROMPT_TOKENS)
-        self._generation = self._histogram(families.GENERATION_TOKENS)
-        self._iteration = self._histogram(families.ITERATION_TOKENS)
+        self._histograms = {each: self._histogram(each) for each in families.METRICS if each.buckets}
         self._prompt_tokens = self._counter(families.PROMPT_TOKENS_TOTAL).labels(**self._labels)
         success = self._counter(families.REQUEST_SUCCESS, "finished_reason")
-        self._success = {
-            reason: success.labels(**self._labels, finished_reason=reason) for reason in families.FINISH_REASONS
-        }
+        self._success = {each: success.labels(**self._labels, finished_reason=each) for each in families.FINISH_REASONS}
         self._refused = self._counter(families.REFUSED, "status", "code")
         self._registry.register(self)
         llm.observe(self)
@@ -54,28 +45,27 @@ class ServerMetrics(Collector):
     def _counter(self, metric: Metric, *more_labels: str) -> Counter:
         return Counter(metric.name, metric.help, [*self._labels, *more_labels], registry=self._registry)
 
+    def _observe(self, metric: Metric, value: float | int | None) -> None:
+        if value is not None:
+            self._histograms[metric].observe(value)
+
     # -- in the engine's thread
 
     def note_step(self, step: StepTrace) -> None:
-        self._iteration.observe(sum(num_tokens for *_, num_tokens in step.chunks))
+        self._observe(families.ITERATION_TOKENS, sum(num_tokens for *_, num_tokens in step.chunks))
 
     def note_end(self, output: RequestOutput) -> None:
         times = output.metrics
-        for histogram, value in (
-            (self._ttft, times.ttft_s),
-            (self._tpot, times.tpot_s),
-            (self._latency, times.latency_s),
-        ):
-            if value is not None:
-                histogram.observe(value)
-        tokens_s = times.token_times_s
-        for before_s, after_s in pairwise(tokens_s):
-            self._itl.observe(after_s - before_s)
+        self._observe(families.TIME_TO_FIRST_TOKEN, times.ttft_s)
+        self._observe(families.TIME_PER_OUTPUT_TOKEN, times.tpot_s)
+        self._observe(families.E2E_LATENCY, times.latency_s)
+        for before_s, after_s in pairwise(times.token_times_s):
+            self._observe(families.INTER_TOKEN_LATENCY, after_s - before_s)
         if times.first_scheduled_s is not None:
-            self._queue.observe(times.first_scheduled_s - times.arrival_s)
+            self._observe(families.QUEUE_TIME, times.first_scheduled_s - times.arrival_s)
             self._prompt_tokens.inc(times.num_prompt_tokens)
-        self._prompt.observe(times.num_prompt_tokens)
-        self._generation.observe(sum(len(completion.token_ids) for completion in output.outputs))
+        self._observe(families.PROMPT_TOKENS, times.num_prompt_tokens)
+        self._observe(families.GENERATION_TOKENS, sum(len(completion.token_ids) for completion in output.outputs))
         self._success[_reason(output)].inc()
 
     # -- in an event loop
@@ -90,17 +80,12 @@ class ServerMetrics(Collector):
         """The engine's own counters as of the end of its latest step, and the current queue."""
         stats = self._llm.stats()
         cache = stats.cache
-        for metric, count in (
+        for metric, value in (
             (families.GENERATION_TOKENS_TOTAL, stats.num_output_tokens),
             (families.PREEMPTIONS, stats.num_preemptions),
             (families.PREFIX_CACHE_QUERIES, cache.num_queried_tokens),
             (families.PREFIX_CACHE_HITS, cache.num_hit_tokens),
             (families.EVICTIONS, cache.num_evicted),
-        ):
-            counter = CounterMetricFamily(metric.name, metric.help, labels=[*self._labels])
-            counter.add_metric([*self._labels.values()], count)
-            yield counter
-        for metric, value in (
             (families.WAITING, self._llm.num_waiting),
             (families.RUNNING, stats.num_running),
             (families.KV_CACHE_USAGE, stats.kv_cache_usage),
@@ -109,9 +94,10 @@ class ServerMetrics(Collector):
             (families.QUEUE_AGE, self._llm.queue_age_s or 0.0),
             (families.ENGINE_UP, float(self._llm.is_alive)),
         ):
-            gauge = GaugeMetricFamily(metric.name, metric.help, labels=[*self._labels])
-            gauge.add_metric([*self._labels.values()], value)
-            yield gauge
+            make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = make(metric.name, metric.help, labels=[*self._labels])
+            family.add_metric([*self._labels.values()], value)
+            yield family
         blocks = GaugeMetricFamily(families.BLOCKS.name, families.BLOCKS.help, labels=[*self._labels, "state"])
         for state, count in (("in_use", cache.num_in_use), ("cached", cache.num_cached), ("free", cache.num_free)):
             blocks.add_metric([*self._labels.values(), state], count)

@@ -1,30 +1,25 @@
 """POST /v1/chat/completions."""
 
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
-from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options, usage, with_usage
+from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_fields, read_object
+from twophase_server.fields import FLAG, Unsupported
 from twophase_server.logprobs import chat_logprobs
 from twophase_server.messages import MESSAGES
 from twophase_server.sampling import (
     COMMON_RULES,
     COMMON_UNSUPPORTED,
     SAMPLING_RULES,
-    UsageWish,
     sampling_params,
     wants_usage,
 )
-from twophase_server.service import Service, service_of
-from twophase_server.tenants import Lease
+from twophase_server.service import Call, Service, endpoint
 
 _NO_TOOLS = "the engine calls no tools"
 _RULES = {
@@ -52,33 +47,17 @@ _UNSUPPORTED = {
 }
 
 
-async def chat_completions(request: Request) -> Response:
-    service = service_of(request)
-    lease = service.enter(request)
-    try:
-        service.llm.check_acceptance()
-        fields = read_fields(await read_object(request, service.settings.max_body_bytes), _RULES, _UNSUPPORTED)
-        service.require_model(fields.get("model"))
-        if "messages" not in fields:
-            raise invalid("messages is missing.", "messages")
-        prompt = await service.render(fields)
-        call = _engine_call(fields, prompt, service, lease)
-        answer_format = ChatFormat(service, call.params.logprobs is not None, wants_usage(fields))
-        return await answer(request, service, lease, call, answer_format)
-    except BaseException:
-        lease.end()
-        raise
-
-
-def _engine_call(fields: Mapping[str, Any], prompt: Sequence[int], service: Service, lease: Lease) -> EngineCall:
+@endpoint(_RULES, _UNSUPPORTED)
+async def chat_completions(call: Call) -> Response:
+    service, fields = call.service, call.fields
+    if "messages" not in fields:
+        raise invalid("messages is missing.", "messages")
+    prompt = await service.render(fields)
     service.require_length(len(prompt))
     service.require_n(fields.get("n", 1))
-    params = sampling_params(
-        fields,
-        logprobs=_num_logprobs(fields),
-        max_tokens=_max_tokens(fields, len(prompt), service),
-    )
-    return EngineCall([prompt], params, fields.get("stream", False), engine_options(fields, service, lease))
+    max_tokens = _max_tokens(fields, len(prompt), service)
+    params = sampling_params(fields, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
+    return await answer(call, [prompt], params, ChatFormat(service, params, wants_usage(fields)))
 
 
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
@@ -105,70 +84,37 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
 
 @final
 class ChatFormat(AnswerFormat):
-    """`chat.completion`, and `chat.completion.chunk` where it is streamed."""
+    """`chat.completion`. Shown are characters and tokens."""
 
-    def __init__(self, service: Service, wants_logprobs: bool, usage_wish: UsageWish) -> None:
-        self._service = service
-        self._wants_logprobs, self._usage_wish = wants_logprobs, usage_wish
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": service.model_name}
-        self._num_shown: dict[int, tuple[int, int]] = {}  # characters and tokens of begun completions
-        self._ended: set[int] = set()
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        (output,) = outputs
-        choices = [
-            {
-                "index": completion.index,
-                "message": {"role": "assistant", "content": completion.text, "refusal": None},
-                "logprobs": self._logprobs(completion.logprobs or ()),
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-            }
-            for completion in output.outputs
-        ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage(outputs)}
-
-    def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for chunk in self._chunks(output):
-            yield with_usage(chunk, self._usage_wish, output)
-
-    def _chunks(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for completion in output.outputs:
-            index = completion.index
-            if index not in self._num_shown:
-                self._num_shown[index] = 0, 0
-                yield self._chunk(index, {"role": "assistant", "content": ""})
-            num_characters, num_tokens = self._num_shown[index]
-            new = completion.text[num_characters:]
-            entries = (completion.logprobs or ())[num_tokens:]
-            if new or entries:
-                self._num_shown[index] = num_characters + len(new), num_tokens + len(entries)
-                yield self._chunk(index, {"content": new}, entries)
-            if completion.finish_reason is not None and index not in self._ended:
-                self._ended.add(index)
-                yield self._chunk(index, {}, ended=completion)
-
-    def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        if not self._usage_wish.at_end:
-            return None
-        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(outputs)}
-
-    def _chunk(
-        self,
-        index: int,
-        delta: Mapping[str, str],
-        entries: Sequence[TokenLogprobs] = (),
-        ended: CompletionOutput | None = None,
-    ) -> dict[str, Any]:
-        choice = {
+    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        return {
             "index": index,
-            "delta": delta,
-            "logprobs": self._logprobs(entries) if entries else None,
-            "finish_reason": None if ended is None else ended.finish_reason,
+            "message": {"role": "assistant", "content": completion.text, "refusal": None},
+            "logprobs": self._logprobs(completion.logprobs or ()),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
         }
+
+    def new_choices(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
+    ) -> Iterator[dict[str, Any]]:
+        if index not in self.shown:
+            self.shown[index] = 0, 0
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        num_characters, num_tokens = self.shown[index]
+        new = completion.text[num_characters:]
+        entries = (completion.logprobs or ())[num_tokens:]
+        if new or entries:
+            self.shown[index] = num_characters + len(new), num_tokens + len(entries)
+            yield self._chunk(index, {"content": new}, entries)
         if ended is not None:
-            choice["stop_reason"] = ended.stop_reason
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+            yield self._chunk(index, {}) | {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+
+    def _chunk(self, index: int, delta: Mapping[str, str], entries: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
+        logprobs = self._logprobs(entries) if entries else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        return chat_logprobs(entries, self._service.token_texts) if self._wants_logprobs else None
+        return chat_logprobs(entries, self.service.token_texts) if self.wants_logprobs else None

@@ -1,18 +1,15 @@
 """POST /v1/completions."""
 
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, TokenLogprobs
+from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, whole_number
-from twophase_server.answering import AnswerFormat, EngineCall, answer, engine_options, usage, with_usage
+from twophase_server.answering import AnswerFormat, answer
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_field, read_fields, read_ints, read_object
+from twophase_server.fields import FLAG, Unsupported, read_field, read_ints
 from twophase_server.logprobs import completion_logprobs
 from twophase_server.sampling import (
     COMMON_RULES,
@@ -22,7 +19,7 @@ from twophase_server.sampling import (
     sampling_params,
     wants_usage,
 )
-from twophase_server.service import Service, service_of
+from twophase_server.service import Call, Service, endpoint
 
 PromptGiven = str | list[int]
 
@@ -57,25 +54,15 @@ _UNSUPPORTED = {
 }
 
 
-async def completions(request: Request) -> Response:
-    service = service_of(request)
-    lease = service.enter(request)
-    try:
-        service.llm.check_acceptance()
-        fields = read_fields(await read_object(request, service.settings.max_body_bytes), _RULES, _UNSUPPORTED)
-        service.require_model(fields.get("model"))
-        prompts = await _encode(fields, service)
-        service.require_n(fields.get("n", 1))
-        echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
-        params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
-        call = EngineCall(prompts, params, fields.get("stream", False), engine_options(fields, service, lease))
-        answer_format = CompletionFormat(
-            service, params.n, fields["prompt"] if echo else None, num_logprobs is not None, wants_usage(fields)
-        )
-        return await answer(request, service, lease, call, answer_format)
-    except BaseException:
-        lease.end()
-        raise
+@endpoint(_RULES, _UNSUPPORTED)
+async def completions(call: Call) -> Response:
+    service, fields = call.service, call.fields
+    prompts = await _encode(fields, service)
+    service.require_n(fields.get("n", 1))
+    echo, num_logprobs = fields.get("echo", False), fields.get("logprobs")
+    params = sampling_params(fields, logprobs=num_logprobs, prompt_logprobs=num_logprobs if echo else None)
+    answer_format = CompletionFormat(service, params, wants_usage(fields), fields["prompt"] if echo else None)
+    return await answer(call, prompts, params, answer_format)
 
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:
@@ -101,94 +88,68 @@ class _Shown(NamedTuple):
     text_offset: int  # of the next token's text, as the token texts count
 
 
+NOTHING = _Shown(0, 0, 0)
+
+
 @final
 class CompletionFormat(AnswerFormat):
-    """`text_completion`. The choices of the prompt at position i begin at index i * n.
+    """`text_completion`.
 
     Args:
         echo: The prompts as given, if the text must begin with them.
     """
 
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
     def __init__(
-        self, service: Service, n: int, echo: Sequence[PromptGiven] | None, wants_logprobs: bool, usage_wish: UsageWish
+        self, service: Service, params: SamplingParams, usage_wish: UsageWish, echo: Sequence[PromptGiven] | None
     ) -> None:
-        self._service, self._n, self._echo = service, n, echo
-        self._wants_logprobs, self._usage_wish = wants_logprobs, usage_wish
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.model_name,
-        }
-        self._shown: dict[int, _Shown] = {}
-        self._ended: set[int] = set()
+        super().__init__(service, params, usage_wish)
+        self._echo = echo
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        choices = [
-            self._choice(position, output, completion, _Shown(0, 0, 0), completion)
-            for position, output in enumerate(outputs)
-            for completion in output.outputs
-        ]
-        return {**self._head, "choices": choices, "usage": usage(outputs)}
+    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        return self._choice(index, output, completion, completion)
 
-    def pieces(self, position: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
-        for completion in output.outputs:
-            index = position * self._n + completion.index
-            is_end = completion.finish_reason is not None and index not in self._ended
-            shown = self._shown.get(index, _Shown(0, 0, 0))
-            is_first = self._echo is not None and index not in self._shown
-            num_tokens = len(completion.logprobs or ())
-            if is_first or is_end or len(completion.text) > shown.num_characters or num_tokens > shown.num_tokens:
-                choice = self._choice(position, output, completion, shown, completion if is_end else None)
-                self._shown[index] = _Shown(
-                    len(completion.text), num_tokens, self._next_offset(choice, shown.text_offset)
-                )
-                if is_end:
-                    self._ended.add(index)
-                chunk = {**self._head, "choices": [choice]}
-                yield with_usage(chunk, self._usage_wish, output)
+    def new_choices(
+        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
+    ) -> Iterator[dict[str, Any]]:
+        shown, num_tokens = self.shown.get(index, NOTHING), len(completion.logprobs or ())
+        is_longer = len(completion.text) > shown.num_characters or num_tokens > shown.num_tokens
+        if self._begins(index) or ended is not None or is_longer:
+            choice = self._choice(index, output, completion, ended)
+            offset = shown.text_offset + sum(map(len, (choice["logprobs"] or {"tokens": ()})["tokens"]))
+            self.shown[index] = _Shown(len(completion.text), num_tokens, offset)
+            yield choice
 
-    def last_piece(self, outputs: Sequence[RequestOutput]) -> dict[str, Any] | None:
-        return {**self._head, "choices": [], "usage": usage(outputs)} if self._usage_wish.at_end else None
+    def _begins(self, index: int) -> bool:
+        """Whether the prompt's text comes first."""
+        return self._echo is not None and index not in self.shown
 
     def _choice(
-        self,
-        position: int,
-        output: RequestOutput,
-        completion: CompletionOutput,
-        shown: _Shown,
-        ended: CompletionOutput | None,
+        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
     ) -> dict[str, Any]:
-        """The new part of a completion; `shown` has been sent."""
-        index = position * self._n + completion.index
-        begins = self._echo is not None and index not in self._shown
-        text = completion.text[shown.num_characters :]
+        """The new part of a completion."""
+        text = completion.text[self.shown.get(index, NOTHING).num_characters :]
         return {
             "index": index,
-            "text": self._prompt_text(position) + text if begins else text,
-            "logprobs": self._logprobs(output, completion, shown, begins) if self._wants_logprobs else None,
+            "text": self._prompt_text(index // self.n) + text if self._begins(index) else text,
+            "logprobs": self._logprobs(index, output, completion) if self.wants_logprobs else None,
             "finish_reason": None if ended is None else ended.finish_reason,
             "stop_reason": None if ended is None else ended.stop_reason,
         }
 
     def _prompt_text(self, position: int) -> str:
         assert self._echo is not None
-        given, tokenizer = self._echo[position], self._service.llm.tokenizer
+        given, tokenizer = self._echo[position], self.service.llm.tokenizer
         if isinstance(given, str):
             return given
         return "" if tokenizer is None else tokenizer.decode(given, skip_special_tokens=False)
 
-    def _logprobs(
-        self, output: RequestOutput, completion: CompletionOutput, shown: _Shown, begins: bool
-    ) -> dict[str, Any]:
+    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
+        shown = self.shown.get(index, NOTHING)
         entries: list[TokenLogprobs | None] = list((completion.logprobs or ())[shown.num_tokens :])
         token_ids = list(completion.token_ids[shown.num_tokens : shown.num_tokens + len(entries)])
-        if begins:
+        if self._begins(index):
             entries = [*(output.prompt_logprobs or ()), *entries]
             token_ids = [*output.prompt_token_ids, *token_ids]
-        return completion_logprobs(entries, token_ids, self._service.token_texts, shown.text_offset)
-
-    @staticmethod
-    def _next_offset(choice: Mapping[str, Any], offset: int) -> int:
-        found = choice["logprobs"]
-        return offset + sum(map(len, found["tokens"])) if found else offset
+        return completion_logprobs(entries, token_ids, self.service.token_texts, shown.text_offset)

@@ -8,26 +8,22 @@ from twophase.core.request import RULES, SamplingParams
 from twophase.core.rules import DURATION, TEXT, Rule, number, whole_number
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME, Unsupported, read_field, read_fields
+from twophase_server.fields import FLAG, NAME, Unsupported, read_fields
 
 MAX_BIASES = 1024  # OpenAI's is 300
 
 
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
+OBJECT = Rule("a JSON object", holds=lambda value: isinstance(value, dict))
 
 
 def _logit_bias(value: Any) -> Any:
     """Token ids are written as text, '42', because JSON's keys are text."""
-    biases = _object(value)
+    biases = OBJECT.read(value)
     if len(biases) > MAX_BIASES:
         raise ValueError
     return RULES["logit_bias"].read({int(key): bias for key, bias in biases.items()})
 
 
-OBJECT = Rule("a JSON object", _object)
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
 VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
@@ -69,7 +65,7 @@ COMMON_UNSUPPORTED = {
 
 _FORMAT_RULES = {"type": NAME, "json_schema": OBJECT}
 _SCHEMA_RULES = {"name": NAME, "schema": OBJECT, "description": TEXT, "strict": FLAG}
-_STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts", lambda value: value)}
+_STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts")}
 _STREAM_RULES = {"include_usage": FLAG, "continuous_usage_stats": FLAG}
 FORMATS = ("text", "json_object", "json_schema")
 
@@ -142,6 +138,3 @@ def wants_usage(fields: Mapping[str, Any]) -> UsageWish:
     found = read_fields(options, _STREAM_RULES, within="stream_options.")
     at_end = found.get("include_usage", False)
     return UsageWish(at_end, at_end and found.get("continuous_usage_stats", False))
-
-
-__all__ = ["COMMON_RULES", "COMMON_UNSUPPORTED", "NAME", "OBJECT", "SAMPLING_RULES", "read_field", "sampling_params"]

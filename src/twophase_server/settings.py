@@ -2,42 +2,27 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import DURATION, NON_EMPTY_TEXT, Rule, apply_rules, optional, whole_number
+from twophase.core.rules import DURATION, NON_EMPTY_TEXT, Rule, apply_rules, one_of, optional, whole_number
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
-
-
-def _read_path(value: Any) -> Path:
-    if not isinstance(value, str | Path):
-        raise TypeError
-    return Path(value)
-
-
-def _read_log_level(value: Any) -> str:
-    if value not in LOG_LEVELS:
-        raise ValueError
-    return str(value)
-
-
-SECONDS = optional(DURATION)
 
 RULES = {
     "host": NON_EMPTY_TEXT,
     "port": whole_number(at_least=0, at_most=65_535, note="(0 takes a free one)"),
     "served_model_name": optional(NON_EMPTY_TEXT),
-    "api_keys": optional(Rule("the path of a file", _read_path)),
+    "api_keys": optional(Rule("the path of a file", holds=lambda path: isinstance(path, str | Path))),
     "max_queue": optional(whole_number(at_least=1)),
     "max_body_bytes": whole_number(at_least=1),
     "max_prompt_tokens": optional(whole_number(at_least=1)),
     "max_prompts": whole_number(at_least=1),
     "max_n": whole_number(at_least=1),
-    "deadline_s": SECONDS,
+    "deadline_s": optional(DURATION),
     "read_timeout_s": DURATION,
-    "drain_timeout_s": SECONDS,
-    "log_level": Rule(f"one of {', '.join(LOG_LEVELS)}", _read_log_level),
+    "drain_timeout_s": optional(DURATION),
+    "log_level": one_of(*LOG_LEVELS),
 }
 
 

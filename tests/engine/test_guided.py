@@ -730,7 +730,7 @@ MUTANTS = [
     ("the prompt read", "guidance", "token_ids[num_prompt_tokens + self._num_read :]", "token_ids[self._num_read :]", "guide"),
     ("state shared", "guidance", "Guide(self._matcher.deep_copy()", "Guide(self._matcher", "guide"),
     ("an error lets it end", "guidance", "        if matcher.is_error():\n            raise G", "        if False:\n            raise G", "guide"),
-    ("stop ids as text", "guidance", "        self._set_ends(allowed, matcher.is_accepting())\n", "", "guide"),
+    ("stop ids as text", "guidance", "        for token_id in self._end_token_ids:", "        for token_id in ():", "guide"),
     ("a beginning accepted", "guidance", " and matcher.is_accepting()", "", "guide"),
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),

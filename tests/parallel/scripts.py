@@ -32,7 +32,6 @@ def idle_then_lose_one() -> int:
         else:
             for rank in (2, 1):
                 peers.recv(passed_on, rank, "a greeting")
-        peers.broadcast(passed_on, 0, "everybody's greeting")
         print(message.tolist(), total.tolist(), passed_on.tolist(), peers.traffic["all_reduce"].num_bytes)
         if RANK == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +56,7 @@ def driver_dies() -> int:
         try:
             peers.wait_for_call(torch.zeros(1, dtype=torch.int64), 0, "work")
         except PeerLostError as error:
-            time.sleep(0.5)  # torchrun's SIGTERM comes meanwhile
+            time.sleep(0.5)  # the SIGTERM of the launcher comes meanwhile
             print(error.ranks)
     return 6
 

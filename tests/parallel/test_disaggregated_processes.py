@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from twophase_features.parallel.launch import run_local
+from twophase_tools.launch import run_local
 
 SCRIPT = Path(__file__).with_name("disaggregated_script.py")
 LIMIT_S = 10.0

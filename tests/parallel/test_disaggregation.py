@@ -17,8 +17,7 @@ from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.policy import Policy
-from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit
-from twophase_features.parallel._transfers import TransferClock
+from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, TransferClock
 from twophase_features.parallel.peers import PeerLostError
 from twophase_features.policies.request_level import DynamicPolicy
 

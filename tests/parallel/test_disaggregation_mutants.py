@@ -46,7 +46,7 @@ def unwritten(folder):
         FAILS.test_pages_that_cannot_be_written_are_missing(folder, patch)
 
 
-WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_tier", "pages", "_transfers"
+WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_tier", "pages", "_protocol"
 
 # name, module, old, new, check
 MUTANTS = [
@@ -60,7 +60,7 @@ MUTANTS = [
     ("an aborted request keeps its pages", ENGINE, "        output = self._engine.abort(request_id)\n        self._drop(request_id)", "        output = self._engine.abort(request_id)", lambda folder: TROUBLE.test_abort_leaves_nothing_wherever_it_comes(folder, 1, 64)),
     ("what waits for a lost worker waits on", ENGINE, "for request_id in list(self._remote):", "for request_id in ():", lambda folder: TROUBLE.test_a_lost_worker_loses_no_request(folder, 1)),
     ("a failed prompt waits on", ENGINE, "error)\n                self._compute_rest(request_id)", "error)", broken),
-    ("holes are not looked for", ENGINE, "if first_missing is None:", "if True:", FAILS.test_only_what_is_missing_is_sent_again),
+    ("holes are not looked for", ENGINE, "if first_missing == len(keys):", "if True:", FAILS.test_only_what_is_missing_is_sent_again),
     ("nothing is sent again", ENGINE, "self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))", "pass", lambda folder: lost_pages(folder, 1)),
     ("all is sent again", ENGINE, "remote.submit.keys[first_missing:]", "remote.submit.keys", FAILS.test_only_what_is_missing_is_sent_again),
     ("it is sent again for ever", ENGINE, "if remote.num_resends < MAX_RESENDS:", "if True:", lambda folder: lost_pages(folder, 10**6)),

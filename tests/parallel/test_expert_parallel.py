@@ -8,6 +8,7 @@ import torch
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from tests.parallel import shared_engine
+from tests.parallel.processes import is_running
 from tests.parallel.test_sharding import check_logits
 from tests.parallel.test_tensor_parallel import LIMIT_S, TINY, alone, greedy, prompt, share
 from twophase import LLM
@@ -15,7 +16,6 @@ from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.tensor_files import TensorFiles
 from twophase.model.weights import load_weights
-from twophase_features.parallel.launch import is_running
 from twophase_features.parallel.sharding import Shard
 
 WHOLE = {"enable_expert_parallel": True}

@@ -17,16 +17,17 @@ from tests.engine.engines import with_backend
 from tests.engine.faults import Broken, FaultyBackend
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
+from tests.parallel.processes import is_running
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.model_run import isolate
 from twophase.engine.runner import ModelRunner
-from twophase_features.parallel.launch import LaunchError, is_running, run_local
 from twophase_features.parallel.peers import PeerLostError, Peers
 from twophase_features.parallel.sharding import Shard
 from twophase_features.parallel.tensor_parallel import DriverRunner
+from twophase_tools.launch import LaunchError, run_local
 
 SCRIPT = Path(__file__).with_name("scripts.py")
 
@@ -37,8 +38,9 @@ def test_waiting_for_work_has_no_limit_and_survivors_know_who_is_lost():
     assert [each.exit_code for each in ranks] == [4, 4, -9]
     for rank, each in enumerate(ranks):
         message = [0, 0, 0] if rank == 0 else [7, 8, rank]
+        passed_on = [10.0 if rank == 0 else float(rank)] * 2
         lines = each.stdout.splitlines()
-        assert lines[0] == f"{message} [14.0, 16.0, 3.0] [10.0, 10.0] 12"
+        assert lines[0] == f"{message} [14.0, 16.0, 3.0] {passed_on} 12"
         assert lines[1:] == ([] if rank == 2 else ["(2,) True", "(2,) True"])
 
 
@@ -85,7 +87,7 @@ def test_a_launch_that_takes_too_long_is_ended_deaf_and_stopped_ranks_too(tmp_pa
 def test_no_rank_outlives_its_caller(how, tmp_path):
     """As when a notebook's kernel dies."""
     code = f"""
-import sys; from twophase_features.parallel.launch import run_local
+import sys; from twophase_tools.launch import LaunchError, run_local
 run_local({str(SCRIPT)!r}, 2, ["sleep_for_ever", {str(tmp_path)!r}], 120)"""
     caller = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     try:

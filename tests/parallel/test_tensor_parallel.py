@@ -9,9 +9,10 @@ import torch
 
 from tests.model.tiny import make_folder
 from tests.parallel import shared_engine
+from tests.parallel.processes import is_running
 from twophase import LLM
 from twophase.core.errors import ConfigError
-from twophase_features.parallel.launch import is_running, run_local
+from twophase_tools.launch import run_local
 
 SCRIPT = Path(shared_engine.__file__)
 LIMIT_S = 5.0

@@ -169,8 +169,8 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
         monkeypatch.setattr(engine, "step", planted)
         body = {"prompt": [3, 4, 5, 6, 7, 8, 9], "n": 2, "max_tokens": 200, "ignore_eos": True, "stream": streams}
         connection = post(server, body | {"deadline_s": 3600}, "authorization: Bearer sk-carol\r\n")
-        until(lambda: account._num_running == 1)
-        until(lambda: account._num_running == server.llm.num_unfinished == 0)
+        until(lambda: account.num_running == 1)
+        until(lambda: account.num_running == server.llm.num_unfinished == 0)
         connection.close()
         num_new = engine.stats().num_output_tokens
         assert tenants == ["carol"]
@@ -189,7 +189,7 @@ def test_what_leaves_the_queue_is_free(server):
         with post(server, {"prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
             until(lambda: server.llm.num_unfinished == 1)
         until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
-    until(lambda: account._num_running == server.llm.num_unfinished == 0)
+    until(lambda: account.num_running == server.llm.num_unfinished == 0)
     assert (account._tokens._left, server.llm.stats().num_output_tokens) == before
 
 

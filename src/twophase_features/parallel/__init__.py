@@ -1,5 +1,5 @@
-"""Several processes, one model: joining them, starting them, and what they share out. Built on torch.distributed.
+"""Several processes, one model: joining them, and what they share out. Built on torch.distributed.
 
-Public: `launch`, `peers`; `tensor_parallel`, `expert_parallel`, `sharding`; `disaggregation`, `prefill_worker`,
-`remote_tier`, `pages`. Private: how the processes talk.
+Public: `peers`; `tensor_parallel`, `expert_parallel`, `sharding`; `disaggregation`, `prefill_worker`, `remote_tier`,
+`pages`. Private: how the processes talk. `twophase_tools.launch` starts them.
 """

@@ -3,16 +3,17 @@
 The thread that computes never waits for the network: it puts what it has to say into a queue. That is what overlaps a
 transfer with the next layers.
 
-A message is a header, int64 [MAX_PARTS], and parts of as many bytes: the pickled message, and its arrays as they are.
-A side that has nothing to say sends an empty message from time to time; one that is silent for longer than the peers'
-limit is lost. So a process that was stopped is noticed, and one that only computes for long is not taken for it.
+A message is its number of bytes, and that many bytes of pickle. A side that has nothing to say sends a number of zero
+from time to time; one that is silent for longer than the peers' limit is lost. So a process that was stopped is
+noticed, and one that only computes for long is not taken for it.
 """
 
+import io
 import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, final
 
@@ -23,7 +24,6 @@ from twophase_features.parallel.peers import Peers
 from twophase_features.parallel.remote_tier import RemoteTier
 
 HEARTBEATS_PER_LIMIT = 4
-MAX_PARTS = 5  # a message, and K, V and their scales
 JOIN_S = 2.0
 
 Noted = Callable[[float, float], None]
@@ -36,9 +36,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[int, Message] | Exception] = queue.SimpleQueue()
-
-    def put(self, item: tuple[int, Message] | Exception) -> None:
-        self._queue.put(item)
+        self.put = self._queue.put
 
     def take(self, timeout_s: int | float) -> tuple[int, Message] | None:
         """The oldest message; None if none comes within `timeout_s`.
@@ -54,6 +52,13 @@ class Inbox:
             raise item
         return item
 
+    def messages(self, timeout_s: int | float) -> Iterator[Message]:
+        """All that have come, or the first that comes within `timeout_s`. Raises as `take`."""
+        item = self.take(timeout_s)
+        while item is not None:
+            yield item[1]
+            item = self.take(0.0)
+
 
 @final
 class Channel:
@@ -66,10 +71,7 @@ class Channel:
     """
 
     def __init__(self, peers: Peers, rank: int, inbox: Inbox, tier: RemoteTier | None = None) -> None:
-        self._peers = peers
-        self._rank = rank
-        self._inbox = inbox
-        self._tier = tier
+        self._peers, self._rank, self._inbox, self._tier = peers, rank, inbox, tier
         self._outbox: queue.SimpleQueue[tuple[Message | Callable[[], Message], Noted, Any]] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(peers.device) if peers.device.type == "cuda" else None
         self._threads = [
@@ -100,22 +102,18 @@ class Channel:
             self._inbox.put(error)
 
     def _send_all(self) -> None:
-        while True:
+        message: Message | Callable[[], Message] | None = None
+        while not isinstance(message, Bye):
             try:
                 message, noted, is_packed = self._outbox.get(timeout=self._peers.step_timeout_s / HEARTBEATS_PER_LIMIT)
             except queue.Empty:
-                self._send_parts([])
+                self._send_bytes(io.BytesIO())
                 continue
-            start_s = time.monotonic()
+            start_s, body = time.monotonic(), io.BytesIO()
             message = message() if callable(message) else message
-            if isinstance(message, Pages):
-                message = self._on_the_host(message, is_packed)
-            arrays: list[pickle.PickleBuffer] = []
-            body = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
-            self._send_parts([bytearray(body), *(array.raw() for array in arrays)])
+            pickle.dump(self._on_the_host(message, is_packed) if isinstance(message, Pages) else message, body)
+            self._send_bytes(body)
             noted(start_s, time.monotonic())
-            if isinstance(message, Bye):
-                return
 
     def _on_the_host(self, pages: Pages, is_packed: Any) -> Pages:
         """On a GPU pages are copied on a stream of their own, which waits for them and not for what was queued after
@@ -125,25 +123,23 @@ class Channel:
         with torch.cuda.stream(self._stream):
             return replace(pages, parts=[part.cpu().numpy() for part in pages.parts])
 
-    def _send_parts(self, parts: Sequence[bytearray | memoryview]) -> None:
-        header = torch.zeros(MAX_PARTS, dtype=torch.int64)
-        header[: len(parts)] = torch.tensor([len(part) for part in parts])
-        self._peers.send(header, self._rank, "a sign of life to be taken")
-        for part in parts:
-            self._peers.send(torch.frombuffer(part, dtype=torch.uint8), self._rank, "a message to be taken")
+    def _send_bytes(self, body: io.BytesIO) -> None:
+        num_bytes = body.getbuffer().nbytes
+        self._peers.send(torch.tensor([num_bytes]), self._rank, "a sign of life to be taken")
+        if num_bytes:
+            content = torch.frombuffer(body.getbuffer(), dtype=torch.uint8)
+            self._peers.send(content, self._rank, "a message to be taken")
 
     def _receive_all(self) -> None:
-        header = torch.empty(MAX_PARTS, dtype=torch.int64)
+        num_bytes = torch.zeros(1, dtype=torch.int64)
         message: Message | None = None
         while not isinstance(message, Bye):
-            self._peers.recv(header, self._rank, "a sign of life")
-            parts = [torch.empty(num_bytes, dtype=torch.uint8) for num_bytes in header.tolist() if num_bytes]
-            if not parts:
+            self._peers.recv(num_bytes, self._rank, "a sign of life")
+            if not num_bytes:
                 continue
-            for part in parts:
-                self._peers.recv(part, self._rank, "a message")
-            body, *arrays = (part.numpy() for part in parts)
-            message = pickle.loads(body.data, buffers=arrays)
+            body = torch.empty(int(num_bytes), dtype=torch.uint8)
+            self._peers.recv(body, self._rank, "a message")
+            message = pickle.loads(body.numpy().data)
             if isinstance(message, Pages):
                 assert self._tier is not None
                 self._tier.receive(message.keys, message.layer, list(map(torch.from_numpy, message.parts)))

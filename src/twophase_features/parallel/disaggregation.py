@@ -4,11 +4,11 @@
 computes prompts and sends their pages, layer by layer. Each rank has the whole model, an engine and a K/V pool.
 
 For the engine that decodes, the prefill workers are a KV tier. A request stays outside until its pages have come, then
-it is queued like any other, and its admission loads the pages (`RemoteTier`). Pages that did not come are a miss, as of
-any tier: their tokens are computed here. The price is that full blocks travel, and the last token never does: of each
-prompt up to block_size tokens are computed on the decode side, and they give the first token.
+it is queued like any other, and its admission loads them (`RemoteTier`). Pages that did not come are a miss: their
+tokens are computed here. Full blocks travel, and the last token never does: of each prompt up to block_size tokens are
+computed on the decode side, and give the first token.
 
-    # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_features.parallel.launch.run_local
+    # script.py, started by `torchrun --nproc-per-node 2 script.py` or by twophase_tools.launch.run_local
     with disaggregated("smollm2-135m-instruct") as llm:
         if llm is not None:  # rank 0; the others serve until its block ends
             print(llm.generate("The capital of France is")[0].outputs[0].text)
@@ -32,7 +32,7 @@ from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.request import Request, RequestOutput, SamplingParams
-from twophase.engine.engine import Engine, PreparedRequest, uninterrupted
+from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
 from twophase.engine.prompts import Prompt
 from twophase.llm import LLM
@@ -42,7 +42,6 @@ from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel import _protocol as wire
 from twophase_features.parallel._channel import Channel, Inbox, Send
-from twophase_features.parallel._transfers import TransferRecord
 from twophase_features.parallel.peers import (
     DEFAULT_STARTUP_TIMEOUT_S,
     DEFAULT_STEP_TIMEOUT_S,
@@ -75,7 +74,7 @@ class Recoveries:
 
 @dataclass(slots=True)
 class _Remote:
-    """A request whose pages have not all come. Only the `DecodeEngine` changes it.
+    """A request whose pages have not all come.
 
     Attributes:
         submit: For the worker of this `rank`.
@@ -97,12 +96,10 @@ class DecodeEngine:
     queued in the engine when they have come. Computed here at once are prompts that have no page to come (shorter than
     a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
 
-    A transfer that fails is recovered, and the tokens are those that would have come without it. Pages that are
-    missing when all have been sent are sent once more, from the first missing block on. If that fails too, or if the
-    worker fails or is lost, the request is queued with the pages that are here, and the engine computes the rest.
-    After a loss new requests are refused, with the `PeerLostError`: no worker is left to compute their prompts, and
-    computing all of them here would hold up every decode. (vLLM's `kv_load_failure_policy` is this choice: 'recompute',
-    or by default 'fail', which ends such requests.)
+    A transfer that fails costs time and changes no token. Missing pages are sent once more, from the first missing
+    block on. If that fails too, or if the worker fails or is lost, the engine computes the rest. After a loss new
+    requests are refused, with the `PeerLostError`: to compute all their prompts here would hold up every decode.
+    (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default 'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
     `num_cached_tokens` counts what it found in its prefix cache and its tier. `take_transfers` tells the worker's part.
@@ -128,36 +125,29 @@ class DecodeEngine:
                 f"disaggregation loads pages through the KV tier of a CacheManager, and cache_factory made a "
                 f"{type(llm.scheduler.cache).__name__}; leave cache_factory out."
             )
-        self._engine: Engine = llm.engine
-        self._scheduler = llm.scheduler
+        self._engine, self._scheduler = llm.engine, llm.scheduler
         self._cache: CacheManager = llm.scheduler.cache
         self._cache.tier = self._tier = tier
-        self._sends = sends
-        self._inbox = inbox
+        self._sends, self._inbox = sends, inbox
         self._turns = itertools.cycle(sends)
         self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
         self._remote: dict[str, _Remote] = {}  # in the order of requests
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
         self.recoveries = Recoveries()
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
-        self._transfers: deque[TransferRecord] = deque(maxlen=MAX_RECORDS)
+        self._transfers: deque[wire.TransferRecord] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
-        self._workers = self._meet(llm)
-
-    def _meet(self, llm: LLM) -> dict[int, wire.Hello]:
-        workers: dict[int, wire.Hello] = {}
-        while len(workers) < len(self._sends):
-            item = self._inbox.take(IDLE_S)
+        self._workers: dict[int, Any] = {}  # what each worker said first
+        while len(self._workers) < len(sends):
+            item = inbox.take(IDLE_S)
             if item is not None:
-                rank, hello = item
-                assert isinstance(hello, wire.Hello)
-                if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
-                    raise ConfigError(
-                        f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
-                        f"{llm.kv_cache.spec}, rank {rank} has {hello.spec}; start all ranks with the same options."
-                    )
-                workers[rank] = hello
-        return workers
+                self._workers[item[0]] = item[1]
+        for rank, hello in self._workers.items():
+            if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
+                raise ConfigError(
+                    f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
+                    f"{llm.kv_cache.spec}, rank {rank} has {hello.spec}; start all ranks with the same options."
+                )
 
     # -- what LLM asks of an engine
 
@@ -198,7 +188,9 @@ class DecodeEngine:
         """Take in what has come, send out what there is room for, and take a step of the engine."""
         is_busy = self._engine.has_unfinished_requests()
         try:
-            self._listen(min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0)
+            timeout_s = min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0
+            for message in self._inbox.messages(timeout_s):
+                self._hear(message)
         except PeerLostError as error:
             self._lose(error)
         outputs = self._engine.step()
@@ -236,7 +228,7 @@ class DecodeEngine:
 
     # -- the workers
 
-    def take_transfers(self) -> tuple[tuple[TransferRecord, ...], tuple[wire.Done, ...]]:
+    def take_transfers(self) -> tuple[tuple[wire.TransferRecord, ...], tuple[wire.Done, ...]]:
         """How pages travelled, and how long each prompt took whose pages have come, since the last call."""
         transfers, prefills = tuple(self._transfers), tuple(self._prefills)
         self._transfers.clear()
@@ -290,12 +282,6 @@ class DecodeEngine:
         """The request has loaded its pages, or has ended."""
         self._tier.drop(self._to_load.pop(request_id, ()))
 
-    def _listen(self, timeout_s: int | float) -> None:
-        item = self._inbox.take(timeout_s)
-        while item is not None:
-            self._hear(item[1])
-            item = self._inbox.take(0.0)
-
     def _hear(self, message: wire.Message) -> None:
         match message:
             case wire.Done(request_id):
@@ -308,8 +294,9 @@ class DecodeEngine:
 
     def _take_in(self, done: wire.Done) -> None:
         """The receiving thread hands on a message only when it is through with all pages before it."""
-        first_missing = self._tier.first_missing(self._remote[done.request_id].submit.keys)
-        if first_missing is None:
+        keys = self._remote[done.request_id].submit.keys
+        first_missing = self._tier.num_here(keys)
+        if first_missing == len(keys):
             self._prefills.append(done)
             self._queue(done.request_id)
         else:
@@ -365,7 +352,7 @@ def disaggregated(
     if world_size < 2:
         raise ConfigError(
             "disaggregation takes at least 2 processes, started by `torchrun --nproc-per-node 2 ...` or by "
-            "twophase_features.parallel.launch.run_local."
+            "twophase_tools.launch.run_local."
         )
     config = configured(config, options | dict(prefill_options or {}) if rank else options)
     model_config = load_config(resolve_model(str(model)))
@@ -378,25 +365,20 @@ def disaggregated(
     # Loading may take longer than a peer may be silent: join when it is done.
     llm = LLM(model, config)
     with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
-        yield from _serve(llm, peers) if rank else _lead(llm, peers)
-
-
-def _serve(llm: LLM, peers: Peers) -> Iterator[None]:
-    inbox = Inbox()
-    channel = Channel(peers, 0, inbox)
-    PrefillWorker(llm, channel.send, inbox).serve()
-    channel.close()
-    yield None
-
-
-def _lead(llm: LLM, peers: Peers) -> Iterator[LLM]:
-    inbox, tier = Inbox(), RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
-    channels = {rank: Channel(peers, rank, inbox, tier) for rank in range(1, peers.world_size)}
-    engine = DecodeEngine(llm, {rank: channel.send for rank, channel in channels.items()}, inbox, tier)
-    llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
-    try:
-        yield llm
-    finally:
-        engine.close()
-        for channel in channels.values():
+        inbox = Inbox()
+        if rank:
+            channel = Channel(peers, 0, inbox)
+            PrefillWorker(llm, channel.send, inbox).serve()
             channel.close()
+            yield None
+            return
+        tier = RemoteTier(llm.kv_cache, behind=getattr(llm.scheduler.cache, "tier", None))
+        channels = {worker: Channel(peers, worker, inbox, tier) for worker in range(1, world_size)}
+        engine = DecodeEngine(llm, {worker: channel.send for worker, channel in channels.items()}, inbox, tier)
+        llm.engine = engine  # type: ignore[assignment]  # it has what an LLM uses of an Engine
+        try:
+            yield llm
+        finally:
+            engine.close()
+            for channel in channels.values():
+                channel.close()

@@ -1,18 +1,16 @@
 """The processes that compute together: every wait has a limit, and a peer that is gone is an error, never a hang.
 
 What gloo does when a peer is lost, found by experiment (torch 2.13, Linux): its death closes its connections, and
-a rank that waits for it gets an error within milliseconds ("Connection closed by peer", "Connection reset by peer"). A
-stopped process (SIGSTOP), a frozen machine or a cut cable closes nothing: a wait then ends when the limit of the
-process group is over, and with the default limit that is 30 minutes. After either, every further call fails at once,
-and neither `destroy_process_group` nor the end of the interpreter waits for the lost peer.
+a rank that waits for it gets an error within milliseconds. A stopped process (SIGSTOP), a frozen machine or a cut cable
+closes nothing: a wait then ends when the limit of the process group is over (30 minutes by default). After either,
+every further call fails at once, and nothing waits for the lost peer.
 
-The limit belongs to a process group, not to a call. So there are several groups over the same processes: one for the
-inside of a step, where every rank is at work and silence means trouble, and one for the time between steps, where a
-worker may wait for ever and only the death of its driver wakes it.
+The limit belongs to a process group. So there are several groups over the same processes: one for the inside of a step,
+where silence means trouble, and one for the time between steps, where a worker may wait for ever and only the death of
+its driver wakes it.
 """
 
 import os
-import queue
 import re
 import signal
 import socket
@@ -20,6 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -77,28 +76,6 @@ class Traffic:
 
 
 @final
-class Transfer:
-    """A send or receive under way. The tensor belongs to it until `wait` has returned."""
-
-    def __init__(self, peers: "Peers", work: Any, peer: int, what: str) -> None:
-        self._peers = peers
-        self._work = work
-        self._peer = peer
-        self._what = what
-
-    def wait(self) -> None:
-        """Block until it is done.
-
-        Raises:
-            PeerLostError: The other side is gone or silent.
-        """
-        self._peers._guarded(self._work.wait, self._what, self._peer)
-
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-
-@final
 class Peers:
     """This process's place among `world_size` processes, and what it says to the others. Not thread-safe.
 
@@ -113,25 +90,19 @@ class Peers:
         rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
         device: Where this rank computes.
         step_timeout_s: How long a silent peer is waited for.
-        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'broadcast', 'send', 'recv',
-            'call'. `isend` and `irecv` are not in it: what they move may take its time while other things are done.
+        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv', 'call'.
     """
 
     def __init__(
         self,
-        rank: int,
-        local_rank: int,
-        world_size: int,
+        place: tuple[int, int, int],
         device: torch.device,
         timeouts_s: tuple[int | float, int | float],
         store: Any,
     ) -> None:
-        self.rank = rank
-        self.local_rank = local_rank
-        self.world_size = world_size
-        self.device = device
+        self.rank, self.local_rank, self.world_size = place
+        self.device, self._store = device, store
         self.step_timeout_s, self._startup_timeout_s = timeouts_s
-        self._store = store
         self._limit_s: int | float = self.step_timeout_s
         self._lost: PeerLostError | None = None
         self._is_open = True
@@ -163,7 +134,7 @@ class Peers:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
         device = _device(device, local_rank)
         store = _meet(rank, world_size, startup_timeout_s)
-        peers = cls(rank, local_rank, world_size, device, (step_timeout_s, startup_timeout_s), store)
+        peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s), store)
         peers._limit_s = startup_timeout_s
         peers._guarded(lambda: peers._open_groups(timedelta(seconds=startup_timeout_s)), "the process group to form")
         peers._limit_s = step_timeout_s
@@ -188,13 +159,11 @@ class Peers:
 
     def all_reduce(self, tensor: Tensor, what: str) -> None:
         """Every rank's `tensor` becomes the sum over all ranks."""
-        group = self._groups[tensor.device.type]
-        self._timed("all_reduce", tensor, lambda: dist.all_reduce(tensor, group=group), what)
+        self._timed("all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group), what)
 
     def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
         """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
-        group = self._groups[part.device.type]
-        self._timed("all_gather", part, lambda: dist.all_gather_into_tensor(whole, part, group=group), what)
+        self._timed("all_gather", part, lambda group: dist.all_gather_into_tensor(whole, part, group=group), what)
 
     def all_to_all(
         self,
@@ -210,48 +179,25 @@ class Peers:
         Args:
             num_received, num_sent: Rows for each rank; None: equally many.
         """
-        group = self._groups[sent.device.type]
-        self._timed(
-            "all_to_all",
-            sent,
-            lambda: dist.all_to_all_single(received, sent, num_received, num_sent, group=group),
-            what,
-        )
 
-    def broadcast(self, tensor: Tensor, src: int, what: str) -> None:
-        """Every rank's `tensor` becomes that of rank `src`."""
-        group = self._groups[tensor.device.type]
-        self._timed("broadcast", tensor, lambda: dist.broadcast(tensor, src, group=group), what)
+        def exchange(group: Any) -> None:
+            dist.all_to_all_single(received, sent, num_received, num_sent, group=group)
 
-    def send(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> None:
-        """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype with this tag."""
-        group = self._groups[tensor.device.type]
-        self._timed("send", tensor, lambda: dist.send(tensor, dst, group=group, tag=tag), what, dst)
+        self._timed("all_to_all", sent, exchange, what)
 
-    def recv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> None:
-        """Fill `tensor` with what rank `src` sends with this tag."""
-        group = self._groups[tensor.device.type]
-        self._timed("recv", tensor, lambda: dist.recv(tensor, src, group=group, tag=tag), what, src)
+    def send(self, tensor: Tensor, dst: int, what: str) -> None:
+        """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype."""
+        self._timed("send", tensor, lambda group: dist.send(tensor, dst, group=group), what, dst)
 
-    def isend(self, tensor: Tensor, dst: int, what: str, tag: int = 0) -> Transfer:
-        """Begin to send; `tensor` must not change before the transfer's `wait` has returned."""
-        group = self._groups[tensor.device.type]
-        return self._transfer(lambda: dist.isend(tensor, dst, group=group, tag=tag), dst, what)
-
-    def irecv(self, tensor: Tensor, src: int, what: str, tag: int = 0) -> Transfer:
-        """Begin to receive; `tensor` must not be read before the transfer's `wait` has returned."""
-        group = self._groups[tensor.device.type]
-        return self._transfer(lambda: dist.irecv(tensor, src, group=group, tag=tag), src, what)
-
-    def barrier(self, what: str) -> None:
-        """Wait until every rank is here."""
-        self._guarded(lambda: dist.barrier(group=self._groups["cpu"]), what)
+    def recv(self, tensor: Tensor, src: int, what: str) -> None:
+        """Fill `tensor` with what rank `src` sends."""
+        self._timed("recv", tensor, lambda group: dist.recv(tensor, src, group=group), what, src)
 
     # -- between steps
 
     def call(self, message: Tensor, dst: int, what: str) -> None:
         """Wake rank `dst`, which waits in `wait_for_call`. `message` is on the CPU."""
-        self._timed("call", message, lambda: dist.send(message, dst, group=self._idle), what, dst)
+        self._timed("call", message, lambda group: dist.send(message, dst, group=self._idle), what, dst)
 
     def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
         """Wait for rank `src`'s `call`, for ever if need be; `message` (on the CPU) is filled.
@@ -290,9 +236,8 @@ class Peers:
     def leave(self, why: str) -> None:
         """Hang up, so that none waits for this rank in the middle of a step. Every later call says `why`."""
         if self._lost is None:
-            others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
             reason = f"this process left the group, because {why}"
-            self._lost = PeerLostError(others or (self.rank,), "anything more", self.step_timeout_s, reason)
+            self._lost = PeerLostError(self._others or (self.rank,), "anything more", self.step_timeout_s, reason)
             self._disconnect()
 
     def __enter__(self) -> "Peers":
@@ -312,12 +257,13 @@ class Peers:
 
     # -- losing a peer
 
-    def _transfer(self, start: Callable[[], Any], peer: int, what: str) -> Transfer:
-        return Transfer(self, self._guarded(start, what, peer), peer, what)
+    @property
+    def _others(self) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.world_size) if rank != self.rank)
 
-    def _timed(self, name: str, tensor: Tensor, call: Callable[[], Any], what: str, peer: int | None = None) -> None:
+    def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
-        self._guarded(call, what, peer)
+        self._guarded(lambda: call(self._groups[tensor.device.type]), what, peer)
         traffic = self.traffic[name]
         traffic.num_calls += 1
         traffic.num_bytes += tensor.nbytes
@@ -337,7 +283,7 @@ class Peers:
 
         Each leaves a note and hangs up, which wakes those that still wait for it; a rank without a note is lost.
         """
-        others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+        others = self._others
         if peer is not None or len(others) == 1:
             return others if peer is None else (peer,)
         self._disconnect()
@@ -371,7 +317,7 @@ def place() -> tuple[int, int, int]:
     if missing:
         raise ConfigError(
             f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
-            f"`torchrun --nproc-per-node N ...`, or by twophase_features.parallel.launch.run_local."
+            f"`torchrun --nproc-per-node N ...`, or by twophase_tools.launch.run_local."
         )
     world_size = _whole("WORLD_SIZE", 1)
     rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
@@ -411,7 +357,11 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     others = tuple(each for each in range(world_size) if each != rank)
     limit = timedelta(seconds=limit_s)
     try:
-        store = _within(limit_s, lambda: _store(address, port, limit))
+        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
+    try:
+        store = _within(limit_s, lambda: next(dist.rendezvous("env://", timeout=limit))[0])
         # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
         store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
@@ -421,6 +371,11 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
         except dist.DistStoreError:  # the limit is over
             absent = tuple(each for each in range(world_size) if not store.check([f"here/{each}"]))
     except RuntimeError as error:
+        if "failed to listen" in str(error):
+            raise ConfigError(
+                f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed "
+                f"({_reason(error)}); start all ranks with another one."
+            ) from error
         raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
     except TimeoutError as error:
         reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
@@ -428,46 +383,18 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
 
 
-def _store(address: str, port: str, limit: timedelta) -> Any:
-    """torchrun's key-value store, or that which rank 0 opens here.
-
-    Raises:
-        ConfigError: The address or the port cannot be used.
-        RuntimeError: From torch: no rank is there.
-    """
-    try:
-        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
-    try:
-        return next(dist.rendezvous("env://", timeout=limit))[0]
-    except dist.DistNetworkError as error:
-        if "failed to listen" not in str(error):
-            raise
-        raise ConfigError(
-            f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed ({_reason(error)}); "
-            f"start all ranks with another one."
-        ) from error
-
-
 def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
     """`call()`, or a TimeoutError soon after the limit: torch waits for ever for a server that is no store."""
-    ends: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    found: Future[Any] = Future()
 
     def run() -> None:
         try:
-            ends.put((call(), None))
+            found.set_result(call())
         except Exception as error:
-            ends.put((None, error))
+            found.set_exception(error)
 
     threading.Thread(target=run, name="twophase joins", daemon=True).start()
-    try:
-        result, error = ends.get(timeout=limit_s + JOIN_GRACE_S)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return result
+    return found.result(limit_s + JOIN_GRACE_S)
 
 
 def _reason(error: RuntimeError) -> str:

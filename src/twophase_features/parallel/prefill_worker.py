@@ -19,7 +19,6 @@ from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM
 from twophase_features.parallel import _protocol as wire
 from twophase_features.parallel._channel import Inbox, Send
-from twophase_features.parallel._transfers import TransferClock
 from twophase_features.parallel.pages import pack_layer
 
 IDLE_S = 1.0  # how long one look into an empty inbox may take; a message ends it at once
@@ -40,13 +39,10 @@ class PrefillWorker:
     """
 
     def __init__(self, llm: LLM, send: Send, inbox: Inbox) -> None:
-        self._engine = llm.engine
-        self._scheduler = llm.scheduler
-        self._kv_cache = llm.kv_cache
-        self._send = send
-        self._inbox = inbox
+        self._engine, self._scheduler, self._kv_cache = llm.engine, llm.scheduler, llm.kv_cache
+        self._send, self._inbox = send, inbox
         self._unsent: dict[str, tuple[BlockKey, ...]] = {}  # by request, the last of its pages
-        self._clocks: list[TransferClock] = []  # of transfers since the last prompt that was done
+        self._clocks: list[wire.TransferClock] = []  # of transfers since the last prompt that was done
         if not isinstance(llm.runner, ModelRunner):
             raise ConfigError("pages are sent by the process that computes them, so an engine must have one rank.")
         llm.runner.watch = self._sending
@@ -72,26 +68,19 @@ class PrefillWorker:
         """
         if self._engine.has_unfinished_requests():
             timeout_s = min(timeout_s, self._engine.idle_s)
-        item = self._inbox.take(timeout_s)
-        while item is not None:
-            if isinstance(item[1], wire.Bye):
-                self._send(wire.Bye())
-                return False
-            self._hear(item[1])
-            item = self._inbox.take(0.0)
+        for message in self._inbox.messages(timeout_s):
+            match message:
+                case wire.Submit():
+                    self._submit(message)
+                case wire.Cancel(request_id):
+                    self._cancel(request_id)
+                case wire.Bye():
+                    self._send(wire.Bye())
+                    return False
         if self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 self._finish(output)
         return True
-
-    # -- messages
-
-    def _hear(self, message: wire.Message) -> None:
-        match message:
-            case wire.Submit():
-                self._submit(message)
-            case wire.Cancel(request_id):
-                self._cancel(request_id)
 
     def _submit(self, submit: wire.Submit) -> None:
         prompt = {"prompt_token_ids": submit.prompt_token_ids}
@@ -108,16 +97,17 @@ class PrefillWorker:
         if error is not None:
             self._send(wire.Failed(output.request_id, error))
             return
-        queued_s, start_s, end_s = metrics.arrival_s, metrics.first_scheduled_s, metrics.first_token_s
+        start_s, end_s = metrics.first_scheduled_s, metrics.first_token_s
         assert start_s is not None
         assert end_s is not None
-        times = float(start_s - queued_s), float(end_s - start_s)
+        times = float(start_s - metrics.arrival_s), float(end_s - start_s)
         clocks, self._clocks = self._clocks, []
-        self._send(  # later, for then it is known how long the pages took
-            lambda: wire.Done(
-                output.request_id, *times, metrics.num_cached_tokens, tuple(clock.record() for clock in clocks)
-            )
-        )
+
+        def done() -> wire.Done:  # called later, when it is known how long the pages took
+            records = tuple(clock.record() for clock in clocks)
+            return wire.Done(output.request_id, *times, metrics.num_cached_tokens, records)
+
+        self._send(done)
 
     def _cancel(self, request_id: str) -> None:
         self._engine.abort(request_id)
@@ -134,7 +124,7 @@ class PrefillWorker:
             yield None
             return
         block_ids = [block_id for ids in sending.values() for block_id in ids]
-        clock = TransferClock()
+        clock = wire.TransferClock()
         self._clocks.append(clock)
         try:
             yield partial(self._send_layer, clock, tuple(keys), block_ids)
@@ -154,7 +144,7 @@ class PrefillWorker:
         return chunk.block_ids[first : min(end, (chunk.start + len(chunk.token_ids)) // block_size)]
 
     def _send_layer(
-        self, clock: TransferClock, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
+        self, clock: wire.TransferClock, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
     ) -> None:
         start_s = time.monotonic()
         parts = pack_layer(self._kv_cache, layer, block_ids)

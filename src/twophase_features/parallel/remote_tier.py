@@ -82,11 +82,6 @@ class RemoteTier:
                 if block.num_owners == 0:
                     self._free.append(self._expected.pop(key).place)
 
-    def first_missing(self, keys: Sequence[BlockKey]) -> int | None:
-        """Which of the expected blocks is the first that lacks a layer; None: all are here."""
-        num_here = self._num_here(keys)
-        return num_here if num_here < len(keys) else None
-
     def receive(self, keys: Sequence[BlockKey], layer: int, parts: Sequence[UInt8[Tensor, "n ..."]]) -> None:
         """Write a layer of these blocks, as `pack_layer` gives it. If torch cannot (no memory for a copy, say), these
         pages are missing, and that is all. What is here already stays as it is, for it may be loaded just now."""
@@ -106,11 +101,11 @@ class RemoteTier:
         """Nothing to do: the blocks are known."""
 
     def match(self, keys: Sequence[BlockKey]) -> int:
-        num_here = self._num_here(keys)
+        num_here = self.num_here(keys)
         return num_here + (0 if self._behind is None else self._behind.match(keys[num_here:]))
 
     def load(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
-        num_here = self._num_here(keys)
+        num_here = self.num_here(keys)
         places = [self._expected[key].place for key in keys[:num_here]]
         self._blocks.restore(list(map(BlockCopy, places, block_ids)))
         if self._device.type == "cuda":  # once dropped, a place is written by a thread that waits for no stream
@@ -122,7 +117,7 @@ class RemoteTier:
     def store(self, keys: Sequence[BlockKey], block_ids: Sequence[int]) -> int:
         return 0 if self._behind is None else self._behind.store(keys, block_ids)
 
-    def _num_here(self, keys: Sequence[BlockKey]) -> int:
+    def num_here(self, keys: Sequence[BlockKey]) -> int:
         """How many of the first keys have come in all layers, without a gap."""
         num_layers = self._blocks.host.spec.num_layers
         with self._lock:

@@ -26,14 +26,15 @@ GATES_AND_UPS = ("gate_proj", "up_proj", "w1", "w3")
 DOWNS = ("down_proj", "w2")
 
 
-def share(total: int, rank: int, world_size: int) -> slice:
-    """Rank `rank`'s contiguous part of [0, total): sizes differ by one at most, the first ranks have the larger ones.
+def share(total: int, rank: int, world_size: int, unit: int = 1) -> slice:
+    """Rank `rank`'s contiguous part of `total` units, each of `unit` rows: sizes differ by one unit at most, the first
+    ranks have the larger ones.
 
-    Example: 3 over 2 ranks is [0, 2) and [2, 3).
+    Example: 3 over 2 ranks is [0, 2) and [2, 3); in units of 4 rows [0, 8) and [8, 12).
     """
     small, num_larger = divmod(total, world_size)
     start = rank * small + min(rank, num_larger)
-    return slice(start, start + small + (rank < num_larger))
+    return slice(start * unit, (start + small + (rank < num_larger)) * unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class Shard:
             _check_experts(self.whole, self.world_size)
         counts = {"num_key_value_heads": self.whole.num_kv_heads}
         if experts is None or len(experts.sparse_layers) < self.whole.num_layers:
-            counts["intermediate_size"] = _num_units(self.whole.intermediate_size)
+            counts["intermediate_size"] = _units(self.whole.intermediate_size)[0]
         if experts is not None and not self.has_whole_experts:
-            counts["intermediate_size of experts"] = _num_units(experts.intermediate_size)
+            counts["intermediate_size of experts"] = _units(experts.intermediate_size)[0]
         for name, count in counts.items():
             if count < self.world_size:
                 raise ConfigError(
@@ -71,28 +72,28 @@ class Shard:
 
     @property
     def kv_heads(self) -> slice:
-        return share(self.whole.num_kv_heads, self.rank, self.world_size)
+        return self._share(self.whole.num_kv_heads)
 
     @property
     def heads(self) -> slice:
         """The query heads of these KV heads: head h reads KV head h // G."""
-        return _times(self.kv_heads, self.whole.num_heads // self.whole.num_kv_heads)
+        return self._share(self.whole.num_kv_heads, self.whole.num_heads // self.whole.num_kv_heads)
 
     @property
     def mlp(self) -> slice:
-        return self._units_of(self.whole.intermediate_size)
+        return self._share(*_units(self.whole.intermediate_size))
 
     @property
     def inside_experts(self) -> slice:
         """The part of each expert's intermediate values that this rank computes."""
         size = 0 if self.whole.experts is None else self.whole.experts.intermediate_size
-        return slice(0, size) if self.has_whole_experts else self._units_of(size)
+        return slice(0, size) if self.has_whole_experts else self._share(*_units(size))
 
     @property
     def experts(self) -> slice:
         """The experts of which this rank has something: its own, or all of them."""
         count = 0 if self.whole.experts is None else self.whole.experts.num_experts
-        return share(count, self.rank, self.world_size) if self.has_whole_experts else slice(0, count)
+        return self._share(count) if self.has_whole_experts else slice(0, count)
 
     def vocabulary(self, rank: int) -> slice:
         """The rows of the last linear layer that rank `rank` has."""
@@ -121,7 +122,8 @@ class Shard:
         layer, kind = name.split(".")[-2:]
         if layer == "gate":  # the router, whole
             return tensor
-        q, kv = (_times(each, self.whole.head_dim) for each in (self.heads, self.kv_heads))
+        size = self.whole.head_dim
+        q, kv = (slice(each.start * size, each.stop * size) for each in (self.heads, self.kv_heads))
         mlp = self.inside_experts if ".experts." in name else self.mlp
         rows = {"q_proj": q, "k_proj": kv, "v_proj": kv, **dict.fromkeys(GATES_AND_UPS, mlp)}
         columns = {"o_proj": q, **dict.fromkeys(DOWNS, mlp)}
@@ -133,16 +135,14 @@ class Shard:
             return tensor[:, columns[layer]]
         return tensor if self.rank == 0 else torch.zeros_like(tensor)  # the sum over ranks must have it once
 
-    def _units_of(self, intermediate_size: int) -> slice:
-        return _times(share(_num_units(intermediate_size), self.rank, self.world_size), _unit(intermediate_size))
+    def _share(self, total: int, unit: int = 1) -> slice:
+        return share(total, self.rank, self.world_size, unit)
 
 
-def _unit(intermediate_size: int) -> int:
-    return 1 if intermediate_size % MLP_UNIT else MLP_UNIT
-
-
-def _num_units(intermediate_size: int) -> int:
-    return intermediate_size // _unit(intermediate_size)
+def _units(intermediate_size: int) -> tuple[int, int]:
+    """How many units an MLP has that ranks do not split, and how many rows are in one."""
+    unit = 1 if intermediate_size % MLP_UNIT else MLP_UNIT
+    return intermediate_size // unit, unit
 
 
 def _check_experts(config: ModelConfig, world_size: int) -> None:
@@ -159,10 +159,6 @@ def _check_experts(config: ModelConfig, world_size: int) -> None:
             f"shared evenly by tensor_parallel_size {world_size}; use one of {', '.join(map(str, fitting))} processes, "
             f"or leave enable_expert_parallel off."
         )
-
-
-def _times(part: slice, factor: int) -> slice:
-    return slice(part.start * factor, part.stop * factor)
 
 
 def _size(part: slice) -> int:

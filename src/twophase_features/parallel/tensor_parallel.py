@@ -1,7 +1,7 @@
 """Tensor parallelism: one model, cut over several processes, each with its part of the weights and of the K/V.
 
-Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what
-(`_messages`); they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
+Rank 0 is the engine: it schedules, samples and talks to the user. Before it computes anything it tells the others what;
+they wait for that in `_serve` and do the same with their own part. Inside the model the ranks meet twice
 per layer, to add up partial sums, and after it, where rank 0 collects the logits. With enable_expert_parallel tokens
 travel to the ranks that hold their experts in place of the second sum (expert_parallel.py). In the script itself
 
@@ -10,19 +10,20 @@ travel to the ranks that hold their experts in place of the second sum (expert_p
 
 only rank 0 gets beyond the constructor: the other ranks serve in there, and exit when rank 0 closes.
 
-When a rank is lost every running request ends with finish reason 'error' (a `PeerLostError`), their blocks are free
-again, and so it goes with requests that come later: start all ranks again. An exception in the middle of the model has
-the same end, because the ranks that go on computing would add up sums of different layers.
+When a rank is lost every request, running or new, ends with finish reason 'error' (a `PeerLostError`): start all ranks
+again. An exception in the middle of the model has the same end, because the ranks that go on computing would add up
+sums of different layers.
 
-CUDA (written to be right, not run on several GPUs yet): rank i computes on cuda:i and tensors go through NCCL. CUDA
-graphs are off, because a wait that has a time limit is a decision of the host, which a graph cannot hold.
+On CUDA (not run on several GPUs yet) rank i computes on cuda:i and tensors go through NCCL. CUDA graphs are off: a wait
+that has a time limit is a decision of the host, which a graph cannot hold.
 """
 
+import pickle
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Never, final
+from typing import Any, NamedTuple, Never, final
 
 import torch
 from jaxtyping import Float
@@ -35,12 +36,12 @@ from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.experts.mixture import DispatchExperts
 from twophase_features.offloading.host_memory import PinnedBlocks
-from twophase_features.parallel._messages import FIRST_INTS, Kind, Work, decode, encode, num_ints
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
 from twophase_features.parallel.sharding import Shard
 
-HIDDEN_SUM = "the sum of hidden states over the ranks"
+FIRST_BYTES = 2048  # of every first message: its length, and most decode steps
+LENGTH_BYTES = 8
 
 
 @final
@@ -105,7 +106,12 @@ class TensorParallelGroup:
     @property
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
         """What the model does with the output of a layer that was cut by input; None: nothing is cut."""
-        return None if self.peers is None else partial(_sum_over_ranks, self.peers)
+        return None if self.peers is None else self._sum
+
+    def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+        assert self.peers is not None
+        self.peers.all_reduce(x, "the sum of hidden states over the ranks")
+        return x
 
     @property
     def dispatch_experts(self) -> DispatchExperts | None:
@@ -141,11 +147,6 @@ class TensorParallelGroup:
         raise SystemExit(0)
 
 
-def _sum_over_ranks(peers: Peers, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-    peers.all_reduce(x, HIDDEN_SUM)
-    return x
-
-
 @final
 class DriverRunner:
     """Rank 0's runner: has the other ranks do everything that its own does. Ctrl-C waits until a call has ended.
@@ -155,10 +156,8 @@ class DriverRunner:
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
-        self._runner = runner
-        self._peers = peers
+        self._runner, self._peers, self._shard = runner, peers, shard
         self._others = range(1, peers.world_size)
-        self._num_rows = [_num_rows(shard, rank) for rank in self._others]
 
     @property
     def traffic(self) -> dict[str, Traffic]:
@@ -167,7 +166,7 @@ class DriverRunner:
         return self._peers.traffic
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self._together(Work(Kind.COPY, (), copies), lambda: self._runner.copy_blocks(copies))
+        self._together(self._runner.copy_blocks, "copy_blocks", copies)
 
     @property
     def kv_cache(self) -> Never:
@@ -184,8 +183,9 @@ class DriverRunner:
             ConfigError: They do not fit. On another rank that ends the rank.
         """
         own = PinnedBlocks(self._runner.kv_cache, num_blocks)
-        self._tell(Work(Kind.HOST_BLOCKS, (), [BlockCopy(own.num_blocks, 0)]))
-        return HostBlocksOfRanks(own, self._together)
+        self._tell("host_blocks", own.num_blocks)
+        save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
+        return HostBlocksOfRanks(own.num_blocks, save, restore)
 
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         def score_whole(logits: Float[Tensor, "R V0"]) -> None:
@@ -193,64 +193,50 @@ class DriverRunner:
             if score is not None:
                 score(whole)
 
-        def run() -> Float[Tensor, "R V"] | None:
+        def run(chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "R V"] | None:
             logits = self._runner.run(chunks, score_whole)
             return None if logits is None else self._with_others(logits)
 
-        return self._together(Work(Kind.RUN, chunks), run)
+        return self._together(run, "run", chunks)
 
     @uninterrupted()
     def close(self) -> None:
         """Release the other ranks; may be called again."""
         with suppress(PeerLostError):  # it was the answer to a request already
-            self._tell(Work(Kind.CLOSE))
+            self._tell("close")
         self._peers.close()
 
-    def _together(self, work: Work, compute: Callable[[], Any]) -> Any:
-        self._tell(work)
+    def _together(self, compute: Callable[..., Any], method: str, *args: Any) -> Any:
+        """`compute(*args)` here, and `method` with the same arguments in the other ranks."""
+        self._tell(method, *args)
         try:
-            return compute()
+            return compute(*args)
         except PeerLostError:
             raise
         except Exception as error:
             self._peers.leave(f"rank 0 failed in the middle of a step ({type(error).__name__}: {error})")
             raise
 
-    def _tell(self, work: Work) -> None:
+    def _tell(self, method: str, *args: Any) -> None:
         self._peers.check()
-        message = encode(work)
-        for rank in self._others:
-            self._peers.call(message[:FIRST_INTS], rank, "a worker to take its work")
-            if len(message) > FIRST_INTS:
-                self._peers.send(message[FIRST_INTS:], rank, "a worker to take its work")
+        tell(self._peers, self._others, (method, args))
 
     def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
         """The logits of the whole vocabulary: rank 0's own, then those of the other ranks."""
-        parts = [logits, *(logits.new_empty(len(logits), num_rows) for num_rows in self._num_rows)]
+        parts = [logits]
         for rank in self._others:
+            rows = self._shard.vocabulary(rank)
+            parts.append(logits.new_empty(len(logits), rows.stop - rows.start))
             self._peers.recv(parts[rank], rank, "a worker's logits")
         return torch.cat(parts, dim=1)
 
 
-@final
-class HostBlocksOfRanks:
+class HostBlocksOfRanks(NamedTuple):
     """The `HostBlocks` of all ranks, moved together."""
 
-    def __init__(self, own: PinnedBlocks, together: Callable[[Work, Callable[[], Any]], Any]) -> None:
-        self.num_blocks = own.num_blocks
-        self._own = own
-        self._together = together
-
-    def save(self, moves: Sequence[BlockCopy]) -> None:
-        self._together(Work(Kind.SAVE, (), moves), lambda: self._own.save(moves))
-
-    def restore(self, moves: Sequence[BlockCopy]) -> None:
-        self._together(Work(Kind.RESTORE, (), moves), lambda: self._own.restore(moves))
-
-
-def _num_rows(shard: Shard, rank: int) -> int:
-    rows = shard.vocabulary(rank)
-    return rows.stop - rows.start
+    num_blocks: int
+    save: Callable[[Sequence[BlockCopy]], None]
+    restore: Callable[[Sequence[BlockCopy]], None]
 
 
 def _serve(runner: ModelRunner, peers: Peers) -> None:
@@ -258,28 +244,41 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
     host_blocks: PinnedBlocks | None = None
-    while (work := _next_work(peers)).kind != Kind.CLOSE:
-        match work.kind:
-            case Kind.RUN:
-                logits = runner.run(work.chunks, send_logits)
+    while True:
+        method, args = next_work(peers)
+        match method:
+            case "close":
+                return
+            case "run":
+                logits = runner.run(args[0], send_logits)
                 if logits is not None:
                     send_logits(logits)
-            case Kind.COPY:
-                runner.copy_blocks([BlockCopy(*move) for move in work.moves])
-            case Kind.HOST_BLOCKS:
-                host_blocks = PinnedBlocks(runner.kv_cache, work.moves[0][0])
-            case Kind.SAVE:
-                assert host_blocks is not None
-                host_blocks.save([BlockCopy(*move) for move in work.moves])
-            case Kind.RESTORE:
-                assert host_blocks is not None
-                host_blocks.restore([BlockCopy(*move) for move in work.moves])
+            case "copy_blocks":
+                runner.copy_blocks(*args)
+            case "host_blocks":
+                host_blocks = PinnedBlocks(runner.kv_cache, *args)
+            case _:  # save, restore
+                getattr(host_blocks, method)(*args)
 
 
-def _next_work(peers: Peers) -> Work:
-    first = torch.empty(FIRST_INTS, dtype=torch.int64)
+def tell(peers: Peers, ranks: Iterable[int], work: tuple[str, tuple[Any, ...]]) -> None:
+    """Wake other ranks with a method's name and its arguments, pickled, behind the number of bytes."""
+    body = pickle.dumps(work)
+    message = torch.zeros(max(FIRST_BYTES, LENGTH_BYTES + len(body)), dtype=torch.uint8)
+    message[:LENGTH_BYTES].view(torch.int64)[0] = len(message)
+    message[LENGTH_BYTES:][: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    for rank in ranks:
+        peers.call(message[:FIRST_BYTES], rank, "a worker to take its work")
+        if len(message) > FIRST_BYTES:
+            peers.send(message[FIRST_BYTES:], rank, "a worker to take its work")
+
+
+def next_work(peers: Peers) -> tuple[str, tuple[Any, ...]]:
+    """What rank 0 tells next."""
+    first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
     peers.wait_for_call(first, 0, "work")
-    rest = torch.empty(num_ints(first) - FIRST_INTS, dtype=torch.int64)
+    rest = torch.empty(int(first[:LENGTH_BYTES].view(torch.int64)) - FIRST_BYTES, dtype=torch.uint8)
     if len(rest):
         peers.recv(rest, 0, "the rest of a message")
-    return decode(torch.cat((first, rest)))
+    work: tuple[str, tuple[Any, ...]] = pickle.loads(torch.cat((first, rest)).numpy()[LENGTH_BYTES:].data)
+    return work

@@ -4,8 +4,7 @@ import asyncio
 import itertools
 import time
 import weakref
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -21,76 +20,11 @@ from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.serving.openmp import release_openmp_workers
-from twophase_features.serving.thread import EngineThread, Job, JobEvent, Observer
+from twophase_features.serving.stream import RequestStream
+from twophase_features.serving.thread import EngineThread, Observer
 
 MAX_QUEUE = optional(whole_number(at_least=1))
 DEADLINE = optional(DURATION)
-
-
-@final
-class RequestStream:
-    """The outputs of one accepted request: `async for output in stream`, in the event loop that asked for it.
-
-    Outputs are cumulative, so a consumer slower than the engine gets the newest output and misses nothing. A consumer
-    that stops early must `abort`.
-    """
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.loop = asyncio.get_running_loop()
-        self.abort: Callable[[], None] = lambda: None
-        self._is_accepted = False
-        self._newest: deque[RequestOutput] = deque(maxlen=1)  # taking and replacing it are atomic
-        self._error: Exception | None = None
-        self._is_over = False
-        self._is_notified = False
-        self._notice = asyncio.Event()
-
-    def put(self, event: RequestOutput | Exception | None) -> bool:
-        """Called by the engine's thread; returns whether `notice` must be called in the event loop."""
-        if event is None:
-            self._is_accepted = True
-        elif isinstance(event, Exception):
-            self._error = event
-        else:
-            self._newest.append(event)
-        # A pending notice will find the event. The flag is not written then: the event loop may just be
-        # taking it back, and would never be notified again.
-        if self._is_notified:
-            return False
-        self._is_notified = True
-        return True
-
-    def notice(self) -> None:
-        self._is_notified = False  # first, so that later events are notified again
-        self._notice.set()
-
-    async def accepted(self) -> None:
-        """Wait until the engine has accepted the request; raises the error with which the engine refused it."""
-        await self._until(lambda: self._is_accepted or self._error is not None)
-        if not self._is_accepted and self._error is not None:
-            self._is_over = True
-            raise self._error
-
-    def __aiter__(self) -> "RequestStream":
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        if self._is_over:
-            raise StopAsyncIteration
-        await self._until(lambda: bool(self._newest) or self._error is not None)
-        if self._newest:
-            output = self._newest.popleft()
-            self._is_over = output.finished
-            return output
-        assert self._error is not None
-        self._is_over = True
-        raise self._error
-
-    async def _until(self, is_there: Callable[[], bool]) -> None:
-        while not is_there():
-            self._notice.clear()
-            await self._notice.wait()
 
 
 @final
@@ -149,7 +83,7 @@ class AsyncLLM:
             raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
         llm.refusal = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
         at_end = partial(setattr, llm, "refusal")
-        self._thread = EngineThread(llm.engine, _deliver, max_queue=max_queue, at_end=at_end)
+        self._thread = EngineThread(llm.engine, max_queue=max_queue, at_end=at_end)
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
@@ -218,18 +152,14 @@ class AsyncLLM:
         """
         arrival_s = time.monotonic()
         deadline_s = checked("deadline_s", deadline_s, DEADLINE)
-        outputs = RequestStream(f"async-{next(self._ids)}" if request_id is None else request_id)
-        job = Job(
-            outputs.request_id,
+        outputs = RequestStream(
+            f"async-{next(self._ids)}" if request_id is None else request_id,
             prompt,
             sampling_params,
             {**options, "arrival_s": arrival_s},
             None if deadline_s is None else arrival_s + deadline_s,
-            subscriber=outputs,
         )
-        thread = self._thread
-        outputs.abort = lambda: thread.abort(job)
-        thread.submit(job)
+        self._thread.submit(outputs)
         try:
             await outputs.accepted()
         except BaseException:  # cancelled: the engine may have accepted it already
@@ -314,22 +244,3 @@ class AsyncLLM:
     def observe(self, observer: Observer) -> None:
         """Report each step and each request's end to `observer` from now on, until it raises."""
         self._thread.observers.append(observer)
-
-
-def _deliver(events: Sequence[JobEvent]) -> None:
-    """Pass events on to their event loops, with one call per loop."""
-    to_notify: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-    for job, event in events:
-        if job.subscriber.put(event):
-            to_notify.setdefault(job.subscriber.loop, []).append(job.subscriber)
-    for loop, streams in to_notify.items():
-        try:
-            loop.call_soon_threadsafe(_notice_all, streams)
-        except RuntimeError:  # the event loop has ended, and with it the waiting task
-            for stream in streams:
-                stream.abort()
-
-
-def _notice_all(streams: Sequence[RequestStream]) -> None:
-    for stream in streams:
-        stream.notice()

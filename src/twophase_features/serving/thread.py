@@ -1,53 +1,25 @@
-"""Runs engine steps in a thread; results are delivered by callback."""
+"""Runs engine steps in a thread; outputs go to the streams of the requests."""
 
-import heapq
-import itertools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 from twophase.core.errors import EngineDeadError, InvalidRequestError
 from twophase.core.plan import StepTrace
-from twophase.core.request import RequestOutput, SamplingParams
+from twophase.core.request import RequestOutput
 from twophase.core.rules import TEXT, checked
 from twophase.engine.engine import Engine, PreparedRequest
 from twophase.engine.metrics import EngineStats
-from twophase.engine.prompts import Prompt
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase_features.serving.stream import Event, RequestStream, deliver
 
 logger = logging.getLogger(__name__)
-
-MAX_ENDED = 64  # ended jobs kept in the heap of deadlines, besides one per unfinished job
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Job:
-    """A request on its way to the engine.
-
-    Attributes:
-        request_id: Unique among the unfinished ones.
-        options: Keyword arguments of `Engine.prepare`.
-        deadline_s: On the engine's clock; None: no deadline.
-        subscriber: Receiver of the job's events, opaque to the thread; the callback uses it.
-    """
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams | None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    deadline_s: float | None = None
-    subscriber: Any = None
-
-
-# An event of a job: None once the engine has accepted it, then its outputs; or an error, which is the last event.
-JobEvent = tuple[Job, RequestOutput | Exception | None]
 
 
 @runtime_checkable
@@ -79,7 +51,6 @@ class EngineThread:
 
     Args:
         engine: No other thread may use the engine until this one has stopped.
-        deliver: Called in this thread with the events of a turn. It must not block.
         max_queue: Maximum number of requests that wait for their first step; None: unlimited.
         at_end: Called when the thread has stopped using the engine, with None, or with the reason why the engine is
             unusable.
@@ -88,7 +59,6 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[Sequence[JobEvent]], None],
         *,
         max_queue: int | None = None,
         at_end: Callable[[str | None], None] = lambda why_not: None,
@@ -97,24 +67,22 @@ class EngineThread:
         self.observers: list[Observer] = []
         self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
         self._engine = engine
-        self._deliver = deliver
         self._max_queue = max_queue
         self._at_end = at_end
         # Guards the fields from here to `_is_stopped`; notified when one of these fields changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
-        self._jobs: dict[str, Job] = {}  # unfinished
+        self._jobs: dict[str, RequestStream] = {}  # unfinished
         # Never-scheduled jobs, and since when they have waited, the oldest first.
         self._unscheduled: dict[str, float] = {}
-        self._unseen: set[Job] = set()  # not counted in `stats` yet
+        self._unseen: set[RequestStream] = set()  # not counted in `stats` yet
+        self._deadlines: dict[RequestStream, float] = {}  # of unfinished jobs that have one
         self._is_draining = False
         self._is_stopped = False
         self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
         # Only the thread itself uses these.
-        self._added: list[Job] = []  # in this turn
-        self._events: list[JobEvent] = []
-        self._deadlines: list[tuple[float, int, Job]] = []  # a heap; the number breaks ties
-        self._numbers = itertools.count()
+        self._added: list[RequestStream] = []  # in this turn
+        self._events: list[tuple[RequestStream, Event]] = []
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
         _THREADS.add(self)
@@ -150,7 +118,7 @@ class EngineThread:
         with self._changed:
             return self.stats.num_waiting + len(self._unseen)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: RequestStream) -> None:
         """Hand over a request.
 
         Raises:
@@ -166,7 +134,9 @@ class EngineThread:
             self._unscheduled[job.request_id] = time.monotonic()
             self._unseen.add(job)
             if job.deadline_s is not None:
-                self._post(lambda: self._note_deadline(job))
+                self._deadlines[job] = job.deadline_s
+                self._changed.notify_all()
+            job.abort = partial(self.abort, job)
             has_grammar = getattr(job.params, "structured_outputs", None) is not None
             (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
 
@@ -182,7 +152,7 @@ class EngineThread:
                 f"later."
             )
 
-    def abort(self, job: Job) -> None:
+    def abort(self, job: RequestStream) -> None:
         """End a job before the next step, if it is unfinished, without further events."""
         with self._changed:
             if self._jobs.get(job.request_id) is job:
@@ -220,18 +190,16 @@ class EngineThread:
 
     # -- in the two threads that prepare requests
 
-    def _prepare(self, job: Job) -> None:
+    def _prepare(self, job: RequestStream) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
+        prepared: PreparedRequest | Exception
         try:
             prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
         except BaseException as error:  # a Rust library's panic is not an Exception
-            refusal = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            command = partial(self._refuse, job, refusal)
-        else:
-            command = partial(self._add, job, prepared)
+            prepared = error if isinstance(error, Exception) else RuntimeError(repr(error))
         with self._changed:
-            self._post(command)
+            self._post(lambda: self._add(job, prepared))
 
     # -- in the engine's thread
 
@@ -247,7 +215,8 @@ class EngineThread:
     def _turn(self) -> bool:
         """Run the posted commands, then a step, and deliver the events; False when the thread must stop."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._is_stopped, self._max_sleep_s())
+            while not (self._inbox or self._is_stopped) and self._changed.wait(self._max_sleep_s()):
+                pass  # a deadline may have come that is earlier
             if self._is_stopped:
                 return False
             commands, self._inbox = self._inbox, []
@@ -261,105 +230,87 @@ class EngineThread:
             self.stats = stats
             self._unseen.difference_update(self._added)
         self._added = []
-        self._deliver_events()
+        self._deliver()
         return True
 
     def _max_sleep_s(self) -> float | None:
         """Seconds to sleep unless a command is posted; None: no limit."""
         sleep_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
         if sleep_s != 0 and self._deadlines:
-            left_s = max(0.0, self._deadlines[0][0] - time.monotonic())
+            left_s = max(0.0, min(self._deadlines.values()) - time.monotonic())
             sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
         return sleep_s
 
-    def _note_deadline(self, job: Job) -> None:
-        assert job.deadline_s is not None
-        heapq.heappush(self._deadlines, (job.deadline_s, next(self._numbers), job))
-
-    def _add(self, job: Job, prepared: PreparedRequest) -> None:
+    def _add(self, job: RequestStream, prepared: PreparedRequest | Exception) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
+            if isinstance(prepared, Exception):
+                raise prepared
             self._engine.add(prepared)
         except Exception as error:  # the request's fault; the engine is unchanged
-            self._refuse(job, error)
-            return
-        self._added.append(job)
-        self._events.append((job, None))
-
-    def _refuse(self, job: Job, error: Exception) -> None:
-        if self._jobs.get(job.request_id) is job:
             self._forget(job)
             self._events.append((job, error))
+        else:
+            self._added.append(job)
+            self._events.append((job, None))
 
-    def _abort(self, job: Job) -> bool:
-        """False if the job has already ended."""
-        if self._jobs.get(job.request_id) is not job:
-            return False
-        self._forget(job)
-        self._abort_in_engine(job.request_id)
-        return True
+    def _abort(self, job: RequestStream) -> None:
+        if self._jobs.get(job.request_id) is job:
+            self._forget(job)
+            self._abort_in_engine(job.request_id)
 
     def _abort_in_engine(self, request_id: str) -> None:
         output = self._engine.abort(request_id)
         if output is not None:
-            self._note_end(output)
+            self._inform("note_end", output)
 
     def _expire(self) -> None:
-        """Abort jobs past their deadlines. Ended jobs leave the heap when they outnumber the others."""
-        if len(self._deadlines) > 2 * len(self._jobs) + MAX_ENDED:
-            self._deadlines = [entry for entry in self._deadlines if self._jobs.get(entry[2].request_id) is entry[2]]
-            heapq.heapify(self._deadlines)
+        """Abort jobs past their deadlines."""
         now_s = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            job = heapq.heappop(self._deadlines)[2]
-            if self._abort(job):
-                self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
+        with self._changed:
+            late = [job for job, deadline_s in self._deadlines.items() if deadline_s <= now_s]
+        for job in late:
+            self._abort(job)
+            self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
 
     def _step(self) -> None:
         outputs = self._engine.step()
         step = self._engine.latest_step
         if step is not None and step is not self._latest_step:
             self._latest_step = step
-            self._note_scheduled(step)
-            self._inform(lambda observer: observer.note_step(step))
+            with self._changed:
+                for request_id, *_ in step.chunks:
+                    self._unscheduled.pop(request_id, None)
+            self._inform("note_step", step)
         for output in outputs:
             job = self._jobs.get(output.request_id)
             if output.finished:
-                self._note_end(output)
+                self._inform("note_end", output)
             if job is not None:
                 self._events.append((job, output))
                 if output.finished:
                     self._forget(job)
 
-    def _note_scheduled(self, step: StepTrace) -> None:
-        if self._unscheduled:
-            with self._changed:
-                for request_id, *_ in step.chunks:
-                    self._unscheduled.pop(request_id, None)
-
-    def _note_end(self, output: RequestOutput) -> None:
-        self._inform(lambda observer: observer.note_end(output))
-
-    def _inform(self, call: Callable[[Observer], None]) -> None:
+    def _inform(self, method: str, what: StepTrace | RequestOutput) -> None:
         for observer in list(self.observers):
             try:
-                call(observer)
+                getattr(observer, method)(what)
             except Exception:
                 self.observers.remove(observer)
                 logger.warning("%r raised and no longer observes; the engine continues", observer, exc_info=True)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: RequestStream) -> None:
         with self._changed:
             del self._jobs[job.request_id]
             self._unscheduled.pop(job.request_id, None)
             self._unseen.discard(job)
+            self._deadlines.pop(job, None)
             self._changed.notify_all()
 
-    def _deliver_events(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
-            self._deliver(events)
+    def _deliver(self) -> None:
+        events, self._events = self._events, []
+        deliver(events)
 
     def _end_all(self) -> None:
         """Abort all jobs, and report the engine's end to each."""
@@ -370,16 +321,17 @@ class EngineThread:
             self._changed.notify_all()
         self._at_end(self._abort_all(jobs))
         self._events += [(job, self._death()) for job in jobs.values()]
-        self._deliver_events()
+        self._deliver()
 
-    def _clear(self) -> dict[str, Job]:
+    def _clear(self) -> dict[str, RequestStream]:
         """Forget all jobs; returns the unfinished ones."""
         jobs, self._jobs, self._inbox = self._jobs, {}, []
         self._unscheduled.clear()
         self._unseen.clear()
+        self._deadlines.clear()
         return jobs
 
-    def _abort_all(self, jobs: Mapping[str, Job]) -> str | None:
+    def _abort_all(self, jobs: Mapping[str, RequestStream]) -> str | None:
         """Returns why the engine cannot be used any more, if that failed."""
         try:
             for request_id in jobs:

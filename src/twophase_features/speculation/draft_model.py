@@ -27,6 +27,7 @@ import torch
 
 from twophase.attention.interface import AttentionSpec
 from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
+from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan
 from twophase.engine.drafter import DraftRequest
@@ -91,7 +92,9 @@ class DraftModelDrafter:
                 # Nothing follows a token that ends the text, and a grammar accepts no further token.
                 is_end = token[0].token_id in requests[i].stop_token_ids
                 if not is_end and len(drafts[i]) < requests[i].chunk.num_drafts:
-                    chunks[i] = _next_chunk(done[i], token[0].token_id)
+                    chunk = done[i]
+                    start = chunk.start + len(chunk.token_ids)
+                    chunks[i] = ScheduledChunk(chunk.seq_id, drafts[i][-1:], start, chunk.block_ids, num_samples=1)
         return drafts
 
     def forget(self, seq_id: int) -> None:
@@ -150,12 +153,6 @@ class DraftModelDrafter:
             self._num_held[chunk.block_ids[i]] = min(self._block_size, end - i * self._block_size)
 
 
-def _next_chunk(chunk: ScheduledChunk, draft: int) -> ScheduledChunk:
-    """The chunk that computes the token drawn after this one."""
-    start = chunk.start + len(chunk.token_ids)
-    return ScheduledChunk(chunk.seq_id, [draft], start, chunk.block_ids, num_samples=1)
-
-
 def _without(token_ids: Sequence[int], start: int, num_tokens: int) -> Sequence[int]:
     return [*token_ids[:start], *token_ids[start + num_tokens :]] if num_tokens else token_ids
 
@@ -174,19 +171,17 @@ def draft_window(spec: AttentionSpec, window: SlidingWindow | None) -> SlidingWi
 
 def open_draft_model(
     name: str,
+    engine: EngineConfig,
     target: ModelConfig,
     target_tokenizer: Tokenizer | None,
-    *,
-    dtype: str,
     device: torch.device,
-    attention_backend: str,
-    block_size: int,
     max_model_len: int,
-    window: SlidingWindow | None = None,
+    window: SlidingWindow | None,
 ) -> tuple[LlamaModel, KVCacheSpec, SlidingWindow | None]:
     """The draft model, its cache's spec (never quantised), and its sliding window.
 
     Args:
+        engine: Its dtype, attention backend and block size are the draft model's too.
         window: The target's sliding window: blocks outside are freed for both models.
 
     Raises:
@@ -206,20 +201,21 @@ def open_draft_model(
             f"The draft model {name} has layers of different kinds, which need blocks of their own; a draft model "
             f"shares the target model's blocks. Use a draft model whose layers all see the same keys."
         )
-    torch_dtype = resolve_dtype(dtype, config, device)
+    torch_dtype = resolve_dtype(engine.dtype, config, device)
     spec = spec_from_option(
         "auto",
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        block_size=block_size,
+        block_size=engine.block_size,
         model_dtype=torch_dtype,
     )
     attention = attention_spec(config)
     window = draft_window(attention, window)
     if window is not None:
         attention = replace(attention, window=window.window, num_sinks=window.num_sinks)
-    backend = make_backend(attention_backend, attention, device=device, dtype=torch_dtype, block_size=block_size)
+    backend_name = engine.attention_backend if isinstance(engine.attention_backend, str) else "auto"
+    backend = make_backend(backend_name, attention, device=device, dtype=torch_dtype, block_size=engine.block_size)
     model = LlamaModel(config, load_weights(folder, config, torch_dtype, device), backend, max_model_len)
     return model, spec, window
 
@@ -230,12 +226,10 @@ def _check_vocabulary(folder: Path, config: ModelConfig, target: ModelConfig, to
             f"A draft model must have the target model's vocabulary: {folder.name} has "
             f"{config.vocab_size} tokens, the model {target.vocab_size}. Use a smaller model of the same family."
         )
-    if tokenizer is not None and _vocabulary(Tokenizer.from_folder(folder)) != _vocabulary(tokenizer):
+    tokenizers = () if tokenizer is None else (tokenizer, Tokenizer.from_folder(folder))
+    vocabularies = [json.loads(each.to_json())["model"]["vocab"] for each in tokenizers]
+    if vocabularies and vocabularies[0] != vocabularies[1]:
         raise ConfigError(
             f"A draft model must have the target model's vocabulary: both have {config.vocab_size} "
             f"tokens, but the tokenizer of {folder.name} numbers them differently. Use a model of the same family."
         )
-
-
-def _vocabulary(tokenizer: Tokenizer) -> object:
-    return json.loads(tokenizer.to_json())["model"]["vocab"]

@@ -74,15 +74,5 @@ def open_speculation(
     options = config.speculative_config or SpeculativeConfig()
     draft = None
     if options.model is not None:
-        draft = open_draft_model(
-            options.model,
-            target,
-            tokenizer,
-            dtype=config.dtype,
-            device=device,
-            attention_backend=config.attention_backend if isinstance(config.attention_backend, str) else "auto",
-            block_size=config.block_size,
-            max_model_len=max_model_len,
-            window=window,
-        )
+        draft = open_draft_model(options.model, config, target, tokenizer, device, max_model_len, window)
     return Speculation(options, config.drafter, draft)

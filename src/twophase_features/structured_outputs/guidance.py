@@ -1,22 +1,7 @@
 """Grammars for structured outputs: at each position, the tokens with which the output can still get its form.
 
-The grammars are llguidance's. Three libraries were compared on SmolLM2's vocabulary of 49,152 tokens, in one thread, on
-a schema of nested arrays and objects; all have wheels for Linux, macOS and Windows:
-
-                             llguidance 1.9.1    xgrammar 0.2.8               outlines-core 0.2.14
-    licence                  MIT                 Apache-2.0                   Apache-2.0
-    depends on               nothing             torch, transformers, 4 more  nothing
-    wheels                   one for all Pythons one for each Python          one for each Python
-    import                   10 ms               0.2 s, and transformers      1 ms
-    vocabulary, once         0.4 s               3 s, through transformers    0.3 s
-    compile the schema       1 ms                80 ms                        1.5 s
-    mask: mean, longest      0.1 ms, 5 ms        0.6 ms, 8 ms                 0.01 ms, 0.1 ms
-    uniqueItems, contains    refused by name     ignored                      ignored
-    multipleOf               enforced            ignored                      ignored
-
-A schema is ready as soon as its request comes, the masks cost little beside a step of the model, and a keyword that
-cannot be enforced is an error, not an output that claims to be valid. outlines-core (arXiv:2307.09702) puts all work
-into an index made beforehand, xgrammar (arXiv:2411.15100) part of it, llguidance none.
+The grammars are llguidance's: a schema is ready as soon as its request comes, the masks cost little beside a step of
+the model, and a keyword that cannot be enforced is an error. docs/log.md compares it with two other libraries.
 """
 
 import json
@@ -75,8 +60,7 @@ class Guidance:
     """The engine's `GrammarCompiler`, by llguidance. Threads may share it.
 
     A schema or pattern is a program for the library, and some never end or take all memory. So each is tried first in a
-    worker process with limits on time and memory, which starts with the first request (and so does the vocabulary). A
-    grammar that passes is compiled again here, because it cannot be sent.
+    worker process with limits on time and memory, which starts with the first request, and compiled here if it passes.
 
     Args:
         tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
@@ -114,15 +98,12 @@ class Guidance:
             if self._try is None:
                 self._try = self._load()
         latest = self._latest
-        if latest is not None and latest[0] is outputs:
-            grammar = latest[1]
-        else:
+        if latest is None or latest[0] is not outputs:
             try:
-                grammar = self._try(outputs)
+                latest = self._latest = outputs, self._try(outputs)
             except WorkLimitError as error:
                 raise _refusal(outputs, f"compiling it is too much work: {error}") from error
-            self._latest = (outputs, grammar)
-        matcher = _matcher(self._vocabulary, grammar)
+        matcher = _matcher(self._vocabulary, latest[1])
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
     def _load(self) -> Callable[[StructuredOutputs], str]:
@@ -231,18 +212,16 @@ class Guide:
         # Asked last: after an error the library's mask lets the output end, as if it were complete.
         if matcher.is_error():
             raise GuidanceError(f"llguidance: {_one_line(matcher.get_error())}")
-        self._set_ends(allowed, matcher.is_accepting())
-        if not allowed.any():
-            raise GuidanceError("the output is not complete, and nothing but a stop token could continue it")
-        return allowed
-
-    def _set_ends(self, allowed: UInt32[np.ndarray, "W"], is_complete: bool) -> None:
+        is_complete = matcher.is_accepting()
         for token_id in self._end_token_ids:
             word, bit = divmod(token_id, WORD_BITS)
             if is_complete:
                 allowed[word] |= np.uint32(1 << bit)
             else:
                 allowed[word] &= ~np.uint32(1 << bit)
+        if not allowed.any():
+            raise GuidanceError("the output is not complete, and nothing but a stop token could continue it")
+        return allowed
 
 
 def _matcher(vocabulary: Any, grammar: str) -> Any:

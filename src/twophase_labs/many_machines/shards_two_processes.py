@@ -1,4 +1,4 @@
-"""The engine on one process and on two, side by side. Two are started with torchrun, and none is left behind."""
+"""The engine on one process and on two, side by side. Two are started as torchrun does, and none is left behind."""
 
 from dataclasses import dataclass
 from functools import cache

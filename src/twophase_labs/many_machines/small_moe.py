@@ -146,7 +146,7 @@ class Shared:
 
 @cache
 def in_two_processes() -> Shared:
-    """Two ranks through torchrun; `shared` is None where there cannot be two."""
+    """Two ranks; `shared` is None where there cannot be two."""
     alone = answers(engine())
     if why_not():
         return Shared(alone, None, why_not=why_not())

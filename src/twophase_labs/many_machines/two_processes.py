@@ -17,7 +17,7 @@ def why_not() -> str:
 
 def said_by_rank_0(module: str, *args: str) -> dict[str, Any]:
     """Run a module as two ranks with a thread each; raises LaunchError, which shows what they said, if one fails."""
-    from twophase_features.parallel.launch import run_local
+    from twophase_tools.launch import run_local
 
     ranks = run_local(module, 2, args, timeout_s=TIMEOUT_S, threads_per_rank=1)
     found: dict[str, Any] = json.loads(ranks[0].stdout.splitlines()[-1])

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from twophase_features.selection import wilson_interval
+from twophase_labs.operations.selection import wilson_interval
 
 Z_95 = 1.959964
 

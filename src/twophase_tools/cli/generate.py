@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
 from twophase_features.pairs import check_pairs
-from twophase_features.selection import best_of, mean_logprob
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_tools.cli.arguments import read_standard_input, read_text
@@ -74,6 +74,12 @@ def _beam_search_params(args: argparse.Namespace, params: SamplingParams) -> Bea
     return BeamSearchParams(beam_width=args.beam_width, max_tokens=args.max_tokens, temperature=args.temperature)
 
 
+def _likeliest(completions: Sequence[CompletionOutput]) -> CompletionOutput:
+    """The one with the highest log-probability per token; a failed one only if all failed."""
+    usable = [each for each in completions if each.error is None] or completions
+    return max(usable, key=lambda each: (each.cumulative_logprob or 0.0) / max(1, len(each.token_ids)))
+
+
 def _generate(
     llm: "LLM", text: str, params: SamplingParams, beams: BeamSearchParams | None, args: argparse.Namespace
 ) -> int:
@@ -87,7 +93,7 @@ def _generate(
     else:
         output = _as_request(llm.beam_search(prompt, beams, use_tqdm=False)[0])
     if args.best_of is not None:
-        output = replace(output, outputs=(best_of(output, mean_logprob),))
+        output = replace(output, outputs=(_likeliest(output.outputs),))
     if args.json:
         print(json.dumps(to_dict(output, llm, prompt=text)))
     else:

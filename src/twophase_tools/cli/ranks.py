@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from twophase_tools.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
-    from twophase_features.parallel.launch import RankResult
+    from twophase_tools.launch import RankResult
 
 
 def is_rank() -> bool:
-    """Whether torchrun, the user's or that of `run_in_ranks`, has started this process."""
+    """Whether torchrun or `run_in_ranks` has started this process."""
     return "RANK" in os.environ
 
 
 def run_in_ranks(args: argparse.Namespace, num_ranks: int) -> int:
     """Run this command in `num_ranks` processes that work together; rank 0 prints in our place. The exit code."""
-    from twophase_features.parallel.launch import run_local
+    from twophase_tools.launch import run_local
 
     return exit_code_of(run_local("twophase_tools", num_ranks, args.argv, math.inf, show_ranks=(0,), check=False))
 
@@ -41,10 +41,10 @@ def check_shares(model: str, num_ranks: int, has_whole_experts: bool = False) ->
 def exit_code_of(ranks: "Sequence[RankResult]") -> int:
     """What the command as a whole ends with; prints what rank 0 has not said of a failure.
 
-    0 if all ranks succeeded, and only then; 2 if one refused what was asked for, even if torchrun ended others before
+    0 if all ranks succeeded, and only then; 2 if one refused what was asked for, even if others were ended before
     they could refuse it too; what rank 0 said if it ended by itself; else 1.
     """
-    from twophase_features.parallel.launch import what_failed
+    from twophase_tools.launch import what_failed
 
     codes = [each.exit_code for each in ranks]
     if not any(code != 0 for code in codes):

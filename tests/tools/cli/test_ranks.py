@@ -8,9 +8,10 @@ import time
 import pytest
 
 from tests.mutation import KillTable, Mutant
+from tests.parallel.processes import is_running
 from tests.tools.cli.conftest import child_environment, run_cli
-from twophase_features.parallel.launch import RankResult, is_running
 from twophase_tools.cli import ranks
+from twophase_tools.launch import RankResult
 
 
 def ended(*codes, said=""):
@@ -24,12 +25,12 @@ def check_exit_codes(module):
         ((1, 0), 1),
         ((0, 1), 1),
         ((2, -15), 2),
-        ((-15, 2), 2),  # torchrun ended rank 0 because rank 1 refused first
+        ((-15, 2), 2),  # rank 0 was ended because rank 1 refused first
         ((1, 2), 2),
         ((-9, -15), 1),
         ((1, -9), 1),
         ((0, -9), 1),
-        ((None, None), 1),  # with torchrun
+        ((None, None), 1),
         ((0, None), 1),
         ((141, 1), 141),
     ]:
@@ -46,7 +47,7 @@ def test_what_is_said(capsys):
     ranks.exit_code_of(ended(141, 1, said="from rank "))
     assert capsys.readouterr().err == ""
     ranks.exit_code_of(ended(None, None))
-    assert capsys.readouterr().err == "twophase: torchrun was killed or could not start them.\n"
+    assert capsys.readouterr().err == "twophase: the ranks were killed.\n"
     ranks.exit_code_of(ended(-15, -9))
     assert capsys.readouterr().err == "twophase: rank 1 was killed by signal 9.\n"
 
@@ -91,30 +92,30 @@ def test_another_job_s_rank_is_no_matter_for_one_process(twophase, tiny_folder, 
 
 
 def test_a_refusal_in_the_ranks_is_one_of_the_command(tiny_folder):
-    """Found out in every rank at once; torchrun ends those that are slower."""
+    """Found out in every rank at once; those that are slower are ended."""
     done = run_cli("bench", "disaggregation", "--quick", "--dtype", "float13", "--model", tiny_folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert "float13" in done.stderr
 
 
-def test_a_killed_launch_is_a_failure(talkative_folder):
-    """torchrun dies, and the ranks with it."""
+def test_a_killed_rank_is_a_failure(talkative_folder):
+    """A rank dies, and the command tells so and ends the others."""
     words = ("generate", "hello", "--max-tokens", "30000", "--tensor-parallel-size", "2", "--model")
     command = [sys.executable, "-m", "twophase_tools", *words, str(talkative_folder)]
     process = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        deadline, agents = time.monotonic() + 60, []
-        while not agents and time.monotonic() < deadline:
+        deadline, started = time.monotonic() + 60, []
+        while not started and time.monotonic() < deadline:
             time.sleep(0.1)
-            agents = children_of(process.pid)
-        os.kill(agents[0], 9)
+            started = children_of(process.pid)
+        os.kill(started[0], 9)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 1
-    assert b"torchrun was killed" in err
-    assert not is_running(agents[0])
+    assert b"rank 0 was killed by signal 9" in err
+    assert not is_running(started[0])
 
 
 def children_of(pid):

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-import twophase_features.selection as selection_module
+import twophase_labs.operations.selection as selection_module
+from tests.engine.conftest import tiny_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase.core.errors import InvalidRequestError
@@ -206,4 +207,4 @@ def test_votes_of_random_answers_are_counts():
     ids=lambda value: value if " " in value and "(" not in value and "=" not in value and "/" not in value else "",
 )
 def test_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase_features.selection", old, new), check)
+    KillTable.record(Mutant(name, "twophase_labs.operations.selection", old, new), check)
