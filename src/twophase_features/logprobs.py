@@ -20,7 +20,7 @@ def with_logprobs(
     params: Sequence[SamplingParams],
     row_of_draw: Sequence[int],
 ) -> list[SampledToken]:
-    """The drawn tokens, those of rows that ask for them with log-probabilities of the model's own distribution.
+    """The drawn tokens; where a row asks for them, with log-probabilities of the model's own distribution.
 
     Args:
         params: The parameters of each row of logits.

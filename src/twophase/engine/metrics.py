@@ -57,7 +57,7 @@ class EngineStats:
 class StepRecord(NamedTuple):
     """A step that has run: its sequences by name, taken before any of them ends, and the engine's clock.
 
-    `chunks` and `preempted` are those of `StepTrace`.
+    See `StepTrace` for `chunks` and `preempted`.
     """
 
     plan: StepPlan

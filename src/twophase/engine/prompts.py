@@ -35,8 +35,8 @@ def parse_prompt(
         max_model_len: Longer prompts are refused before their ids are checked; None: unlimited.
 
     Raises:
-        InvalidRequestError: The prompt is no `Prompt`; it is text and there is no tokenizer; it is empty or too long;
-            an id is not in the vocabulary; or its salt or tenant is not text.
+        InvalidRequestError: The prompt is not a `Prompt`; it is text and there is no tokenizer; it is empty or too
+            long; an id is not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):

@@ -1,7 +1,7 @@
 """From logits to tokens: every row of a step at once, each row with its own parameters.
 
 A greedy row takes its best token. Any other row has a weight for each token, and one inverse-CDF draw over them in
-vocabulary order. What a request asks for besides is loaded for it: `score_edits` (biases, penalties, masks),
+vocabulary order. Three features are loaded for requests that ask for them: `score_edits` (biases, penalties, masks),
 `truncation` (top-k, top-p, min-p) and `logprobs`.
 """
 
