@@ -101,8 +101,8 @@ class CacheManager(KVAllocator):
         its logits, and rounded down to a block, so that nothing found is ever written again. A table that never grows
         is not counted in the statistics."""
         keys = [] if keys is None else keys
-        max_blocks = (len(token_ids) - 1) // self.block_size if self.enable_prefix_caching else 0
-        self._prefixes.extend_keys(keys, token_ids, salt, max_blocks)
+        if self.enable_prefix_caching or self.tier is not None:
+            self._prefixes.extend_keys(keys, token_ids, salt, (len(token_ids) - 1) // self.block_size)
         block_ids, published = self._prefixes.lookup(keys, salt)
         num_cached = len(block_ids) // self.num_groups * self.block_size
         publish_at = num_cached + self.block_size if self.enable_prefix_caching else NEVER
