@@ -150,11 +150,18 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
     with serving(chat_folder, api_keys=keys) as server:
         engine, account = server.llm.llm.engine, server.app.state.service.tenants.find("Bearer sk-carol")
         account._tokens._now_s = lambda: account._tokens._since_s  # nothing comes back
+        scheduler = engine._scheduler
         happens = {
             "finish": lambda: None,
             "gone": lambda: connection.shutdown(socket.SHUT_RDWR),
             "deadline": lambda: jump_s.append(jump_s.pop() + 4000),
-            "failure": lambda: engine._report(engine._scheduler.abort(next(iter(engine._requests)), "planted")),
+            "failure": lambda: engine._report(
+                [
+                    update
+                    for seq_id in list(scheduler.sequences)
+                    for update in scheduler.fail(seq_id, ValueError("planted"))
+                ]
+            ),
             "close": server.llm._thread.stop,
         }
         step, numbers, tenants = engine.step, itertools.count(1), []
