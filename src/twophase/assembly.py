@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 def assemble(model: str, config: EngineConfig) -> Parts:
     """Open a model and build an engine around it. Invalid options are refused before a weight is read.
 
-    In a process that is not the driver: serve, and exit.
+    On ranks other than the driver it does not return: `executor.run` serves until the driver closes.
 
     Raises:
         ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
@@ -76,7 +76,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     # Join the other processes, and load this process's part of the model.
     executor = join(config, model_config, device)
     part = executor.part
-    kv_spec = spec_from_option(  # raises for heads that blocks cannot hold
+    kv_spec = spec_from_option(  # raises if rows of head_dim are not aligned
         config.kv_cache_dtype,
         num_layers=part.num_layers if groups is None else groups.size,
         num_kv_heads=part.num_kv_heads,
@@ -101,7 +101,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     num_blocks = config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block)
     num_blocks = executor.smallest(num_blocks)
     kv_cache = KVCache(kv_spec, num_blocks, executor.device, places=None if groups is None else groups.places)
-    # A CUDA graph cannot contain a wait for other processes with a time limit.
+    # A CUDA graph cannot contain an all-reduce with a timeout.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(llama, kv_cache, limits.max_model_len, use_cuda_graphs))
     cache = _cache_factory(config, windows)(num_blocks, config.block_size, config.enable_prefix_caching)
@@ -122,7 +122,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
 
 
 def _find(model: str) -> Path:
-    """A model's folder; the built-in and the hub's models come from the model store."""
+    """The model's folder; the model store resolves the built-in model and hub ids."""
     folder = Path(model).expanduser()
     if folder.is_dir() and not model.startswith(DEFAULT_MODEL):
         return folder
@@ -173,7 +173,7 @@ def _backend(config: EngineConfig, executor: Executor, dtype: torch.dtype, windo
 def _num_blocks(
     config: EngineConfig, limits: SchedulerConfig, windows: Any, model: LlamaModel, bytes_per_block: int
 ) -> int:
-    """Blocks in this process's pool, once its weights are loaded: as many as fit, and as could be used at once."""
+    """Blocks in this process's pool, once its weights are loaded: as many as fit, at most as many as useful."""
     useful = limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
     if windows is not None:
         useful = windows.num_useful_blocks(limits, config.block_size)
@@ -183,7 +183,7 @@ def _num_blocks(
 
 
 def _cache_factory(config: EngineConfig, windows: Any) -> Callable[..., Any]:
-    """Makes the cache manager from its number of blocks, their size and whether prefixes are cached."""
+    """Makes the allocator from (num_blocks, block_size, enable_prefix_caching)."""
     own, tier = config.cache_factory, config.kv_tier
     if own not in (None, CacheManager):
         return own
@@ -194,7 +194,7 @@ def _cache_factory(config: EngineConfig, windows: Any) -> Callable[..., Any]:
 
 @final
 class _Grammars:
-    """`Guidance`, made for the first request with structured outputs. Threads may share it."""
+    """`Guidance`, created by the first request with structured outputs. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         self._arguments = tokenizer.to_json, eos_token_ids

@@ -30,7 +30,7 @@ DEFAULT_STEP_TIMEOUT_S = 8.0  # so that a lost peer is an error within 10 second
 BACKENDS = ("auto", "torch", "triton")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 ADMISSIONS = ("optimistic", "reserve", "estimate")
-# Options of which one is on in every pair that `twophase_features.pairs` refuses, unless the model is mixed.
+# Each pair that `twophase_features.pairs` refuses has one of these options, or a model of full and sliding layers.
 _IN_PAIRS = ("sliding_window", "num_attention_sinks", "speculative_config", "drafter", "tensor_parallel_size")
 _EXCLUSIVE = (
     ("num_kv_blocks", "kv_memory_fraction", "size the pool"),
@@ -39,7 +39,7 @@ _EXCLUSIVE = (
 
 
 def _own(words: str, *methods: str) -> Any:
-    """An option that takes None or the user's own object: not its class, which has the same methods."""
+    """An option that takes None or an object with these methods; a class in place of its object is refused."""
     return option(None, optional(Rule(words, holds=lambda value: _has(value, *methods))))
 
 
@@ -72,7 +72,7 @@ class EngineConfig:
     Attributes:
         device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
         dtype: The dtype of activations and plain weights: 'float32', 'float16', 'bfloat16', or 'auto': float32 on a
-            CPU, the model's own elsewhere. Quantised weights: bfloat16 on a CPU with bfloat16 products.
+            CPU, the model's own elsewhere; for quantised weights, bfloat16 on a CPU that multiplies bfloat16.
         quantization: The format to which linear layers are rounded when the model is loaded: 'int8' (a scale per
             output), 'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32),
             'int4_g64', 'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the
@@ -86,8 +86,8 @@ class EngineConfig:
         kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
             at most 2 GiB.
         max_num_seqs: Sequences that run at once.
-        max_num_batched_tokens: Tokens computed in one step. None is 8192 on CUDA and 512 on a CPU, or as many as it
-            takes (`max_num_seqs`, and `max_model_len` without chunked prefill).
+        max_num_batched_tokens: Tokens computed in one step. None is 8192 on CUDA and 512 on a CPU, but at least
+            `max_num_seqs`, and without chunked prefill at least `max_model_len`.
         max_model_len: Prompt and output tokens of one sequence. None is the model's own limit.
         enable_prefix_caching: Reuse the K/V of prompt prefixes computed before.
         enable_chunked_prefill: Spread long prompts over several steps.
@@ -96,7 +96,7 @@ class EngineConfig:
         sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
             later query sees are freed.
         num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained
-            with a window needs a few (4), or its text falls apart.
+            with a window needs about 4, or its text degenerates.
         seed: Seeds the requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
         use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
@@ -113,16 +113,16 @@ class EngineConfig:
         admission_watermark: Share of the pool that admitting a request must leave free, in [0, 1).
         speculative_config: Options of speculative decoding; None: off.
         drafter: A `Drafter` in place of the n-gram lookup; without a `speculative_config` it gets the default options.
-        tensor_parallel_size: Processes that share the model, started by torchrun; only rank 0 gets beyond the line
-            that makes the LLM, and closes it to let the others go (see twophase_features.parallel.tensor_parallel).
-        enable_expert_parallel: Share out whole experts among these processes, as many to each, not a part of each.
-        peer_timeout_s: Seconds that one of them may be silent in the middle of a step.
+        tensor_parallel_size: Processes that share the model, started by torchrun. `LLM(...)` returns on rank 0 only,
+            whose `close` ends the other ranks (see twophase_features.parallel.tensor_parallel).
+        enable_expert_parallel: Each rank holds an equal number of whole experts, not a shard of every expert.
+        peer_timeout_s: Seconds that a rank may be silent in the middle of a step.
         cache_factory: Makes the `KVAllocator` from (num_blocks, block_size, enable_prefix_caching); None: the engine's
             own. A custom allocator must itself free the blocks that leave a sliding window.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
 
     Raises:
-        ConfigError: A field breaks its rule, or two contradict each other; names them, the rule and the values.
+        ConfigError: A field breaks its rule, or two contradict each other; names fields, rule and values.
     """
 
     device: Any = option("auto", _DEVICE)
@@ -171,15 +171,15 @@ class EngineConfig:
 
     @property
     def uses_features(self) -> bool:
-        """Whether an option is on that `twophase_features.pairs` may refuse beside another."""
+        """Whether an option is set that `twophase_features.pairs` may refuse beside another."""
         return any(getattr(self, name) != DEFAULTS[name] for name in _IN_PAIRS)
 
 
 def configured(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig:
-    """`config`, or the defaults, with these options in place of its own.
+    """`config`, or the default configuration, with these options replaced.
 
     Raises:
-        TypeError: There is no such option; names the nearest one.
+        TypeError: An unknown option; names the most similar option.
         ConfigError: As `EngineConfig`.
     """
     for name in options:

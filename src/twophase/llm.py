@@ -38,19 +38,19 @@ class LLM:
 
     Attributes:
         config: Every option of the engine.
-        model_dir, model_config: The model's folder, and the whole model's sizes, also where several ranks share it.
+        model_dir, model_config: The model's folder, and its config: of the whole model, also under tensor parallelism.
         tokenizer: None with `skip_tokenizer_init`.
-        model, kv_cache: This process's part of the model, and its pages.
+        model, kv_cache: This process's part of the model, and its K/V cache.
         engine, scheduler, runner: The engine serves requests, the scheduler plans its steps, the runner runs them.
-        refusal: Why every request is refused: an `AsyncLLM` has the engine, for example. None: requests are served.
+        refusal: Why every request is refused, for example because an `AsyncLLM` runs the engine. None: serving.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
         ConfigError: An invalid option, or two options that exclude each other (see `twophase_features.pairs`).
-        TypeError: There is no such option.
+        TypeError: An unknown option.
         BackendUnavailableError: The attention backend asked for cannot run here.
-        PeerLostError: One of the processes did not join.
-        SystemExit: In the other processes of a tensor-parallel model, when rank 0 has closed.
+        PeerLostError: A rank did not join.
+        SystemExit: On the other ranks of a tensor-parallel model, after rank 0 has closed.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, config: EngineConfig | None = None, **options: Any) -> None:
@@ -63,14 +63,14 @@ class LLM:
         self.refusal: str | None = None
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
-        self._latest: dict[str, RequestOutput | None] = {}  # outputs of the requests that a caller is waiting for
+        self._latest: dict[str, RequestOutput | None] = {}  # newest outputs of this object's requests
 
     def close(self) -> None:
-        """End the other processes of a tensor-parallel model; later requests fail. May be called again."""
+        """End the other ranks of a tensor-parallel model, whose requests fail from then on. May be called again."""
         self._close()
 
     def check_usable(self) -> None:
-        """Raises EngineDeadError and InvalidRequestError as `generate`, for what no prompt can change."""
+        """Raises EngineDeadError or InvalidRequestError, as `generate`, if every request would be refused."""
         if os.getpid() != self._pid and (self.kv_cache.device.type != "cpu" or self.config.tensor_parallel_size > 1):
             raise EngineDeadError(
                 "this process is a fork of the process that opened the model, and cannot use its GPU or other "
@@ -94,7 +94,7 @@ class LLM:
         """Continue each prompt; outputs are in the order of the prompts.
 
         On any exception, Ctrl-C included, these requests are aborted and the engine can be used again. A request that
-        fails while it runs raises nothing: its finish reason is 'error'.
+        fails while it runs raises no exception: its finish reason is 'error'.
 
         Args:
             prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
@@ -123,7 +123,7 @@ class LLM:
             return [output for id_ in request_ids if (output := self._latest[id_]) is not None]
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
-        """Search for the likeliest completions of each prompt; a `BeamSearchOutput` for each, in their order.
+        """Search for the likeliest completions of each prompt; returns a `BeamSearchOutput` per prompt, in order.
 
         Args:
             params: `BeamSearchParams`.
@@ -189,7 +189,7 @@ class LLM:
 
     @contextmanager
     def _requests(self, count: int) -> Iterator[list[str]]:
-        """Ids of new requests, whose outputs `_latest` gets. In the end unfinished requests are aborted."""
+        """Ids for new requests, whose outputs `_step` keeps in `_latest`; at the end, unfinished ones are aborted."""
         request_ids = [str(next(self._ids)) for _ in range(count)]
         self._latest |= dict.fromkeys(request_ids)
         try:
@@ -201,7 +201,7 @@ class LLM:
                     self._latest.pop(request_id, None)
 
     def _step(self) -> None:
-        # Outputs are cumulative, so the latest is enough, and any caller may run a step for all.
+        # Outputs are cumulative, so the latest is enough, and alternating streams may run each other's steps.
         for output in self.engine.step():
             if output.request_id in self._latest:
                 self._latest[output.request_id] = output

@@ -1,8 +1,8 @@
-"""Memory of weights, activations and K/V blocks, free memory, and the number of blocks that fit. The engine and the
-planner share this arithmetic. Nothing heavy is imported.
+"""Memory of activations and K/V blocks, free memory, and the number of blocks that fit. The engine and `twophase plan`
+share this arithmetic. Nothing heavy is imported.
 
-A shape has the size fields of a config.json (`ModelConfig`, the planner's `ModelShape`); where several ranks share a
-model, the sizes of one rank's part.
+A shape has the size fields of a config.json (`ModelConfig`, or the `ModelShape` of `twophase plan`); under tensor
+parallelism, the sizes of one rank's part.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GIB = 1024**3
 SCALE_BYTES = 4  # bytes of a scale, one for each token and head, for K and for V: float32
 ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
-MLP_UNIT = 16  # rows of the MLP that ranks do not split, so that each rank's start at multiples of 16 bytes
+MLP_UNIT = 16  # ranks split the MLP in units of 16 rows, so that each rank's part starts at a multiple of 16 bytes
 SAMPLING_COPIES = 4  # copies of a row's logits in float32: logits, scaled, sorted, probabilities
 SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 
@@ -44,11 +44,11 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_
 def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: int) -> int:
     """Bytes that a step may need besides weights and K/V, added up as if nothing were freed in between.
 
-    Per token the residual stream three times (old, new, normed), q, k, v, the attention's output, gate, up and their
-    product. With experts, for each of a token's the same three, the hidden values that go in and come out, sorted and
-    not, twice where they travel between ranks, and weighted in float32; of the router logits and probabilities in
-    float32. Per row that samples, `SAMPLING_COPIES` of its logits in float32, and for prompts' log-probabilities room
-    for `SCORED_ROWS` at least. The libraries' own memory comes from the share that the pool does not get.
+    Per token: the residual stream three times (old, new, normed), q, k, v, attention's output, gate, up and their
+    product. With experts, for each of a token's experts: gate, up, product and five hidden vectors (inputs and outputs,
+    sorted or not, and sent between ranks), and a weighted one in float32; per token router logits and probabilities in
+    float32. Per sampled row: `SAMPLING_COPIES` of its logits in float32, and at least `SCORED_ROWS` rows, for prompt
+    log-probabilities. The memory of libraries is in the share that the pool does not get.
 
     Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
     5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
@@ -75,12 +75,12 @@ def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype"
 
 
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
-    """Checked before a model is loaded; the simulator loads no model and skips the check.
+    """Check the host memory for RoPE tables, before a model is loaded; the simulator skips this.
 
     Raises:
         ConfigError: This machine has too little memory for RoPE tables of `num_positions` positions.
     """
-    # Angles, sines and cosines: an fp32 value for each pair of a head (model/rope.py).
+    # Angles, sines and cosines: an fp32 value for each pair of a head (`rope_tables` in model/llama.py).
     in_table, free = 3 * 4 * num_positions * (model.head_dim // 2), free_host_memory_bytes()
     in_tables = in_table if model.local_rope is None else 2 * in_table
     if in_tables > free:
@@ -149,11 +149,11 @@ def _read_fields(path: Path) -> dict[str, int]:
 def num_blocks_that_fit(
     bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:
-    """Blocks that fill a part of the memory free on `device` now.
+    """The number of blocks that fill a share of the memory that is free on `device` now.
 
     Args:
-        bytes_per_block: Bytes of a block, with a draft model's block beside it.
-        fraction: The part to fill; None: the default of the device's kind, and at most 2 GiB of a CPU's memory.
+        bytes_per_block: Bytes of a block, including the draft model's block if there is one.
+        fraction: The share to fill; None: the default for the device, and at most 2 GiB of a CPU's memory.
         reserved_bytes: Bytes to keep for a step (`step_bytes`).
 
     Raises:

@@ -1,9 +1,9 @@
 """Paged attention in plain PyTorch: the default without CUDA, and the readable reference.
 
-Decodes run batched, as FlashDecoding does it (split-KV, Dao et al. 2023): each sequence's visible pages are cut into
-splits of a fixed length, all splits of all sequences form one rectangular batch, and the partial results are merged by
-their maximum. No layer loops over sequences or pads to the longest one. A prefill chunk runs one fused
-`scaled_dot_product_attention`, and so does the only decode of a step.
+Decodes run batched, as in FlashDecoding (split-KV, Dao et al. 2023): each sequence's visible pages are cut into splits
+of a fixed length, all splits of all sequences form one rectangular batch, and partial results are merged by their
+maximum, without a loop over decodes or padding to the longest one. Each prefill chunk, and with `fused_seqs` the only
+decode of a step, runs one fused `scaled_dot_product_attention`. A page is a block's K or V in one layer.
 """
 
 import math
@@ -24,10 +24,10 @@ from twophase_kernels.quant import quantise_reference
 # each other, and the unsplit SDPA over gathered, padded pages takes 1.5 to 4 times as long.
 SPLIT_KEYS = 128
 
-# Decodes at most that one fused scaled_dot_product_attention serves. Measured likewise, one sequence of 128 keys, fused
-# against a product, a softmax and a product: bf16 21 us and 109, fp32 21 and 51; 32 sequences 415 and 352. For bf16,
-# whose small products are slow, this saved a seventh of a step with 4-bit weights; fp32 would gain 3 %, and keeps sums
-# that do not depend on the number of sequences.
+# Most decodes for one fused scaled_dot_product_attention. On the same 2 cores, in bf16, one sequence of 128 keys takes
+# 21 us fused and 109 as product, softmax and product (fp32: 21 and 51); 32 sequences take 415 and 352. In bf16, whose
+# small products are slow, fusing saved a seventh of a step with 4-bit weights; fp32 would save 3 %, and is not fused
+# (`make_backend`), so that its sums do not depend on the number of sequences.
 FUSED_SEQS = 8
 
 
@@ -36,11 +36,11 @@ class SplitPlan:
     """B decodes cut into n splits of C keys each.
 
     Attributes:
-        owner: The sequence each split belongs to, ascending.
-        rows: Which rows of the cache, seen as [N * H_kv, block_size * D], hold the splits' pages.
-        hidden: Keys that the split's query must not see.
-        stale: Which rows of the gathered [n * H_kv * C, D] come from slots that were never written. An earlier owner's
-            values there may be NaN, and 0 * NaN is NaN, so their V is zeroed.
+        owner: The sequence of each split, ascending.
+        rows: Rows of the cache, seen as [N * H_kv, block_size * D], with the splits' pages.
+        hidden: True for keys that the split's query must not see.
+        stale: Rows of the gathered [n * H_kv * C, D] that lie beyond their sequence's end. An earlier owner may have
+            left NaN there, and 0 * NaN is NaN, so their V is zeroed.
     """
 
     owner: Int[Tensor, "n"]
@@ -54,10 +54,10 @@ class ChunkPlan:
     """Consecutive tokens of one sequence: L queries, S gathered keys.
 
     Attributes:
-        tokens: Their slice of the flat batch.
+        tokens: The chunk's slice of the flat batch.
         rows: As in `SplitPlan`.
-        keys: Which of the gathered keys they read: the last page has an unused tail.
-        mask: None where plain causality is enough: for a fresh prompt, and for a single query that sees all `keys`.
+        keys: The slice of the gathered keys that the queries may see: the last page has an unused tail.
+        mask: True for visible keys. None for a new prompt (causal), and for a single query that sees all `keys`.
     """
 
     tokens: slice
@@ -68,14 +68,14 @@ class ChunkPlan:
 
 @dataclass(slots=True)
 class TorchPlan:
-    """Shared by the layers of one step.
+    """Indices and masks of one step, shared by its layers.
 
     Attributes:
         kept: Tokens whose K and V are written; None: all of them.
-        write_rows: Their rows of the cache, seen as [N * H_kv * block_size, D].
-        num_split, splits: The decodes that run batched; None: no decode does.
+        write_rows: The kept tokens' rows of the cache, seen as [N * H_kv * block_size, D].
+        num_split, splits: The decodes that run as splits; 0 and None if no decode does.
         chunks: All other sequences of the step.
-        rotation: cos and (-sin, sin) of the tokens' positions, from the first layer that needs them.
+        rotation: cos and (-sin, sin) of the tokens' positions, set by the first layer.
     """
 
     positions: Int[Tensor, "T"]
@@ -92,8 +92,8 @@ class TorchBackend(AttentionBackend):
 
     Args:
         split_keys: Keys of a split.
-        fused_seqs: Decodes at most that one fused call serves, if none needs more than one split; 0: none. A single
-            decode of any length is served by one fused call.
+        fused_seqs: Most decodes for one fused call, if each needs only one split. With 1 or more, the only decode of a
+            step is fused at any length, unless there are sinks. 0: decodes are never fused.
     """
 
     name = "torch"
@@ -127,7 +127,7 @@ class TorchBackend(AttentionBackend):
             (seq, pages[i : i + width]) for seq, pages in enumerate(pages_of) for i in range(0, len(pages), width)
         ]
         owner = torch.tensor([seq for seq, _ in splits], device=device)
-        # A split that is too short repeats its first page, which is there for sure, and hides its keys.
+        # A short split is padded with its first page, whose repeated keys are hidden.
         pages = torch.tensor([[*part, *[part[0]] * (width - len(part))] for _, part in splits], device=device)
         num_keys = torch.tensor([len(part) * self.block_size for _, part in splits], device=device)
         seq_lens, positions = batch.seq_lens[owner, None].long(), self._positions(pages)
@@ -156,11 +156,11 @@ class TorchBackend(AttentionBackend):
         return ChunkPlan(tokens, rows, slice(num_keys), mask)
 
     def _first_key(self, query: int) -> int:
-        """The position from which on a query sees keys, sinks aside."""
+        """The first position that a query sees, sinks aside."""
         return 0 if self.spec.window is None else max(0, query + 1 - self.spec.window)
 
     def _visible_pages(self, first_query: int, seq_len: int) -> Sequence[int]:
-        """Pages with keys that queries from `first_query` on see: of the sinks, then from the window's first key on."""
+        """Indices of pages that queries from `first_query` on see: the sinks' pages, then the window's."""
         num_pages = max(1, -(-seq_len // self.block_size))  # a padding row sees nothing of its page
         first_page = self._first_key(first_query) // self.block_size
         return [*range(min(first_page, -(-self.spec.num_sinks // self.block_size))), *range(first_page, num_pages)]
@@ -234,7 +234,7 @@ class TorchBackend(AttentionBackend):
         pages = gather_rows(kv, plan.rows, q.dtype)
         k, v = (each.view(1, num_kv_heads, -1, head_dim)[:, :, plan.keys] for each in pages)
         if len(q) == 1 and plan.mask is None:
-            # A group's heads as if they were queries of one head: no K or V is copied for each of them.
+            # The G query heads of a KV head run as G queries, so K and V are not repeated per query head.
             queries = q.reshape(1, num_kv_heads, -1, head_dim)
             return F.scaled_dot_product_attention(queries, k, v, scale=scale).reshape(q.shape)
         how = {"attn_mask": plan.mask, "is_causal": plan.mask is None, "enable_gqa": q.shape[1] != num_kv_heads}
@@ -250,7 +250,7 @@ def rotate(
 
 
 def write_rows(data: Tensor, scale: Tensor | None, rows: Int[Tensor, "R"], x: Float[Tensor, "T H_kv D"]) -> None:
-    """Write K or V of some tokens into rows of the cache seen as [N * H_kv * block_size, D], quantising if need be."""
+    """Write K or V of tokens into rows of the cache seen as [N * H_kv * block_size, D], quantised if it has scales."""
     x = x.reshape(-1, x.shape[-1])
     if scale is not None:
         x, row_scale = quantise_reference(x, "int8" if data.dtype == torch.int8 else "fp8_e4m3")
@@ -259,7 +259,7 @@ def write_rows(data: Tensor, scale: Tensor | None, rows: Int[Tensor, "R"], x: Fl
 
 
 def gather_rows(kv: LayerKV, rows: Int[Tensor, "R"], dtype: torch.dtype) -> Iterator[Float[Tensor, "R page D"]]:
-    """K, then V, of pages, as `dtype`; `rows` counts the pages of the cache seen as [N * H_kv, block_size, D]."""
+    """Pages of K, then of V, dequantised to `dtype`; `rows` are rows of the cache seen as [N * H_kv, block_size, D]."""
     for data, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
         pages = data.view(-1, data.shape[2] * data.shape[3]).index_select(0, rows).view(-1, *data.shape[2:])
         if scale is not None:

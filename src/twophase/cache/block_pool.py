@@ -1,4 +1,4 @@
-"""Which blocks are taken, by how many, and which free one is used next."""
+"""The block pool: reference counts, and the order in which free blocks are reused."""
 
 from collections import OrderedDict
 
@@ -11,9 +11,9 @@ class BlockPool:
     A block is in one of three states:
 
         in use   held by `ref_counts[block] > 0` tables
-        blank    free, its contents worthless: used first, the one freed last first
+        blank    free, without contents worth keeping: allocated first, the most recently freed block first
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
-                 the least recently freed first
+                 the least recently freed block first
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -24,7 +24,7 @@ class BlockPool:
             raise ConfigError(f"A block pool needs at least 1 block, got num_blocks={num_blocks}.")
         self.num_blocks = num_blocks
         self.ref_counts = [0] * num_blocks
-        self.num_evicted = 0  # blocks whose contents a prefix hit could have found, taken for others
+        self.num_evicted = 0  # cached blocks that were allocated again
         self._blank = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
         self._cached: OrderedDict[int, None] = OrderedDict()  # first = evicted next
 
@@ -46,7 +46,7 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take free blocks, each with a reference count of 1; the cached ones among them are evicted by this.
+        """Take free blocks, each with a reference count of 1; evicts cached blocks when the blank blocks run out.
 
         Raises:
             OutOfBlocksError: Fewer than `num_blocks` are free; nothing was taken.
@@ -65,7 +65,7 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id: int) -> None:
-        """One more owner of a block with contents; a cached one is no longer free.
+        """Add an owner to a block with contents; a cached block is no longer free.
 
         Raises:
             CacheStateError: No such block, or it is blank.
@@ -78,7 +78,7 @@ class BlockPool:
         self.ref_counts[block_id] += 1
 
     def release(self, block_id: int, is_cached: bool) -> None:
-        """One owner less; the last one frees the block, as cached or as blank.
+        """Remove an owner; the last owner frees the block, as cached or as blank.
 
         Raises:
             CacheStateError: No such block, or it has no owner (double free).

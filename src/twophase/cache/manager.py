@@ -19,7 +19,7 @@ NEVER = sys.maxsize
 class BlockTable:
     """The blocks of one sequence, in order. Only the allocator that opened it changes it; others read.
 
-        [0, num_cached_tokens)                         in pages since `CacheManager.open` (prefix hit) or `load`
+        [0, num_cached_tokens)                         K and V found by `CacheManager.open` (prefix hit) or `load`
         [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
         [num_tokens, len(block_ids) * block_size)      room in the last block
 
@@ -29,10 +29,10 @@ class BlockTable:
     Attributes:
         block_ids, num_tokens, num_cached_tokens, num_offered_tokens: See `KVTable`.
         salt: Tables share cached blocks only with tables of the same salt.
-        publish_at: Computed tokens that make the next block full, thus publishable; NEVER when none will be.
-        published: The contents of the last block that was made findable.
-        offered: Keys of the blocks behind the hit that the KV tier has.
-        num_uncounted_tokens: Looked up by `open`, not yet in the statistics.
+        publish_at: The number of computed tokens with which the next block can be published; NEVER: not at all.
+        published: The contents of the last published block, the parent of the next.
+        offered: Keys of the blocks after the hit that the KV tier has.
+        num_uncounted_tokens: Tokens that `open` looked up, not yet in the statistics.
     """
 
     block_ids: list[int]
@@ -60,12 +60,12 @@ class CacheManager(KVAllocator):
     Args:
         num_blocks: Blocks in the pool, at least 1.
         block_size: Slots per block, at least 1.
-        enable_prefix_caching: Whether `open` looks for blocks that hold a prefix already.
-        tier: Where the contents of evicted blocks go, and where prefixes are looked for that have left the pool.
+        enable_prefix_caching: Whether `open` looks up the prefix of its tokens.
+        tier: The KV tier to which evicted blocks are offloaded, and from which they are loaded.
 
     Attributes:
-        num_groups: Blocks that a table has side by side for the same tokens, one for each group of layers.
-        table_class: Makes the tables of `open`.
+        num_groups: Groups of layers; a table lists one block per group for the same tokens, side by side.
+        table_class: The class of the tables.
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -98,8 +98,8 @@ class CacheManager(KVAllocator):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
-        its logits, and rounded down to a block, so that nothing found is ever written again. A table that never grows
-        is not counted in the statistics."""
+        its logits, and whole blocks, so that a shared block is never written again. A table that never grows is not
+        counted in the statistics."""
         keys = [] if keys is None else keys
         if self.enable_prefix_caching or self.tier is not None:
             self._prefixes.extend_keys(keys, token_ids, salt, (len(token_ids) - 1) // self.block_size)
@@ -120,7 +120,7 @@ class CacheManager(KVAllocator):
         return table
 
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """As `KVAllocator`: the blocks behind a prefix hit that the tier told `open` of, as far as it still has them;
+        """As `KVAllocator`: loads the blocks after the prefix hit that the tier offered to `open`, up to a missing one,
         as many at a time as the table has room for."""
         loaded: list[int] = []
         while self.tier is not None and table.num_offered_tokens:
@@ -136,7 +136,7 @@ class CacheManager(KVAllocator):
             loaded += block_ids[: num_places * self.num_groups]
             table.offered = table.offered[len(keys) :]
             table.num_offered_tokens -= end - start
-            if not start < end == table.num_cached_tokens:  # there is no room, or the tier has lost some
+            if not start < end == table.num_cached_tokens:  # no room, or a block was lost
                 table.num_offered_tokens = 0
         return loaded
 
@@ -157,10 +157,10 @@ class CacheManager(KVAllocator):
         return table.num_tokens % self.block_size != 0 and self._pool.ref_counts[table.block_ids[-1]] > 1
 
     def grow(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
-        """As `KVAllocator`. If the last block will be written and is shared, this table gets a copy of its own
-        (copy-on-write), without contents until the copy is done."""
+        """As `KVAllocator`. If the last block will be written and is shared, a new block replaces it in this table
+        (copy-on-write), without contents until the caller has done the copy."""
         num_new = num_tokens - table.num_tokens
-        # The hot path, once per running sequence and step: the slot fits into a block that is this table's alone.
+        # The hot path, once per running sequence and step: the slot is in a block that is not shared.
         if (
             0 < num_new <= -table.num_tokens % self.block_size
             and self._pool.ref_counts[table.block_ids[-1]] == 1
@@ -193,7 +193,7 @@ class CacheManager(KVAllocator):
         return tuple(map(BlockCopy, shared_ids, new_ids))
 
     def _take(self, num_blocks: int) -> list[int]:
-        """Free blocks, their old contents no longer findable. Raises OutOfBlocksError, and nothing has changed."""
+        """Allocate blocks, and offload and unpublish their old contents. On OutOfBlocksError nothing has changed."""
         block_ids = self._pool.allocate(num_blocks)
         if self.tier is not None:
             keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
@@ -204,8 +204,8 @@ class CacheManager(KVAllocator):
         return block_ids
 
     def truncate(self, table: BlockTable, num_tokens: int) -> None:
-        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if one of the
-        slots is in a block that another table reads or that a lookup can find."""
+        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if a slot is
+        in a shared or published block."""
         self._require_open(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
@@ -227,8 +227,8 @@ class CacheManager(KVAllocator):
     # -- sharing, and giving back
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """As `KVAllocator`: makes the full blocks of tokens [0, num_computed) findable. Raises CacheStateError if the
-        table is not open here, or if fewer tokens have a slot or an id."""
+        """As `KVAllocator`: adds the full blocks of tokens [0, num_computed) to the prefix cache. Raises
+        CacheStateError if the table is not open here, or if fewer tokens have a slot or an id."""
         if num_computed < table.publish_at:
             return
         self._require_computed(table, token_ids, num_computed)
@@ -236,7 +236,7 @@ class CacheManager(KVAllocator):
             start, end = table.publish_at - self.block_size, table.publish_at
             holders = self._holders(table, start // self.block_size)
             published = self._prefixes.register(holders, token_ids[start:end], table.published, table.salt)
-            if published is None:  # a digest collision: what follows could not be found either
+            if published is None:  # a digest collision: later blocks could not be found either
                 table.publish_at = NEVER
                 return
             table.published = published
@@ -258,8 +258,8 @@ class CacheManager(KVAllocator):
             raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """As `KVAllocator`, when every token that has a slot has been written. The first of the two tables to write
-        into a shared partial block copies it."""
+        """As `KVAllocator`; every slot must have been written. The first table that writes into a shared partial block
+        copies it."""
         self._require_open(table)
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
@@ -268,7 +268,7 @@ class CacheManager(KVAllocator):
         return fork
 
     def close(self, table: BlockTable) -> None:
-        """As `KVAllocator`; the last block first, so that a prefix is evicted after what continues it."""
+        """As `KVAllocator`; frees the last block first, so that a block is evicted before its prefix."""
         self._require_open(table)
         self._tables.remove(table)
         num_empty = -table.num_tokens % self.block_size

@@ -12,7 +12,7 @@ DIGEST_BYTES = 16
 
 
 def salt_digest(salt: str) -> bytes:
-    """Where the chain of a salt starts. The `person` keeps it apart from every block's digest."""
+    """The digest that starts a salt's chain. BLAKE2's `person` makes it differ from every block's digest."""
     return hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES, person=b"salt").digest()
 
 
@@ -32,10 +32,10 @@ class CachedPrefix:
 
     Attributes:
         digest: Chained over the salt, all blocks before this one, and this one.
-        parent: The block before it; None for a sequence's first block.
-        salt, token_bytes: Kept to verify hits, for digests can collide.
-        holders: Every block with these contents, oldest first, and its group of layers (0 if there is one). Sequences
-            that compute the same prompt at the same time make several; evicting one leaves the others findable.
+        parent: The contents of the block before; None for a sequence's first block.
+        salt, token_bytes: Kept to verify hits, because digests can collide.
+        holders: Block ids with these contents, oldest first, and their groups of layers (0 if there is one group).
+            Sequences that compute the same prompt at the same time fill several; the others outlive an eviction.
     """
 
     digest: bytes
@@ -45,15 +45,15 @@ class CachedPrefix:
     holders: dict[int, int] = field(default_factory=dict)
 
     def is_prefix(self, parent: "CachedPrefix | None", salt: str, token_bytes: bytes) -> bool:
-        """Whether this is the wanted block. The parent, itself verified, stands for all blocks before it."""
+        """Whether these are the wanted contents. The parent, itself verified, stands for all blocks before it."""
         return self.token_bytes == token_bytes and self.parent is parent and self.salt == salt
 
 
 class PrefixCache:
     """Digest -> contents -> blocks. Knows nothing of the tables that use a block. Only an allocator calls it.
 
-    A prefix is known as long as a block holds it, or a prefix or a table continues it. So its parent is known as long
-    as it is, and comparing parents by identity is exact.
+    A `CachedPrefix` lives while a block holds its contents, or a child or a table refers to it. It keeps its parent
+    alive, so comparing parents by identity is exact.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -65,17 +65,17 @@ class PrefixCache:
         return block_id in self._of_block
 
     def lookup(self, keys: Sequence[BlockKey], salt: str) -> tuple[list[int], CachedPrefix | None]:
-        """Blocks that hold the longest known prefix of the blocks with these keys, and the last one's contents."""
+        """Blocks of the longest cached prefix of these keys, and the contents of its last block."""
         block_ids, last = [], None
         for found in self.known(keys, salt):
             if not found.holders:
                 break
-            block_ids.append(next(reversed(found.holders)))  # the newest: the oldest is the next to be evicted
+            block_ids.append(next(reversed(found.holders)))  # the newest block, because the oldest is evicted first
             last = found
         return block_ids, last
 
     def known(self, keys: Sequence[BlockKey], salt: str) -> Iterator[CachedPrefix]:
-        """The contents of the first blocks, as far as they are known and verified, held or not."""
+        """The contents for the first keys, up to the first key that is unknown or not verified; with blocks or not."""
         parent: CachedPrefix | None = None
         for digest, token_bytes in keys:
             found = self._by_digest.get(digest)
@@ -92,7 +92,7 @@ class PrefixCache:
             keys.append(BlockKey(block_digest(parent_digest, token_bytes), token_bytes))
 
     def key_of(self, block_id: int) -> BlockKey | None:
-        """The key of a block that a lookup can find; None of another block."""
+        """The key of a published block; None for other blocks."""
         if (prefix := self._of_block.get(block_id)) is None:
             return None
         return BlockKey(prefix.digest, prefix.token_bytes).of_group(prefix.holders[block_id])
@@ -100,10 +100,10 @@ class PrefixCache:
     def register(
         self, holders: Mapping[int, int], token_ids: Sequence[int], parent: CachedPrefix | None, salt: str
     ) -> CachedPrefix | None:
-        """Make `holders`, full blocks of the same tokens, findable; without holders, only what follows can be found.
+        """Publish `holders`, full blocks of the same tokens. If empty, only a parent for later blocks is registered.
 
         Returns:
-            The blocks' contents; None if their digest collides with other contents: then nothing was registered.
+            The blocks' contents; None, and no change, if their digest collides with other contents.
         """
         token_bytes = tokens_to_bytes(token_ids)
         digest = block_digest(parent.digest if parent else salt_digest(salt), token_bytes)

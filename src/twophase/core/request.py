@@ -21,7 +21,7 @@ from twophase.doors import feature
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1  # a key of the random numbers has 64 bits (`twophase.engine.philox`)
-# Every token's step goes through all of them, in Python.
+# Each generated token is checked against all of them, in Python.
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS = 32, 256, 1024
 
 _COUNT = whole_number(at_least=0)  # a token id, too
@@ -79,12 +79,12 @@ class SamplingParams:
         min_p: Drop tokens less likely than `min_p` times the most likely one.
         repetition_penalty: Logits of tokens already seen are divided by it when positive, else multiplied (CTRL,
             arXiv:1909.05858, section 4.1).
-        presence_penalty: Taken once from the logit of each token that the completion has already.
-        frequency_penalty: Taken from that logit as often as the completion has the token. Neither counts the prompt.
+        presence_penalty: Subtracted once from the logit of each token that the completion contains.
+        frequency_penalty: Subtracted once per occurrence in the completion. Both penalties ignore the prompt.
         seed: Makes the request's draws reproducible, alone or in any batch. None draws a fresh seed.
         max_tokens: Tokens to generate at most.
-        min_tokens: Tokens to generate before the completion may end by itself: until then no token is drawn that would
-            end it, and stop strings are text like any other. At most `max_tokens`.
+        min_tokens: Tokens to generate before the completion may end by itself: until then, tokens that end it are not
+            drawn, and stop strings have no effect. At most `max_tokens`.
         stop: Strings that end the completion; the text is cut before the string. One string is a list of one, None is
             an empty list. The text of a special token, "<|im_end|>" say, also stands for that token, which has no text
             otherwise.
@@ -97,13 +97,12 @@ class SamplingParams:
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
             token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
             (before structured outputs, temperature and truncation), in nats.
-        prompt_logprobs: Likewise for the prompt, given the tokens before: its own tokens' log-probabilities and this
-            many of the most likely tokens', once for all n completions. They cost the last linear layer at every
-            position of the prompt, which is computed from its beginning: its prefix is cached for others, and not
-            looked up.
+        prompt_logprobs: The same for each token of the prompt, once for all n completions. This takes the logits of
+            every position, so the prompt is computed from its first token: it fills the prefix cache, but is not looked
+            up there.
         structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
-            'length' it may be incomplete. Stop strings and stop token ids act where the text before them has the form,
-            and are passed over elsewhere.
+            'length' it may be incomplete. Stop strings and stop token ids are ignored until the text before them has
+            the form.
     """
 
     n: int = option(1, whole_number(at_least=1))
@@ -170,15 +169,14 @@ class Request:
         sampling_params: How tokens are chosen and when to stop.
         arrival_s: Seconds on the engine's monotonic clock.
         eos_token_ids: The model's end-of-text ids.
-        prompt: The text it came from, or None when token ids were given.
+        prompt: The prompt's text; None if token ids were given.
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
-        tenant: Its owner, for policies that share the engine fairly. See `FairPolicy`.
-        ttft_slo_s: Seconds from arrival by which its first token is wanted; None: no deadline. See `DeadlinePolicy`.
+        tenant: The request's owner, for policies that share the engine fairly. See `FairPolicy`.
+        ttft_slo_s: Deadline of the first token, in seconds from arrival; None: no deadline. See `DeadlinePolicy`.
 
     Raises:
-        InvalidRequestError: A field breaks its rule. A policy compares these numbers, so that a NaN would put the
-            whole queue out of order.
+        InvalidRequestError: A field breaks its rule. (Policies sort by these numbers: a NaN would disorder the queue.)
     """
 
     request_id: str
@@ -221,7 +219,7 @@ class CompletionOutput:
         token_ids: Every generated token, an end-of-text or stop token included.
         logprobs: One entry per token when `SamplingParams.logprobs` was set, else None.
         finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
-        stop_reason: The stop string or token id that ended it, if one did.
+        stop_reason: The stop string or stop token id that ended the completion, if one did.
         error: The error's text, when `finish_reason` is 'error'.
         cumulative_logprob: Sum of its tokens' log-probabilities, if requested; else None.
     """
@@ -238,12 +236,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to one request, in seconds on the engine's monotonic clock; None: not yet.
+    """Times and counts of one request; times in seconds on the engine's monotonic clock, None: not yet.
 
     Attributes:
         token_times_s: When each token of completion 0 was sampled.
         num_cached_tokens: Prompt tokens whose K/V came from the prefix cache at the first admission.
-        num_preemptions: Times its sequences lost their blocks.
+        num_preemptions: Preemptions of the request's sequences.
     """
 
     arrival_s: float

@@ -26,9 +26,9 @@ from twophase.scheduling.scheduler import Scheduler
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A `with` block, or a decorated function, that a SIGINT cannot cut in two: it takes effect at the end.
+    """Delay SIGINT to the end of a `with` block, or of a decorated function, so that Ctrl-C cannot cut it in two.
 
-    Python delivers signals to the main thread alone, so elsewhere nothing needs protection. May be nested.
+    Python delivers signals to the main thread alone, so other threads need no protection. May be nested.
     """
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
@@ -54,13 +54,13 @@ class Engine:
 
     Args:
         runner: The model with its K/V cache.
-        scheduler: Its cache manager has as many blocks as the runner's cache.
+        scheduler: Has an allocator with as many blocks as the runner's K/V cache.
         vocab_size: Token ids are below it.
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
         guidance: Compiles grammars for the codec's vocabulary; None serves no structured outputs.
         speculator: Proposes drafts; None: no speculative decoding.
-        seed: Seeds the generator that draws a seed for each request without one.
+        seed: Seeds the generator that draws a seed for each request that has no seed.
         max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
         clock: Seconds that never go back.
     """
@@ -109,9 +109,9 @@ class Engine:
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
     ) -> PreparedRequest:
-        """Make tokens of a request's text and a grammar of its schema. Any thread may do this, also during a step.
+        """Validate a request, encode its prompt and compile its grammar. Any thread may call this, also during a step.
 
-        Raises InvalidRequestError if no engine of this model could serve it.
+        Raises InvalidRequestError for an invalid parameter, prompt or grammar; `add` checks the scheduler's limits.
 
         Args:
             request_id: Unique among the unfinished requests.
@@ -146,7 +146,7 @@ class Engine:
         """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, seed = request.request_id, request.sampling_params.seed
-        # Before the state, which allocates all n completions: only now is n known to be valid.
+        # Before the state, which allocates n completions: this validates n.
         self._scheduler.add(request)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)
@@ -154,12 +154,12 @@ class Engine:
             self._scheduler.abort(request_id)
             raise
         self._requests[request_id] = state
-        # Only now: a request that was refused draws no seed, so it does not change other requests' seeds.
+        # Last, because a refused request must not change the seeds of other requests.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
     @uninterrupted()
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now and free its blocks. Returns its output, and no step does; None if it is not unfinished."""
+        """End a request now and free its blocks. Returns its output instead of `step`; None if unknown or finished."""
         state = self._requests.get(request_id)
         self._report(self._scheduler.abort(request_id))
         self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
@@ -175,7 +175,7 @@ class Engine:
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which `step` has nothing to do unless a request comes, because the policy waits."""
+        """Seconds until the policy plans again (`Step.wait_until`), unless a request arrives; 0 if it does not wait."""
         return 0.0 if self._wake_s is None else max(0.0, self._wake_s - self._clock())
 
     # -- the life of a token
@@ -211,13 +211,13 @@ class Engine:
 
     @plain_context()
     def _run(self, plan: StepPlan) -> Results:
-        """Run the plan. The result of a prefill that goes on has no tokens."""
+        """Sampled tokens, or an error, of each chunk, by seq_id; no tokens while a prefill continues."""
         results: Results = dict(plan.failed)
         batch = [self._entry(chunk) for chunk in plan.chunks]
         run = partial(run_and_sample, self._runner)
         for each, result in zip(batch, isolate(run, batch), strict=True):
             if isinstance(result, Exception) and each.chunk.num_drafts:
-                # Its drafts may be the cause, and must not affect other sequences.
+                # Run it again without drafts, which may be the cause: a draft must not fail its sequence.
                 (result,) = isolate(run, [each.without_drafts()])
             results[each.chunk.seq_id] = result
         return results
@@ -234,7 +234,7 @@ class Engine:
         return updates + self._scheduler.update(plan, sampled)
 
     def _report(self, updates: Sequence[SequenceUpdate]) -> tuple[tuple[str, int], ...]:
-        """Give completions their tokens, and queue the outputs that `step` returns; returns completions that ended."""
+        """Pass tokens to their completions and queue outputs for `step`; returns (request id, index) of ended ones."""
         now_s = self._clock()
         finished: list[tuple[str, int]] = []
         touched: dict[str, RequestState] = {}
@@ -249,7 +249,7 @@ class Engine:
         return tuple(finished)
 
     def _end(self, seq_id: int, state: RequestState, completion: Completion) -> None:
-        """Forget a completion that ended: by the scheduler, or by its text, of which the scheduler does not know."""
+        """Forget a completion that ended, here and in the scheduler, which does not know of stop strings."""
         assert completion.finish_reason is not None
         self._scheduler.finish(seq_id, completion.finish_reason, completion.stop_reason, error=completion.error)
         if self.speculator is not None:
@@ -274,7 +274,7 @@ class Engine:
 
     @property
     def latest_step(self) -> StepTrace | None:
-        """The newest entry of `trace`; None before the first, or if none is kept."""
+        """The newest entry of `trace`; None if it is empty."""
         return self._stat_logger.steps[-1] if self._stat_logger.steps else None
 
     def stats(self) -> EngineStats:

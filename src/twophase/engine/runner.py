@@ -1,4 +1,4 @@
-"""Runs the scheduler's plan: the packed batch through the model, logits of the rows that sample."""
+"""Runs a step's plan: packs the chunks into one batch, runs the model, computes the logits of the sampled rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +19,7 @@ from twophase.memory import SCORED_ROWS
 from twophase.model.llama import LlamaModel
 
 TABLE_COLUMNS = 16  # block tables have a multiple of this many columns
-ALIGNMENT = 4  # elements; every array starts at a multiple of 16 bytes, because kernels are compiled for such pointers
+ALIGNMENT = 4  # elements: every array starts at a multiple of 16 bytes, for which kernels are compiled
 
 TakeLogits = Callable[[Float[Tensor, "R V"]], None]
 PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable[[int], None] | None]]
@@ -27,7 +27,7 @@ PageWatch = Callable[[Sequence[ScheduledChunk]], AbstractContextManager[Callable
 
 @runtime_checkable
 class Runner(Protocol):
-    """The engine's interface for carrying out a plan; `ModelRunner` documents the calls."""
+    """The engine's interface to the model and its K/V cache; `ModelRunner` documents the calls."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None: ...
@@ -36,16 +36,16 @@ class Runner(Protocol):
 
 @final
 class ModelRunner:
-    """A model with its K/V cache. It writes the cache and keeps nothing else between steps.
+    """A model with its K/V cache, the only state that a step changes.
 
     Args:
         max_model_len: Tokens of the longest sequence.
         use_cuda_graphs: Replay decode steps as CUDA graphs, on a CUDA device and with the Triton backend.
 
     Attributes:
-        watch: Called with the chunks of a run; returns a context manager whose value is called with each layer's number
-            once the layer's K and V are in pages. None: no call. Watched runs use no CUDA graphs, nor do runs of a
-            model whose experts are watched.
+        watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
+            with a layer's number once the layer's K and V are written. None: runs are not watched. CUDA graphs are
+            not used while this or `model.watch_experts` is set.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
@@ -62,13 +62,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
-        """Compute at least one chunk; returns fp32 logits of the chunks with samples, in order; None if none has.
+        """Compute one or more chunks; returns fp32 logits [R, V] of the sampled rows, in order; None without any.
 
-        A chunk with drafts has 1 + num_drafts rows: after its newest token and after each draft. A chunk may be run
-        again, alone or in another batch: it writes the same K and V into the same slots.
+        A chunk that samples has one row, for its last token, and one more for each draft. A chunk may be run again,
+        alone or in another batch: it writes the same K and V into the same slots.
 
         Args:
-            score: Gets the logits of the chunks' scored tokens, in order, at most `SCORED_ROWS` at a time.
+            score: Called with the logits of the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
@@ -89,7 +89,7 @@ class ModelRunner:
         return self._logits(hidden, rows) if rows else None
 
     def close(self) -> None:
-        """Does nothing: a runner with other processes ends them here."""
+        """Does nothing; the runner of a tensor-parallel model ends the other processes here."""
 
     def _logits(self, hidden: Float[Tensor, "T N"], rows: list[int]) -> Float[Tensor, "R V"]:
         chosen = hidden[torch.tensor(rows, device=hidden.device)] if len(rows) < len(hidden) else hidden
@@ -102,9 +102,9 @@ class PackedBatch:
 
     Attributes:
         num_tokens: T.
-        longs: A row of token ids, one of positions, and one of slots for each group of layers; T of each row are used.
+        longs: Rows of token ids, of positions, and of slots for each group of layers; the first T columns are used.
         ints: Sequence lengths (S), cumulative query lengths (S + 1), block tables (S rows for each group).
-        query_lens, seq_lens: The lengths on the host.
+        query_lens, seq_lens: Query and sequence lengths as Python ints.
     """
 
     num_tokens: int
@@ -154,15 +154,14 @@ def pack(
     num_columns: int | None = None,
     pin_memory: bool = False,
 ) -> PackedBatch:
-    """Pack at least one chunk, on the host. Every chunk of one token counts as a decode: both are computed alike.
+    """Pack one or more chunks, on the host. One-token chunks at the front count as decodes, also one-token prefills.
 
     Args:
-        num_groups: Groups of layers; a chunk's table lists one block for each group, then the next blocks.
+        num_groups: Groups of layers; a chunk's block table has one block per group for the same tokens, side by side.
         num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
             of length 0 with one token (it attends to nothing); further tokens up to `num_tokens` belong to no sequence.
-            All have slot -1 (they write nothing).
-        pin_memory: For a copy to a GPU that does not block. PyTorch's pinned allocator keeps such memory for reuse,
-            and only after copies from it are done.
+            Padding has slot -1, so that its K and V are not written.
+        pin_memory: Allocate pinned memory, for a non-blocking copy to a GPU. PyTorch reuses it only after the copy.
     """
     num_seqs, num_padding = len(chunks), max(0, num_rows - len(chunks))
     starts = _array((chunk.start for chunk in chunks), num_seqs)

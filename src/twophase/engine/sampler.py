@@ -1,8 +1,8 @@
-"""From logits to tokens: every row of a step at once, each row with its own parameters.
+"""From logits to tokens: all rows of a step at once, each row with its own parameters.
 
-A greedy row takes its best token. Any other row has a weight for each token, and one inverse-CDF draw over them in
-vocabulary order. Three features are loaded for requests that ask for them: `score_edits` (biases, penalties, masks),
-`truncation` (top-k, top-p, min-p) and `logprobs`.
+A greedy row takes its most likely token. Other rows turn logits into weights and draw by inverse CDF in vocabulary
+order. Three features are loaded for requests that ask for them: `score_edits` (biases, penalties, masks), `truncation`
+(top-k, top-p, min-p) and `logprobs`.
 """
 
 import math
@@ -35,13 +35,13 @@ class SampleRow(NamedTuple):
 
     Attributes:
         params: The request's sampling parameters.
-        seed: The request's seed, drawn for it when it gave none.
+        seed: The request's own seed, or the seed that the engine drew for it.
         first_index: Completion index of the first draw; a prompt with n completions draws for n consecutive indices.
         position: Output position of the token, counted from 0.
         num_samples: Draws from this row, at least one.
         token_ids: The sequence so far, prompt and output; read only when there is a penalty.
-        allowed: Tokens that may be drawn: bit i % 32 of word i // 32 is token i's, and tokens beyond the last word are
-            excluded. None: any token.
+        allowed: Bitmask of tokens that may be drawn: token i is bit i % 32 of word i // 32; tokens beyond the last word
+            are excluded. None: any token.
         banned: Tokens that may not be drawn, even if `allowed`.
         bias: The request's `logit_bias`, as `score_edits.bias_of` makes it; None: no bias.
     """
@@ -94,13 +94,13 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
 def _draw_random(
     scores: Float[Tensor, "R V"], best: Float[Tensor, "R"], rows: Sequence[SampleRow], random: Sequence[int]
 ) -> Int[Tensor, "D"]:
-    """Temperature, truncation and the draws of the rows listed in `random`, in row order."""
+    """Apply temperature and truncation to the rows listed in `random`, and draw their D tokens, in row order."""
     device = scores.device
     params = [rows[r].params for r in random]
-    # Within float32: 0 would divide 0 by 0, and inf a forbidden token's -inf, either of which is NaN.
+    # Clamped in float32, because 0 / 0 and -inf / inf (an excluded token's logit) are NaN.
     tiny, huge = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
     temperature = torch.tensor([min(max(p.temperature, tiny), huge) for p in params], dtype=torch.float32)
-    # Relative to the best token, so that no temperature can overflow: 0 stays 0 and the rest may reach -inf.
+    # Relative to the best token, so that a small temperature cannot overflow: 0 stays 0, other scores may reach -inf.
     relative = scores[random].sub_(best[random][:, None]).div_(temperature.to(device)[:, None])
     weights = threshold(relative.clamp_min_(MIN_SCORE).exp_(), math.exp(MIN_SCORE) * (1 + 1e-6), 0.0)
     if any(p.truncates for p in params):

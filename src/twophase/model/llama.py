@@ -22,7 +22,7 @@ from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """The attention that this model's layers need; in a mixed model, the layers with a window."""
+    """Attention's sizes, scale and window; for full and sliding layers, the sliding ones."""
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -34,12 +34,12 @@ def attention_spec(config: ModelConfig) -> AttentionSpec:
 
 
 def layer_groups(config: ModelConfig) -> Any:
-    """Which layers share blocks (twophase_features.windows.layer_groups.LayerGroups); None: all do."""
+    """Groups of layers with their own blocks (twophase_features.windows.layer_groups.LayerGroups); None: one group."""
     return feature("windows.layer_groups").group_layers(config.sees_all) if config.is_mixed else None
 
 
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
-    """The backend that `make` makes for the model's layers; for a mixed model, one for both kinds of layers."""
+    """The backend that `make` builds; for full and sliding layers, a backend that combines one of each kind."""
     spec, groups = attention_spec(config), layer_groups(config)
     if groups is None:
         return make(spec)
@@ -50,20 +50,20 @@ def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], Attention
 
 
 class LlamaModel:
-    """A model ready to run. Immutable; a step changes only the K/V cache.
+    """A model ready to run. A step changes only the K/V cache.
 
     Args:
         weights: On the device that the model runs on.
         backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
-        sum_over_ranks: Adds up, in place, the partial outputs of all processes, when the weights are cut so that each
-            layer's output is a partial sum (twophase_features.parallel.sharding). None: the weights are whole.
-        dispatch_experts: Sends each token to the processes that hold its experts
-            (twophase_features.parallel.expert_parallel). None: this process holds every expert, or a part of each.
+        sum_over_ranks: The all-reduce, in place, of a layer's partial output when weights are sharded over ranks
+            (twophase_features.parallel.sharding). None: the weights are whole.
+        dispatch_experts: Sends each token to the ranks that hold its experts
+            (twophase_features.parallel.expert_parallel). None: this rank holds every expert, or a shard of each.
 
     Attributes:
-        watch_experts: Called in each layer that has experts, with the layer's number and how many tokens each expert of
-            this process computes (int64 [E], on the model's device). None: no call. See `ExpertLoad`.
+        watch_experts: Called in each layer with experts, with the layer's number and the number of tokens for each
+            expert of this rank (int64 [E], on the model's device). None: no call. See `ExpertLoad`.
     """
 
     watch_experts: Callable[[int, Int[Tensor, "E"]], None] | None = None
@@ -107,7 +107,7 @@ class LlamaModel:
         """Final hidden states of a step's tokens, before the last linear layer.
 
         `plan` is `backend.plan` of the step's batch. Writes the tokens' K and V into `kv_cache`; `after_layer` is
-        called with a layer's number when its K and V are there, while the rest is still to compute.
+        called with a layer's number after its attention, when its K and V are written.
         """
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
@@ -129,7 +129,7 @@ class LlamaModel:
             return backend.rmsnorm(x, residual, weights.final_norm, eps)[0]
 
     def logits(self, hidden: Float[Tensor, "R N"]) -> Float[Tensor, "R V"]:
-        """fp32 logits of the given rows of `forward`'s result: pass only the rows to sample."""
+        """fp32 logits of rows of `forward`'s result; callers pass only rows that are sampled or scored."""
         return self.weights.lm_head(hidden).float()
 
     def _attention(
@@ -189,5 +189,5 @@ def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the current one: torch uses its tensors' device, Triton launches on the current device."""
+    """Makes a GPU the current device: Triton launches there, whereas torch follows its tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,4 +1,4 @@
-"""The planner: the moves that a policy has in a step, and the rules that they keep."""
+"""The planner: the moves with which a policy fills a step, and the invariants that they keep."""
 
 import bisect
 import math
@@ -17,25 +17,25 @@ from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy, Refusal
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
-_ORDER = attrgetter("rank", "seq_id")  # sequences of equal rank go by arrival
+_ORDER = attrgetter("rank", "seq_id")  # equal ranks go by seq_id
 
 
 @final
 class Planner:
-    """The `Step` of policy.py, one step after another. It alone gives sequences blocks and places, and takes them back.
+    """Implements `Step` (policy.py), and keeps the queues between steps.
 
-    Invariant, whatever a policy asks for, also when a step is dropped or a method raises:
+    Invariants, whatever a policy asks for, also when a step is dropped or a method raises:
 
-    - A running sequence has a table and a place for each completion (`max_num_seqs` in all), a waiting one has neither.
-    - An admission reserves blocks for all tokens that the sequence has, so that a prefill, once begun, never waits.
-    - An admission leaves the watermark free, and what running sequences may still take by its rule (admission.py).
+    - A running sequence has a table and one of `max_num_seqs` places per completion; a waiting sequence has neither.
+    - An admission reserves blocks for all tokens of the sequence: a prefill, once begun, never waits for a block.
+    - An admission beside running sequences leaves free the watermark and the growth by its rule (admission.py).
     - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
-    - A block that is a copy of another one, or comes from the KV tier, is filled at once.
+    - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
-        copy_blocks: Copies whole blocks of the K/V cache; the engine's runner has it (`Scheduler.connect`).
-        refusal: Why the first of the waiting sequences was not admitted by the latest plan; None if none waited.
-        output_lengths: The lengths of ended completions, which the scheduler notes.
+        copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
+        refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
+        output_lengths: The lengths of ended completions, noted by the scheduler.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -51,16 +51,16 @@ class Planner:
         self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
         self._num_places_taken = 0
         self._growth = growth_rule(config, cache, self.output_lengths)
-        self._failed: dict[int, Exception] = {}  # running, and they cannot go on
-        self._preempted: list[Sequence] = []  # and not in a plan yet
+        self._failed: dict[int, Exception] = {}  # by seq_id: why a running sequence cannot continue
+        self._preempted: list[Sequence] = []  # not yet reported in a plan
         self._drafting: list[Sequence] = []  # with room for drafts
-        self._copies: list[BlockCopy] = []  # since the last step that was done, as the next two
+        self._copies: list[BlockCopy] = []  # this and the next two: since the last completed step
         self._loaded: list[int] = []
         self._num_offloaded_before = 0
         self._begin(0.0)
 
     def _begin(self, now_s: int | float) -> None:
-        """A new step. The one before may not have been done: take back the room for drafts."""
+        """Start a new step. If the previous step was dropped, take back its room for drafts."""
         self.now_s = now_s
         self._wake_s: int | float | None = None
         self._max_tokens = self.config.max_num_batched_tokens
@@ -69,7 +69,7 @@ class Planner:
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
         self._refusals: dict[int, Refusal] = {}
-        self._num_to_grow: int | None = None  # blocks that all running sequences may take; None: to be counted anew
+        self._num_to_grow: int | None = None  # growth of all running sequences, in blocks; None: not counted
         for sequence in self._drafting:
             if sequence.table is not None:
                 self.cache.truncate(sequence.table, len(sequence.token_ids))
@@ -126,7 +126,7 @@ class Planner:
         if copies:
             try:
                 self.copy_blocks(copies)
-            except Exception as error:  # the sequence's last block is not filled
+            except Exception as error:  # the sequence's last block has no contents
                 self._failed[sequence.seq_id] = error
                 return False
             self._copies += copies
@@ -180,7 +180,7 @@ class Planner:
         return self.cache.num_blocks // self.cache.num_blocks_at_most(1) * self.cache.block_size
 
     def _is_running(self, sequence: Sequence) -> bool:
-        """Whether a sequence that is not planned yet runs; False if it was preempted in this step."""
+        """False if the sequence was preempted in this step. Raises PolicyError if it is planned already, or waits."""
         if sequence in self._planned:
             raise PolicyError(f"a policy planned sequence {sequence.seq_id} twice in one step; once is the most.")
         if sequence.table is None and sequence not in self._preempted:
@@ -188,11 +188,11 @@ class Planner:
         return sequence.table is not None
 
     def _open(self, sequence: Sequence, may_split: bool) -> Refusal | None:
-        """Reserve blocks for all tokens of a waiting sequence; or tell why it cannot have them."""
+        """Open a waiting sequence's table and reserve blocks for all its tokens; or return the reason for a refusal."""
         num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
         is_hit = table.num_cached_tokens > 0
-        if is_hit:  # hit blocks may not come back to their owners
+        if is_hit:  # a shared block does not become free when it leaves its owner's window
             self._num_to_grow = None
         num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
         if may_split:
@@ -217,8 +217,8 @@ class Planner:
         return None
 
     def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
-        """Free blocks that a sequence may take for its prompt, by the invariant. Alone it may take all: `check_request`
-        found the pool large enough."""
+        """Free blocks that a sequence may take for its prompt, by the invariants; all of them if no other sequence
+        runs, because `check_request` found the pool large enough."""
         is_running = sequence.table is not None
         if len(self._running) == is_running:
             return self.cache.num_free_blocks
@@ -229,8 +229,8 @@ class Planner:
         return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
-        """The next chunk of a prefill; returns its tokens. It takes reserved blocks, and blocks that an admission could
-        take too."""
+        """Plan the next chunk of a prefill, in reserved blocks and in blocks that an admission could take too; returns
+        its number of tokens."""
         num_tokens = min(sequence.num_uncomputed_tokens, self.budget)
         if max_tokens is not None:
             num_tokens = max(0, min(num_tokens, max_tokens))
@@ -253,7 +253,7 @@ class Planner:
         bisect.insort(self._running, sequence, key=_ORDER)
 
     def _preempt(self, victim: Sequence) -> None:
-        """A running sequence loses its blocks and waits again."""
+        """Free a running sequence's blocks, and queue it again."""
         self.remove(victim)
         victim.status = SequenceStatus.PREEMPTED
         victim.num_preemptions += 1
@@ -293,16 +293,16 @@ class Planner:
         )
 
     def _decode_chunks(self, max_drafts: int) -> list[ScheduledChunk]:
-        """The planned decodes. Drafts get what the policy has left over: budget that no decode, prefill or newcomer
-        wanted, and blocks that are free and not reserved. So they cost no sequence its turn, whatever the policy."""
+        """The chunks of the planned decodes. Drafts take only tokens of the budget and unreserved free blocks that the
+        policy has left over, so they delay no sequence."""
         chunks, budget = [], self.budget
         for sequence in self._decodes:
             table, num_tokens = sequence.open_table, len(sequence.token_ids)
-            # If all drafts are accepted, another token is drawn after them: it must not be one too many.
+            # If all drafts are accepted, one more token is drawn, and must not exceed the sequence's limit.
             num_drafts = min(max_drafts, budget, sequence.max_num_tokens - num_tokens - 1)
             if num_drafts:
                 end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)
-                self.cache.grow(table, end)  # no copy: the decode has a last block of its own
+                self.cache.grow(table, end)  # no copy: after `decode` the last block is not shared
                 self._drafting.append(sequence)
                 num_drafts = end - num_tokens
                 budget -= num_drafts
@@ -311,22 +311,22 @@ class Planner:
         return chunks
 
     def commit(self) -> None:
-        """The latest step was done. Called before its sequences change."""
+        """Count the latest step as completed. Called before its sequences change."""
         stalls = not self._decodes and any(each.is_decoding and each not in self._planned for each in self._running)
         self.num_stalled_steps = self.num_stalled_steps + 1 if stalls else 0
         self._copies, self._loaded, self._drafting = [], [], []
         self._num_offloaded_before = self.cache.num_offloaded
 
     def confirm(self, sequence: Sequence, num_computed: int) -> None:
-        """A sequence's first `num_computed` tokens are in its blocks: the full ones may be shared. Room for drafts that
-        did not come, or were wrong, comes back."""
+        """The K and V of a sequence's first `num_computed` tokens are in its blocks: publish the full blocks, and free
+        the room of drafts that were rejected or not proposed."""
         table, sequence.num_computed_tokens = sequence.open_table, num_computed
         if len(sequence.token_ids) == num_computed < table.num_tokens:
             self.cache.truncate(table, num_computed)
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
-        """The completions that a sequence stood for part, sharing its blocks and places."""
+        """Give each fork a table that shares the sequence's blocks, and a place that its admission has counted."""
         for fork in forks:
             fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
@@ -334,7 +334,7 @@ class Planner:
             self._run(fork)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of its queue. One that runs gives its blocks and places back."""
+        """Take a sequence out of its queue; free the blocks and places of a running sequence."""
         if sequence.table is None:
             self._waiting.remove(sequence)
             return

@@ -1,7 +1,4 @@
-"""A scheduling policy: an order, and a plan for one step made with the moves that a step offers.
-
-The default policy, and the functions that it and other policies are made of.
-"""
+"""A scheduling policy: an order of sequences, and a plan for each step; the default policy and its parts."""
 
 import abc
 import enum
@@ -17,29 +14,29 @@ from twophase.scheduling.sequence import Sequence
 class Refusal(enum.Enum):
     """Why a sequence was not admitted, and how long that holds."""
 
-    BLOCKS = "too few free blocks"  # until one is freed, or one is published that it can share
+    BLOCKS = "too few free blocks"  # until a block is freed, or published with the sequence's prefix
     PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
     BUDGET = "token budget"  # until a step has more tokens left for it
-    POLICY = "the policy did not ask for it"  # or allowed it no token; as long as the policy's rule says so
+    POLICY = "the policy did not ask for it"  # or allowed no token; until the policy's rule changes that
 
 
 @runtime_checkable
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    It keeps to the blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget: a move
-    that does not fit plans less, or nothing, and says so. A move that makes no sense (the same sequence twice, a decode
-    of a prefill) raises PolicyError.
+    A step enforces the free blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget:
+    a move that does not fit plans fewer tokens, or nothing, and returns how many. An invalid move (the same sequence
+    twice, a decode of an unfinished prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
-        num_stalled_steps: Steps in a row in which a sequence was ready to decode and none did.
+        num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
         budget: Tokens that this step can still compute.
         num_free_places: Completions that may still be admitted.
-        num_waiting: Sequences that wait.
+        num_waiting: Waiting sequences.
         is_empty: Whether nothing is planned yet.
         running: The running sequences, best rank first.
-        waiting: The waiting sequences, best rank first; sequences admitted meanwhile are passed over.
+        waiting: The waiting sequences, best rank first; sequences admitted during the loop are skipped.
     """
 
     now_s: int | float
@@ -64,18 +61,18 @@ class Step(Protocol):
     def waiting(self) -> Iterator[Sequence]: ...
 
     def decode(self, sequence: Sequence) -> bool:
-        """Plan a decoding sequence's next token. When no block is free for it, the running sequences of worst rank that
-        are not planned yet are preempted; False if it was itself the worst, or if the budget is used up."""
+        """Plan a decoding sequence's next token; while no block is free, preempt the unplanned running sequence of
+        worst rank. False if that was this sequence, if the budget is used up, or if a block could not be copied."""
         ...
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
-        """Plan a chunk of a running prefill; returns its tokens, 0 if it was preempted in this step or the budget is
-        used up."""
+        """Plan a chunk of a running prefill; returns the number of its tokens, 0 if the sequence was preempted in this
+        step or the budget is used up."""
         ...
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the chunk's tokens, 0 if the
-        sequence was refused. `whole`: the whole prompt in this step, or none of it (unless no step has the budget)."""
+        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the number of its tokens, 0
+        for a refusal. `whole`: the whole prompt in this step or no token of it (except a prompt that never fits)."""
         ...
 
     def limit(self, max_tokens: int) -> None:
@@ -84,20 +81,19 @@ class Step(Protocol):
         ...
 
     def wait_until(self, when_s: int | float) -> None:
-        """If nothing is planned: do not ask again before `when_s`, unless a request comes."""
+        """If nothing is planned, the policy is not asked again before `when_s`, unless a request arrives."""
         ...
 
 
 class Policy(abc.ABC):
-    """Which sequence goes first, and what goes into a step. Implementations are final.
+    """The order of sequences, and the plan of each step. Implementations are final.
 
     One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
-    (largest rank). So no sequence is preempted for another that would then be the next victim.
+    (largest rank). So no sequence preempts a sequence of better rank.
 
-    A policy is told what happens to sequences by `note_waiting`, `note_computed` and `note_ended`, which do nothing
-    here. A policy that counts in them returns a copy with new counters from `fresh`:
-    `twophase_features.policies.round_robin` is an example. An error in one of them is not caught, and the tokens of the
-    step are lost.
+    The scheduler reports events by `note_waiting`, `note_computed` and `note_ended`, which do nothing here. A policy
+    that counts events returns a copy with new counters from `fresh` (twophase_features.policies.round_robin is an
+    example). An exception in a `note_` method is not caught, and the tokens of the step are lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
@@ -106,15 +102,15 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Sort key, fixed for the sequence's life: queues are sorted once, not at every step. Equal ranks go by
-        arrival."""
+        seq_id."""
 
     @abc.abstractmethod
     def plan(self, step: Step) -> None:
-        """Plan one step. Planning nothing while something is unfinished is an error, but for `step.wait_until`."""
+        """Plan one step. An empty plan while requests are unfinished is an error, unless `wait_until` was called."""
 
     def fresh(self) -> "Policy":
-        """The policy as one scheduler uses it: the same object, if it counts nothing; otherwise a copy with new
-        counters, so that several engines can be given one policy."""
+        """The policy for one scheduler: this object if it has no counters, else a copy with new counters, so that
+        several engines can be given one policy."""
         return self
 
     def note_waiting(self, sequence: Sequence) -> None:
@@ -125,18 +121,18 @@ class Policy(abc.ABC):
         """A sequence's chunk has been computed; called before the sequence changes.
 
         Args:
-            num_prefill_tokens: Tokens of a prefill's chunk, after a preemption output tokens too; 0 for a decode.
-            num_output_tokens: Tokens that the sequence gets, for all completions that it stands for.
+            num_prefill_tokens: Tokens of a prefill chunk, recomputed output tokens included; 0 for a decode.
+            num_output_tokens: Tokens sampled for the sequence, for all its completions.
         """
         return
 
     def note_ended(self, sequence: Sequence) -> None:
-        """A sequence has ended, whether it ran or waited; an aborted or failed one too."""
+        """A running or waiting sequence has ended, by itself, by an abort or by an error."""
         return
 
 
 def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence. One that does not sort would make every later step fail.
+    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail.
 
     Raises:
         InvalidRequestError: The policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN.
@@ -170,7 +166,7 @@ class PriorityPolicy(Policy):
 
     Attributes:
         patience_s: Ageing. None: priorities are strict, and requests of low priority may starve. Otherwise a request
-            passes over another of a priority level better once it has waited `patience_s` seconds longer. (Comparing
+            overtakes a request of the next better priority once it has waited `patience_s` seconds longer. (Comparing
             priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
     """
 
@@ -196,7 +192,7 @@ def by_priority(sequence: Sequence) -> tuple[Any, ...]:
 
 
 def decodes_first(step: Step, max_tokens: int | None = None) -> None:
-    """A token of every decode, then the prefills already begun, then waiting sequences in order until one does not fit.
+    """Plan a token of every decode, then prefills in progress, then waiting sequences in order until one is refused.
 
     `max_tokens` bounds the tokens of the step, decodes and drafts included; decodes are never held back.
     """

@@ -1,9 +1,9 @@
 """Continuous batching: which sequences compute which tokens in the next step.
 
-A step is planned by `schedule`, run by the engine, and confirmed by `update`. Nothing that `schedule` does counts as
-computed until `update` says so, hence the rule for failures: **whenever `schedule` raised, or a planned step was not
-run to its end, drop the plan and call `schedule` again.** `schedule` leaves a legal state behind: sequences admitted
-or preempted, and blocks with room for tokens not yet computed.
+A step is planned by `schedule`, run by the engine, and confirmed by `update`. A planned token counts as computed only
+after `update`, hence the rule for failures: **if `schedule` raised, or a planned step was not run to its end, drop the
+plan and call `schedule` again.** A dropped plan leaves a valid state: sequences admitted or preempted, and blocks with
+room for tokens not yet computed.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 @final
 class Scheduler:
-    """Decides what runs; owns every Sequence. Not thread-safe: one engine calls it, between steps.
+    """Plans and confirms steps; owns every Sequence. Not thread-safe.
 
-    The policy decides what goes into a step (policy.py); the planner keeps to the budget, the places and the blocks
-    (planner.py). By default each step has one token of every decoding sequence, then the prefills already begun, then
-    new ones: a decode never waits for a prefill.
+    The policy chooses the chunks of a step (policy.py); the planner enforces the token budget, `max_num_seqs` and the
+    pool (planner.py). By default each step has one token of every decoding sequence, then prefills in progress, then
+    new prefills: a decode never waits for a prefill.
 
     Attributes:
-        sequences: The unfinished ones, by seq_id; read-only to others.
-        planner: Which sequences wait and run, with which blocks; read-only to others.
+        sequences: Unfinished sequences by seq_id; read-only to others.
+        planner: The waiting and the running queue; read-only to others.
     """
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy | None = None) -> None:
@@ -41,12 +41,12 @@ class Scheduler:
         self.sequences: dict[int, Sequence] = {}
         self._seq_ids_of: dict[str, list[int]] = {}  # request id -> its unfinished sequences
         self._next_seq_id = 0
-        self._plan: StepPlan | None = None  # handed out, not confirmed
+        self._plan: StepPlan | None = None  # the latest, until `update`
         self._ended: list[Sequence] = []  # not reported to the policy yet
 
     @property
     def policy(self) -> Policy:
-        """`Policy.fresh` of the policy given. Sequences keep the rank that an earlier policy gave them."""
+        """This scheduler's `Policy.fresh`. After a change, sequences keep the rank that the old policy gave them."""
         return self.planner.policy
 
     @policy.setter
@@ -54,7 +54,7 @@ class Scheduler:
         self.planner.policy = policy.fresh()
 
     def connect(self, runner: Any) -> None:
-        """Give the planner, and a KV tier, the engine's `Runner`, which has the K/V cache."""
+        """Connect the planner's block copies, and the KV tier if there is one, to the engine's `Runner`."""
         self.planner.copy_blocks = runner.copy_blocks
         if self.cache.tier is not None:
             self.cache.tier.attach(runner)
@@ -75,7 +75,7 @@ class Scheduler:
     # -- requests
 
     def add(self, request: Request) -> int:
-        """Queue a request; returns the seq_id of its completion 0 (the others get theirs when the prompt is done).
+        """Queue a request; returns the seq_id of completion 0 (completions 1 .. n-1 fork when the prompt is computed).
         Raises as `check`."""
         sequence = self._sequence_of(request)
         self.policy.note_waiting(sequence)
@@ -108,14 +108,14 @@ class Scheduler:
     # -- one step
 
     def schedule(self, now_s: int | float = 0.0, max_drafts: int = 0) -> StepPlan:
-        """Plan the next step. It is empty if nothing is unfinished, or if the policy waits until `plan.wake_s`.
+        """Plan the next step. The plan is empty if no request is left, or if the policy waits until `plan.wake_s`.
 
         Args:
             now_s: The time, on the clock of the requests' `arrival_s`.
-            max_drafts: Give each decode room for up to this many drafts; its chunk's `num_drafts` tells how many.
+            max_drafts: Drafts for which each decode gets room at most; its chunk's `num_drafts` is the room it got.
 
         Raises:
-            PolicyError: The policy broke a rule, or planned nothing though something is unfinished.
+            PolicyError: The policy broke a rule, or planned nothing though a request is unfinished.
         """
         self._plan = None
         self._plan = self.planner.plan(now_s, max_drafts)
@@ -134,7 +134,7 @@ class Scheduler:
         for chunk in plan.decodes:
             tokens = drafts.get(chunk.seq_id, ())
             decodes.append(chunk._replace(token_ids=[*chunk.token_ids, *tokens], num_drafts=len(tokens)))
-        decodes.sort(key=lambda chunk: chunk.num_drafts > 0)  # a stable sort
+        decodes.sort(key=lambda chunk: chunk.num_drafts > 0)  # stable; plain decodes first
         num_verifying = sum(chunk.num_drafts > 0 for chunk in decodes)
         self._plan = replace(
             plan,
@@ -151,7 +151,7 @@ class Scheduler:
 
         Args:
             sampled: `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
-                the token drawn after them, of which a sequence takes what comes before its end.
+                the token drawn after them, which are cut after a stop token and at the length limit.
 
         Raises:
             ValueError: `plan` is not the latest plan, or `sampled` does not match it; nothing has changed.
@@ -160,7 +160,7 @@ class Scheduler:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
         chunks = [(self.sequences[chunk.seq_id], chunk) for chunk in plan.chunks if chunk.seq_id in self.sequences]
         computed = [(sequence, chunk, _tokens_of(sequence, chunk, sampled)) for sequence, chunk in chunks]
-        for sequence, chunk, tokens in computed:  # first, as a policy may raise
+        for sequence, chunk, tokens in computed:  # before any change: a policy may raise
             self.policy.note_computed(sequence, 0 if sequence.is_decoding else len(chunk.token_ids), len(tokens))
         self._plan = None
         self.planner.commit()
@@ -171,7 +171,7 @@ class Scheduler:
     def _settle(
         self, sequence: Sequence, chunk: ScheduledChunk, tokens: tuple[SampledToken, ...]
     ) -> list[SequenceUpdate]:
-        """A chunk's K and V are in its blocks, but for wrong drafts', and these tokens were drawn after it."""
+        """Confirm one chunk: append accepted drafts and sampled tokens; fork n completions after their prompt."""
         num_accepted = len(tokens) - 1 if chunk.num_drafts else 0
         sequence.token_ids += [token.token_id for token in tokens[:num_accepted]]
         self.planner.confirm(sequence, chunk.start + len(chunk.token_ids) - chunk.num_drafts + num_accepted)
@@ -181,7 +181,7 @@ class Scheduler:
         return [self._append(completion, (token,)) for completion, token in zip(completions, tokens, strict=True)]
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """The prompt is done: the completions part, sharing its blocks. All of them or, on an error, none."""
+        """Fork completions 1 .. n-1 of a computed prompt, whose blocks they share. On an error, no fork is made."""
         forks = []
         for index in range(1, sequence.num_completions):
             fork = sequence.fork(self._next_seq_id, index)
@@ -194,7 +194,7 @@ class Scheduler:
         return forks
 
     def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
-        """Append the last token of a run; the sequence ends on a stop token, or with as many tokens as it may have."""
+        """Append the last token of a run, after its accepted drafts; end on a stop token or at the length limit."""
         token_id, request = run[-1].token_id, sequence.request
         sequence.token_ids.append(token_id)
         reason: FinishReason | None = None
@@ -211,7 +211,7 @@ class Scheduler:
     # -- the end
 
     def abort(self, request_id: str) -> list[SequenceUpdate]:
-        """End every completion of a request, wherever it stands; nothing happens if it is not unfinished."""
+        """End all completions of a request, waiting or running; no effect if it is unknown or finished."""
         seq_ids = list(self._seq_ids_of.get(request_id, ()))
         return [update for seq_id in seq_ids for update in self.finish(seq_id, "abort")]
 
@@ -223,7 +223,7 @@ class Scheduler:
         self, seq_id: int, reason: FinishReason, stop_reason: str | int | None = None, *, error: str | None = None
     ) -> list[SequenceUpdate]:
         """End one sequence now and free its blocks; allowed at any time, also between `schedule` and `update`. Returns
-        an update for each completion it stood for: n if it had not forked yet, none if it is not unfinished."""
+        an update for each of its completions (n before the fork), and no update if it is unknown or finished."""
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             return []
@@ -236,7 +236,7 @@ class Scheduler:
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Out of the scheduler: blocks freed, nothing remembered but how long a completion was that ended by itself."""
+        """Free a sequence's blocks and forget it; the length of a completion that ended by itself is noted."""
         self.planner.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.seq_id]
@@ -257,8 +257,8 @@ class Scheduler:
 def _tokens_of(
     sequence: Sequence, chunk: ScheduledChunk, sampled: Mapping[int, Seq[SampledToken]]
 ) -> tuple[SampledToken, ...]:
-    """The tokens sampled after a chunk; accepted drafts and the token after them up to the sequence's end. Raises
-    ValueError if there are more or fewer than the chunk asks for."""
+    """The tokens sampled for a chunk; with drafts, cut after a stop token and at the length limit. Raises ValueError
+    for more or fewer tokens than the chunk asks for."""
     tokens, most = tuple(sampled.get(chunk.seq_id, ())), chunk.num_samples + chunk.num_drafts
     if not chunk.num_samples <= len(tokens) <= most:
         wanted = f"1 to {most}" if chunk.num_drafts else most
