@@ -40,7 +40,8 @@ _EXCLUSIVE = (
 
 def _own(words: str, *methods: str) -> Any:
     """An option that takes None or an object with these methods; a class in place of its object is refused."""
-    return option(None, optional(Rule(words, holds=lambda value: _has(value, *methods))))
+    rule = Rule(f"{words}: an object, not its class, with {', '.join(methods)}", holds=lambda x: _has(x, *methods))
+    return option(None, optional(rule))
 
 
 def _has(value: Any, *methods: str) -> bool:
@@ -58,7 +59,7 @@ _BACKEND = Rule(
     "an AttentionBackend, a function that makes one, or 'auto', 'torch' or 'triton'",
     holds=lambda x: x in BACKENDS if isinstance(x, str) else callable(x) or _has(x, "plan", "attend"),
 )
-_FUNCTION = Rule("a function", holds=callable)
+_FUNCTION = Rule("a function or a class", holds=callable)
 _SPECULATION = Rule(
     "a SpeculativeConfig(...)", holds=lambda value: isinstance(value, feature("speculation.config").SpeculativeConfig)
 )

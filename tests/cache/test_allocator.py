@@ -71,6 +71,17 @@ def test_the_abstract_methods_are_enough():
     assert preempted, "the pool was to be too small"
 
 
+class Forgetful(PlainAllocator):
+    def grow(self, table, num_tokens):
+        super().grow(table, num_tokens)  # and no `return ()`
+
+
+@pytest.mark.unchecked_types
+def test_grow_that_returns_nothing_copies_nothing():
+    """The likeliest slip of who writes an allocator once kept the planner in an endless loop."""
+    assert play(Forgetful(10, 4)) == play(PlainAllocator(10, 4))
+
+
 @pytest.mark.parametrize("num_free", [0, 1, 3, 9, 30])
 def test_room_is_the_largest_number_of_tokens_that_fits(num_free):
     cache = CacheManager(30, 4)

@@ -114,10 +114,10 @@ class Planner:
             raise PolicyError(
                 f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
             )
-        copies: tuple[BlockCopy, ...] | None = None
-        while copies is None:
+        while True:
             try:
                 copies = self.cache.grow(sequence.open_table, len(sequence.token_ids))
+                break
             except OutOfBlocksError:
                 victim = next(each for each in reversed(self._running) if each not in self._planned)
                 self._preempt(victim)
