@@ -59,7 +59,7 @@ BOOKKEEPING_MUTANTS = [
     ("cached block freed as blank", POOL, "        if is_cached:\n", "        if False:\n"),
     ("blank block freed as cached", POOL, "        if is_cached:\n", "        if True:\n"),
     # Hits
-    ("full hit allowed", MANAGER, "max_blocks = (len(token_ids) - 1) //", "max_blocks = len(token_ids) //"),
+    ("full hit allowed", MANAGER, "salt, (len(token_ids) - 1) //", "salt, len(token_ids) //"),
     ("hit not rounded down", MANAGER, "num_cached = len(block_ids) // self.num_groups * self.block_size", "num_cached = len(block_ids) and len(block_ids) // self.num_groups * self.block_size + 1"),
     ("hash without parent", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(token_bytes"),
     ("hash without tokens", PREFIX, "blake2b(parent_digest + token_bytes", "blake2b(parent_digest"),
