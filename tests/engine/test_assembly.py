@@ -71,7 +71,7 @@ def test_one_process_and_several_are_executors(tiny_folder):
     assert isinstance(TensorParallelGroup(model_config, device, None), Executor)
     assert one.cut("model.layers.0.self_attn.q_proj.weight", device) is device
     assert (one.smallest(7), one.run, one.is_driver) == (7, one.run, True)
-    with pytest.raises(ConfigError, match="has none"):
+    with pytest.raises(ConfigError, match="has no experts"):
         executor.join(EngineConfig(enable_expert_parallel=True), model_config, device)
 
 

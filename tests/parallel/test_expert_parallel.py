@@ -91,7 +91,7 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(tmp_path, mo
     with pytest.raises(ConfigError, match=r"9 experts cannot .* tensor_parallel_size 2; use one of 1, 3, 9 processes"):
         LLM(str(sparse), tensor_parallel_size=2, **options)
     for size in (1, 2):
-        with pytest.raises(ConfigError, match=r"experts of a model, and LlamaForCausalLM has none; leave it off"):
+        with pytest.raises(ConfigError, match=r"experts of a model, and LlamaForCausalLM has no experts; leave it off"):
             LLM(str(dense), tensor_parallel_size=size, **options)
 
 

@@ -101,14 +101,14 @@ class SampledToken(NamedTuple):
 
 
 class SequenceUpdate(NamedTuple):
-    """What a step changes for one completion: new tokens, its end, or both.
+    """The changes that a step makes to one completion: new tokens, its end, or both.
 
     Attributes:
         seq_id: Its sequence. Completions that had not forked yet share that of completion 0.
         tokens: New tokens; a stop token is among them.
         finish_reason: None while it goes on.
         stop_reason: The stop token id or string that ended it; None for the model's end-of-text.
-        error: What went wrong, when `finish_reason` is 'error'.
+        error: The failure's description, when `finish_reason` is 'error'.
     """
 
     seq_id: int

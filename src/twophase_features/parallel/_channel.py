@@ -1,11 +1,11 @@
 """A line to one peer: messages go out on a thread of their own, and come in on another.
 
-The thread that computes never waits for the network: it puts what it has to say into a queue. That is what overlaps a
-transfer with the next layers.
+The thread that computes never waits for the network: it puts its messages into a queue. So a transfer overlaps with
+the next layers.
 
 A message is its number of bytes, and that many bytes of pickle. A side that has nothing to say sends a number of zero
-from time to time; one that is silent for longer than the peers' limit is lost. So a process that was stopped is
-noticed, and one that only computes for long is not taken for it.
+from time to time; a side that is silent for longer than the peers' limit is lost. So a process that was stopped is
+noticed, and a process that only computes for long is not taken for a stopped one.
 """
 
 import io
@@ -32,7 +32,7 @@ Send = Callable[..., None]  # `Channel.send`, or a stand-in
 
 @final
 class Inbox:
-    """What has come in on all lines, oldest first: (rank, message), or the error that ended a line."""
+    """The messages that have come in on all lines, oldest first: (rank, message), or the error that ended a line."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[int, Message] | Exception] = queue.SimpleQueue()
@@ -116,8 +116,8 @@ class Channel:
             noted(start_s, time.monotonic())
 
     def _on_the_host(self, pages: Pages, is_packed: Any) -> Pages:
-        """On a GPU pages are copied on a stream of their own, which waits for them and not for what was queued after
-        them."""
+        """On a GPU pages are copied on a stream of their own, which waits for them and not for work that was queued
+        after them."""
         if self._stream is not None:
             self._stream.wait_event(is_packed)
         with torch.cuda.stream(self._stream):

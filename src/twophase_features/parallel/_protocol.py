@@ -1,4 +1,4 @@
-"""What the two sides of a disaggregated engine say to each other. Plain data; it travels pickled between equals.
+"""The messages between the two sides of a disaggregated engine: plain data, pickled between processes of one program.
 
 decode side (rank 0)                         prefill side
                         <- Hello             when it is ready
@@ -21,7 +21,7 @@ from twophase.scheduling.limits import SchedulerConfig
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A prefill worker is ready: what it serves, and within which limits."""
+    """A prefill worker is ready. It serves this model, with pages of this `spec`, within these limits."""
 
     model: ModelConfig
     spec: KVCacheSpec

@@ -102,7 +102,7 @@ class DecodeEngine:
     (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default 'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
-    `num_cached_tokens` counts what it found in its prefix cache and its tier. `take_transfers` tells the worker's part.
+    `num_cached_tokens` counts tokens found in its prefix cache and its tier. `take_transfers` has the worker's part.
 
     Attributes:
         lost: Why there is no worker any more.
@@ -185,7 +185,7 @@ class DecodeEngine:
 
     @uninterrupted()
     def step(self) -> list[RequestOutput]:
-        """Take in what has come, send out what there is room for, and take a step of the engine."""
+        """Hear the messages that came, step the engine, and submit prompts for whose pages the tier has room."""
         is_busy = self._engine.has_unfinished_requests()
         try:
             timeout_s = min(IDLE_S, self._engine.idle_s) if is_busy else IDLE_S if self._remote else 0.0
@@ -218,7 +218,7 @@ class DecodeEngine:
         return bool(self._remote) or self._engine.has_unfinished_requests()
 
     def __getattr__(self, name: str) -> Any:
-        """What an `Engine` has besides (its trace, its block tables, ...) is the decode side's."""
+        """Every other attribute of an `Engine` (its trace, its block tables, ...) is the decode side's."""
         return getattr(self._engine, name)
 
     def stats(self) -> EngineStats:
@@ -241,7 +241,7 @@ class DecodeEngine:
             send(wire.Bye())
 
     def _submit_of(self, request: Request) -> wire.Submit | None:
-        """What a worker shall compute and send; None: the prompt is computed here."""
+        """The prompt and the blocks that a worker shall compute and send; None: the prompt is computed here."""
         if request.sampling_params.prompt_logprobs is not None:
             return None
         keys: list[BlockKey] = []  # of all blocks that can be loaded: full ones, the last token is not in them
@@ -272,7 +272,7 @@ class DecodeEngine:
                 self._sends[remote.rank](remote.submit)
 
     def _queue(self, request_id: str) -> None:
-        """No pages are waited for any more: the request goes into the engine, which loads those that are here."""
+        """The request waits for no more pages: it goes into the engine, which loads the pages that are here."""
         remote = self._remote.pop(request_id)
         if remote.is_submitted:
             self._to_load[request_id] = remote.submit.keys
@@ -337,8 +337,8 @@ def disaggregated(
     prompts until rank 0 leaves the block, and then get None.
 
     Args:
-        config, options: As `LLM`. What shapes pages (kv_cache_dtype, dtype, block_size) must be the same in all ranks;
-            device='auto' is cuda:LOCAL_RANK where there is CUDA.
+        config, options: As `LLM`. Options that shape pages (kv_cache_dtype, dtype, block_size) must be the same in all
+            ranks; device='auto' is cuda:LOCAL_RANK where there is CUDA.
         step_timeout_s: How long a silent peer is waited for.
         startup_timeout_s: How long the others may take to load the model.
         prefill_options: Options of `LLM` for the prefill side, in the place of rank 0's.

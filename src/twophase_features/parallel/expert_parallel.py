@@ -1,6 +1,6 @@
 """Expert parallelism: each rank holds some experts whole, and tokens travel to them (GShard, arXiv:2006.16668).
 
-The ranks are those that share the attention by tensor parallelism, so all of them know all tokens of a step. In a layer
+The ranks also share the attention by tensor parallelism, so all of them know all tokens of a step. In a layer
 that has experts each rank takes an equal share of the tokens, as many as any other or fewer, and routes them; then
 
     dispatch   every (token, expert) row goes to the rank that holds the expert: an all-to-all
@@ -24,7 +24,7 @@ from twophase_features.parallel.peers import Peers
 
 @final
 class ExpertParallel:
-    """What a `LlamaModel` dispatches its experts' rows with."""
+    """The function with which a `LlamaModel` dispatches its experts' rows."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

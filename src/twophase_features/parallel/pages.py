@@ -1,7 +1,7 @@
 """Pages of one layer as bytes, out of one cache and into another.
 
 They hold whole blocks, whatever is in them: K of all blocks, V of all blocks, and, quantised, the scales of K and of V.
-So what arrives equals bit for bit what was sent, and a block may have another number there.
+So a block arrives bit for bit as it was sent, and may have another number there.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """The processes that compute together: every wait has a limit, and a peer that is gone is an error, never a hang.
 
-What gloo does when a peer is lost, found by experiment (torch 2.13, Linux): its death closes its connections, and
+Experiments (torch 2.13, Linux) show how gloo treats a lost peer. The death of a process closes its connections, and
 a rank that waits for it gets an error within milliseconds. A stopped process (SIGSTOP), a frozen machine or a cut cable
 closes nothing: a wait then ends when the limit of the process group is over (30 minutes by default). After either,
 every further call fails at once, and nothing waits for the lost peer.
 
 The limit belongs to a process group. So there are several groups over the same processes: one for the inside of a step,
-where silence means trouble, and one for the time between steps, where a worker may wait for ever and only the death of
-its driver wakes it.
+where silence means trouble, and one for the time between steps, where a worker may wait without a limit, and gets an
+error only if its driver dies.
 """
 
 import os
@@ -62,11 +62,11 @@ class PeerLostError(UnrecoverableError):
 
 @dataclass(slots=True)
 class Traffic:
-    """What one kind of call has moved so far. Only `Peers` changes it.
+    """The traffic of one kind of call so far. Only `Peers` changes it.
 
     Attributes:
         num_calls: How often.
-        num_bytes: Of the tensors handed over; what an algorithm makes of it on the wire is its own affair.
+        num_bytes: Bytes of the tensors handed over; an algorithm may send more or fewer on the wire.
         elapsed_s: In these calls, waiting for slower peers included.
     """
 
@@ -77,11 +77,11 @@ class Traffic:
 
 @final
 class Peers:
-    """This process's place among `world_size` processes, and what it says to the others. Not thread-safe.
+    """This process's place among `world_size` processes, and its communication with them. Not thread-safe.
 
     Made by `Peers.join`. Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises
     `PeerLostError` when a peer dies, and when it says nothing for `step_timeout_s`; from then on every call raises it.
-    `what` says in that error what was waited for.
+    `what` says in that error what the call waited for.
 
     While it is open, SIGTERM does not end the process at once: torchrun sends it to all ranks as soon as one has died,
     and a survivor must live long enough to notice the loss and say so. It ends `step_timeout_s` later at the latest.
@@ -125,7 +125,7 @@ class Peers:
             startup_timeout_s: How long the others may take to get here.
 
         Raises:
-            ConfigError: No torchrun around this process, or a limit that is no positive number.
+            ConfigError: No torchrun around this process, or a limit that is not a positive number.
             PeerLostError: A rank did not come in time.
         """
         rank, local_rank, world_size = place()
@@ -174,7 +174,7 @@ class Peers:
         num_sent: list[int] | None = None,
     ) -> None:
         """Each rank sends each rank some rows of `sent`, in the order of the ranks, and finds in `received`, in that
-        order, what they sent to it.
+        order, the rows that they sent to it.
 
         Args:
             num_received, num_sent: Rows for each rank; None: equally many.
@@ -190,7 +190,7 @@ class Peers:
         self._timed("send", tensor, lambda group: dist.send(tensor, dst, group=group), what, dst)
 
     def recv(self, tensor: Tensor, src: int, what: str) -> None:
-        """Fill `tensor` with what rank `src` sends."""
+        """Fill `tensor` with the tensor that rank `src` sends."""
         self._timed("recv", tensor, lambda group: dist.recv(tensor, src, group=group), what, src)
 
     # -- between steps
@@ -200,7 +200,7 @@ class Peers:
         self._timed("call", message, lambda group: dist.send(message, dst, group=self._idle), what, dst)
 
     def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
-        """Wait for rank `src`'s `call`, for ever if need be; `message` (on the CPU) is filled.
+        """Wait for rank `src`'s `call` without a limit; `message` (on the CPU) is filled.
 
         Raises:
             PeerLostError: Rank `src` has died.
@@ -228,8 +228,8 @@ class Peers:
         has_lost = self._lost is not None
         self.leave("it has closed")
         if self._sigterm is not None:
-            # After a loss torchrun's SIGTERM is on its way, and must not cut off what is said about it. Ignored, not
-            # handled: the interpreter takes handlers away before it has ended.
+            # After a loss torchrun's SIGTERM is on its way, and must not cut off the report of the loss. It is ignored,
+            # not handled: the interpreter takes handlers away before it has ended.
             signal.signal(signal.SIGTERM, signal.SIG_IGN if has_lost else self._sigterm)
         self._disconnect()
 
@@ -281,7 +281,7 @@ class Peers:
     def _who_is_lost(self, peer: int | None) -> tuple[int, ...]:
         """The peer that was waited for. A collective waits for all: then the survivors call the roll.
 
-        Each leaves a note and hangs up, which wakes those that still wait for it; a rank without a note is lost.
+        Each leaves a note and hangs up, which wakes the ranks that still wait for it; a rank without a note is lost.
         """
         others = self._others
         if peer is not None or len(others) == 1:
@@ -384,7 +384,7 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
 
 
 def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
-    """`call()`, or a TimeoutError soon after the limit: torch waits for ever for a server that is no store."""
+    """`call()`, or a TimeoutError soon after the limit: torch waits without end for a server that is not a store."""
     found: Future[Any] = Future()
 
     def run() -> None:

@@ -43,7 +43,7 @@ class RemoteTier:
 
     Args:
         kv_cache: The blocks of the decode engine.
-        behind: A tier that is asked for what has not come, and given what leaves the cache.
+        behind: A tier that is asked for the blocks that have not come, and given the blocks that leave the cache.
         num_blocks: None: as many as `kv_cache` has, in at most a quarter of the free host memory.
 
     Raises:
@@ -62,7 +62,7 @@ class RemoteTier:
     # -- what comes
 
     def expect(self, keys: Sequence[BlockKey]) -> bool:
-        """Keep room for a prompt's blocks until they are dropped; False, and nothing has changed, if there is none."""
+        """Keep room for a prompt's blocks until they are dropped; False, with nothing changed, if there is no room."""
         with self._lock:
             new = [key for key in keys if key not in self._expected]
             if len(new) > len(self._free):
@@ -84,7 +84,7 @@ class RemoteTier:
 
     def receive(self, keys: Sequence[BlockKey], layer: int, parts: Sequence[UInt8[Tensor, "n ..."]]) -> None:
         """Write a layer of these blocks, as `pack_layer` gives it. If torch cannot (no memory for a copy, say), these
-        pages are missing, and that is all. What is here already stays as it is, for it may be loaded just now."""
+        pages are missing, and that is all. Pages that are here stay as they are, for they may be loaded just now."""
         with self._lock:
             blocks = [self._expected.get(key) for key in keys]
             new = [block if block is not None and layer not in block.layers else None for block in blocks]

@@ -21,7 +21,7 @@ from twophase.core.errors import ConfigError
 from twophase.memory import MLP_UNIT
 from twophase.model.config import ModelConfig
 
-# What families call the layers of an MLP, or of an expert.
+# Names that families give to the layers of an MLP, or of an expert.
 GATES_AND_UPS = ("gate_proj", "up_proj", "w1", "w3")
 DOWNS = ("down_proj", "w2")
 
@@ -101,7 +101,7 @@ class Shard:
 
     @property
     def config(self) -> ModelConfig:
-        """What this rank's forward pass and its cache see: a model of fewer heads and a narrower MLP, or experts."""
+        """The model that this rank's forward pass and cache see, with fewer heads and a narrower MLP, or experts."""
         experts = self.whole.experts
         return replace(
             self.whole,
@@ -148,7 +148,7 @@ def _units(intermediate_size: int) -> tuple[int, int]:
 def _check_experts(config: ModelConfig, world_size: int) -> None:
     if config.experts is None:
         raise ConfigError(
-            f"enable_expert_parallel shares out the experts of a model, and {config.architecture} has none; "
+            f"enable_expert_parallel shares out the experts of a model, and {config.architecture} has no experts; "
             f"leave it off."
         )
     count = config.experts.num_experts

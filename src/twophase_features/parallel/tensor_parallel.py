@@ -105,7 +105,7 @@ class TensorParallelGroup:
 
     @property
     def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
-        """What the model does with the output of a layer that was cut by input; None: nothing is cut."""
+        """The function that the model applies to the output of a layer cut by input; None: nothing is cut."""
         return None if self.peers is None else self._sum
 
     def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
@@ -132,7 +132,7 @@ class TensorParallelGroup:
         return int(counts.min())
 
     def run(self, runner: ModelRunner) -> Runner:
-        """What the engine runs steps with. On other ranks than 0: serve until rank 0 closes, then exit.
+        """The runner with which the engine runs steps. On other ranks than 0: serve until rank 0 closes, then exit.
 
         Raises:
             SystemExit: Not rank 0, and rank 0 has closed.
@@ -152,7 +152,7 @@ class DriverRunner:
     """Rank 0's runner: has the other ranks do everything that its own does. Ctrl-C waits until a call has ended.
 
     Args:
-        runner: Of rank 0's part of the model; no other part uses it.
+        runner: Runs rank 0's part of the model; only this object uses it.
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
@@ -161,7 +161,7 @@ class DriverRunner:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What went between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'; between experts
+        """The traffic between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'; between experts
         'all_to_all' and 'all_gather'."""
         return self._peers.traffic
 
@@ -173,7 +173,7 @@ class DriverRunner:
         """Raises ConfigError: for a KV tier that reads blocks by itself, each rank has a part of them."""
         raise ConfigError(
             "with tensor_parallel_size > 1 each rank has a part of every block, and this kv_tier reads blocks of one "
-            "process; HostMemoryTier is one that works."
+            "process; use HostMemoryTier, which works with all ranks."
         )
 
     def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
@@ -222,7 +222,7 @@ class DriverRunner:
         tell(self._peers, self._others, (method, args))
 
     def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
-        """The logits of the whole vocabulary: rank 0's own, then those of the other ranks."""
+        """The logits of the whole vocabulary: rank 0's own, then the logits of the other ranks."""
         parts = [logits]
         for rank in self._others:
             rows = self._shard.vocabulary(rank)
@@ -274,7 +274,7 @@ def tell(peers: Peers, ranks: Iterable[int], work: tuple[str, tuple[Any, ...]]) 
 
 
 def next_work(peers: Peers) -> tuple[str, tuple[Any, ...]]:
-    """What rank 0 tells next."""
+    """Wait for the work that rank 0 tells next."""
     first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
     peers.wait_for_call(first, 0, "work")
     rest = torch.empty(int(first[:LENGTH_BYTES].view(torch.int64)) - FIRST_BYTES, dtype=torch.uint8)

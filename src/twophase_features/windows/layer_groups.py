@@ -17,7 +17,7 @@ class LayerGroups:
 
     Attributes:
         size: Layers whose K and V a block has room for. The last group of a kind may have fewer.
-        sees_all: For each group, whether its queries see all keys, and not a window of them; those that do go first.
+        sees_all: For each group, whether its queries see all keys, and not a window of them; groups that do go first.
         places: For each layer, its group and its place there.
     """
 

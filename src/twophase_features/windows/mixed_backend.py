@@ -16,7 +16,7 @@ class MixedBackend(AttentionBackend):
 
     Args:
         full: For the layers that see all keys.
-        local: For those that see a window.
+        local: For the layers that see a window.
         sees_all: For each group, which of the two it is.
     """
 

@@ -54,7 +54,7 @@ class Windows:
 
 
 def resolve_windows(config: ModelConfig, options: EngineConfig) -> Windows | None:
-    """The windows of the model, or those that the options ask for; None: queries see everything, or it is unknown.
+    """The model's windows, or the windows that the options ask for; None: queries see all keys, or it is unknown.
 
     Raises:
         ConfigError: Sinks without a window, a window wider than the model's own, or a window or a number of
@@ -71,7 +71,7 @@ def resolve_windows(config: ModelConfig, options: EngineConfig) -> Windows | Non
         if num_sinks != 0:
             raise ConfigError(
                 f"Attention sinks are the keys that stay visible outside a sliding window; got num_attention_sinks="
-                f"{num_sinks} and no window: this model has none, so without sliding_window=... all keys are visible."
+                f"{num_sinks} and no window: the model has no window; without sliding_window=... all keys are visible."
             )
         return None
     if config.sliding_window is not None and width > config.sliding_window:
@@ -81,5 +81,5 @@ def resolve_windows(config: ModelConfig, options: EngineConfig) -> Windows | Non
             f"{config.sliding_window}."
         )
     if isinstance(options.attention_backend, AttentionBackend):
-        return None  # it sees what it was made for; `pairs` has refused a window that was asked for
+        return None  # it sees the keys that it was made for; `pairs` has refused a window that was asked for
     return Windows(SlidingWindow(width, num_sinks), layer_groups(config))

@@ -12,9 +12,9 @@ class SlidingWindow:
     """A query at position i sees keys at positions (i - window, i] and, as attention sinks, [0, num_sinks).
 
     Sinks after StreamingLLM (arXiv:2309.17453): a model that was not trained with a window puts much of its attention
-    on the first few tokens, and falls apart when they go. Unlike there, positions stay those of the text: a key is
+    on the first few tokens, and falls apart when they go. Unlike there, positions stay as in the text: a key is
     rotated once, by the place where its token stands. StreamingLLM (section 3.2) rotates keys by their place in the
-    cache, anew at every step, and so goes on for ever; here a text ends at `max_model_len`.
+    cache, anew at every step, and so goes on without a limit; here a text ends at `max_model_len`.
 
     Raises:
         ConfigError: `window` is below 1, or `num_sinks` below 0.
@@ -45,6 +45,6 @@ class SlidingWindow:
     def max_blocks(self, block_size: int) -> int:
         """The most blocks of a sequence while it computes a token, or a chunk that does not cross a block's end.
 
-        Those of the sinks and of the window, whose first key may be the last one of its block.
+        They hold the sinks and the window, whose first key may be the last one of its block.
         """
         return -(-self.num_sinks // block_size) + -(-(self.window - 1) // block_size) + 1

@@ -20,7 +20,7 @@ class WindowedTable(BlockTable):
     order of the groups.
 
     Attributes:
-        first_kept: Places before this one that hold no sink are FREED in the groups that see a window.
+        first_kept: Places before it are FREED in the groups that see a window, unless they hold a sink.
         free_at: Computed tokens at which the block of place `first_kept` is freed.
         num_reserved_tokens: Tokens up to which the table may grow whatever others take.
     """
@@ -38,8 +38,8 @@ class WindowedTable(BlockTable):
 class WindowedCache(CacheManager):
     """A `CacheManager` whose tables give up blocks as soon as no query to come sees them (`publish`).
 
-    That bounds a table's blocks whatever its length. Freed blocks stay findable until they are evicted, the one that
-    left the window first before the others. A hit takes what the next query sees and no more, so it survives the
+    That bounds a table's blocks whatever its length. Freed blocks stay findable until they are evicted, in the order
+    in which they left the window. A hit takes what the next query sees and no more, so it survives the
     eviction of the middle.
 
     Layers of different kinds are in groups (`LayerGroups`): a place of a table has a block of each group, all of one
@@ -48,10 +48,10 @@ class WindowedCache(CacheManager):
     A prompt may be many times longer than the pool, so a prefill takes its blocks chunk by chunk, from a reservation:
 
     1. `reserve` gives a table the right to every block that it can come to hold on its way through the prompt:
-       in a group that sees all keys those up to the prompt's end, in the others at most those of a window.
+       in a group that sees all keys the blocks up to the prompt's end, in the others at most a window's blocks.
     2. Its reservation is that number less the blocks that it alone holds. A block that it takes lowers the reservation
        by one; a block that leaves its window and becomes free raises it by one, until the prompt's end is in sight.
-    3. `num_free_blocks` is what is free less all reservations, and no other table takes more than that.
+    3. `num_free_blocks` is the number of free blocks less all reservations, and no other table takes more than that.
     4. So a prefill, once begun, never waits: its reservation always has room for the rest of a block.
     5. A hit of blocks that only one prefill held raises that prefill's reservation, for they will not come back to it:
        after `open`, `num_free_blocks` may be negative, and the table must be closed again.
@@ -81,20 +81,20 @@ class WindowedCache(CacheManager):
         self.description = f", window {window.window}, sinks {window.num_sinks}"
         self.description += f", {self.num_groups} groups of layers" if self.num_groups > 1 else ""
         self._prefixes = WindowedPrefixes(block_size, window, self.sees_all)
-        self._filling: set[WindowedTable] = set()  # those with a reservation
+        self._filling: set[WindowedTable] = set()  # tables with a reservation
 
     # -- counting
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that are free and not reserved. Below 0 after a hit of what a prefill counts on."""
+        """Blocks that are free and not reserved. Below 0 after a hit of blocks that a prefill counts on."""
         for table in [table for table in self._filling if table.num_tokens >= table.num_reserved_tokens]:
             self._end_reservation(table)
         return self._pool.num_free - sum(sum(self._reserved(table)) for table in self._filling)
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
-        """Free blocks that the table needs at most on its way to `num_tokens`, beyond those it holds or has reserved,
-        if each chunk is published before the next one and is as small as it must be.
+        """Free blocks that the table needs at most on its way to `num_tokens`, beyond the blocks that it holds or has
+        reserved, if each chunk is published before the next one and is as small as it must be.
 
         A block that others hold too does not come back when it leaves the window, so it counts as still to come.
 
@@ -105,7 +105,7 @@ class WindowedCache(CacheManager):
 
     def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
         """As `KVAllocator`, over all groups: a completion holds at most a window in the groups that see one, if its
-        prompt is computed in chunks as small as they must be. Of the shared blocks only the sinks stay there.
+        prompt is computed in chunks as small as they must be. Only the sinks of the shared blocks stay there.
         """
         whole = in_window = super().num_blocks_at_most(num_tokens, num_shared, n)
         most = self.window.max_blocks(self.block_size)
@@ -115,7 +115,7 @@ class WindowedCache(CacheManager):
         return self.sees_all.count(True) * whole + self.sees_all.count(False) * in_window
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
-        """As `KVAllocator`: the next chunk is as long as the reservation, and so many free blocks, allow."""
+        """As `KVAllocator`: the next chunk is as long as the reservation and `num_free` free blocks allow."""
         if num_tokens <= table.num_tokens:
             return num_tokens
         reserved = self._reserved(table)
@@ -185,7 +185,7 @@ class WindowedCache(CacheManager):
         end = self.window.freed_blocks(num_computed, self.block_size).stop
         for index in self._in_window(range(table.first_kept, end)):
             block_id, table.block_ids[index] = table.block_ids[index], FREED
-            # What left the window first is evicted first.
+            # The block that left the window first is evicted first.
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
         self._note_freed(table, end)
 
@@ -201,7 +201,7 @@ class WindowedCache(CacheManager):
     # -- reports
 
     def num_in_use_by_kind(self) -> dict[str, int]:
-        """Blocks in use of the layers that see all keys ('full'), and of those that see a window ('sliding').
+        """Blocks in use of the layers that see all keys ('full'), and of the layers that see a window ('sliding').
 
         Takes time in proportion to the blocks of all tables.
         """
@@ -238,5 +238,5 @@ class WindowedCache(CacheManager):
 
 
 def _beyond(reserved: list[int], num_places: int) -> int:
-    """Blocks that a table takes beyond its reservation for so many places."""
+    """Blocks that a table takes beyond its reservation to grow by `num_places` places."""
     return sum(max(0, num_places - num_reserved) for num_reserved in reserved)

@@ -11,7 +11,7 @@ class WindowedPrefixes(PrefixCache):
     """A prefix cache that knows contents without a block, and finds what follows them.
 
     Args:
-        window: What a hit must hold for the queries to come.
+        window: The keys that a hit must hold for the queries to come.
         sees_all: For each group of layers, whether a hit must hold all of the prefix in spite of the window.
     """
 
@@ -24,8 +24,8 @@ class WindowedPrefixes(PrefixCache):
         """Blocks of each group of layers that hold the longest usable prefix of the blocks with these keys, and the
         contents of the last place.
 
-        A prefix is usable if every block is there that the next query sees, in every group. FREED stands for those that
-        it does not see, whether they are there or not. The answer is ordered as a table's blocks are.
+        A prefix is usable if every block is there that the next query sees, in every group. FREED stands for blocks
+        that it does not see, whether they are there or not. The answer is ordered as a table's blocks are.
         """
         chain: list[CachedPrefix] = []
         num_hit, groups = 0, range(len(self.sees_all))
