@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -95,13 +96,27 @@ def installed(module: ModuleType) -> Iterator[None]:
         sys.modules[name] = original
 
 
+PASSED: dict[tuple[object, ...], Callable[[ModuleType], None]] = {}  # checks, each kept alive, so ids stay its own
+
+
+def prove_original_passes(check: Callable[[ModuleType], None], module: str) -> None:
+    """Run `check` on the module as it is: once, however many mutants the check is run on."""
+    function = check.func if isinstance(check, partial) else check
+    given = [*check.args, *check.keywords.values()] if isinstance(check, partial) else []
+    given += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    key = (module, getattr(function, "__code__", function), *map(id, given))
+    if key not in PASSED:
+        check(importlib.import_module(module))
+        PASSED[key] = check
+
+
 def is_killed(mutant: Mutant, check: Callable[[ModuleType], None]) -> str | None:
     """The first line of what `check` raised on the mutant, or None if it survived. Proves the original passes first.
 
     Raises:
         ValueError: The source has changed, so the mutant cannot be planted; that kills nothing.
     """
-    check(importlib.import_module(mutant.checked_module))
+    prove_original_passes(check, mutant.checked_module)
     mutated = mutant.load()
     try:
         with unchecked_types():  # a class of a module loaded twice is another class, which would kill any mutant

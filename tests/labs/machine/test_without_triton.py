@@ -40,11 +40,8 @@ class TestMarkedCells:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "has_kernels"),
-    [("02_prefill", True), ("03_decode", True), ("06_compression", True), ("08_operations", False)],
-)
-def test_a_shipped_lab_runs_to_its_end(name, has_kernels, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["02_prefill", "03_decode", "06_compression"])
+def test_a_shipped_lab_runs_to_its_end(name, tmp_path, monkeypatch):
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text("raise ImportError('a machine without triton')\n")
     paths = [str(tmp_path), *sys.path]
@@ -53,6 +50,6 @@ def test_a_shipped_lab_runs_to_its_end(name, has_kernels, tmp_path, monkeypatch)
     notebook = nbformat.read(LABS / f"{name}.ipynb", as_version=4)
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(LABS)}}).execute()
     skipped = [c for c in notebook.cells if NEEDS_TRITON in c.source]
-    assert bool(skipped) == has_kernels
+    assert skipped
     for cell in skipped:
         assert "not run here: Triton is not installed" in cell.outputs[0].text
