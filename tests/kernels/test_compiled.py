@@ -126,11 +126,11 @@ def check_few(point, num_tokens):
 
 FEW = [(target, point) for target in COMPILED_FOR for point in (*points(8), *FORMATS)]
 FEW += [("sm_90", point) for point in GROUPS] + [("sm_89", FORMATS[1])]
+FEW = [(*each, num_rows) for each, num_rows in zip(FEW, itertools.cycle((16, 64, 16)), strict=False)]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("target", "point"), FEW, ids=str)
-@pytest.mark.parametrize("num_rows", [16, 64])
+@pytest.mark.parametrize(("target", "point", "num_rows"), FEW, ids=str)
 def test_few_tokens(compiling, target, point, num_rows):
     group = point.heads[0] // point.heads[1]
     num_tokens = min(num_rows, max_rows(point.head_dim)) // group

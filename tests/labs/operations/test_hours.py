@@ -163,7 +163,7 @@ def test_a_steps_seconds_are_the_rooflines():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", exercise.SEEDS)
+@pytest.mark.parametrize("seed", exercise.SEEDS[::4])
 def test_every_right_diagnosis_names_the_cause_of_every_graded_hour(seed):
     template = Workbook.find().lab("08").templates["8.8"]
     cells = [template.filled(), *(right.fill for right in answers_incidents.BANKS["8.8"].right)]
