@@ -16,7 +16,6 @@ from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
 from tests.tools.bench.quality_weights import rounded_folder, with_rounded_weights
 from tests.tools.bench.test_quality_verdict import ALL_RIGHT, OBJECT
 from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
-from twophase import LLM
 from twophase.core.errors import ConfigError
 from twophase.model.linear import make_linear
 from twophase_kernels.quant import quantise_reference
