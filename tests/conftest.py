@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
+from zlib import crc32
 
 # Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
 if "triton" not in sys.modules:
@@ -34,7 +35,16 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="also run what is marked 'full' (alone: -m full)")
+    parser.addoption("--part", type=part, metavar="K/N", help="of what is marked 'full': the tests of one part of N")
     parser.addoption("--only-planted", action="store_true", help="of mutants: only look whether their text is there")
+
+
+def part(text: str) -> tuple[int, int]:
+    """(K, N) of 'K/N'. Raises ValueError unless 1 <= K <= N."""
+    k, n = map(int, text.split("/"))
+    if not 1 <= k <= n:
+        raise ValueError
+    return k, n
 
 
 def pytest_configure(config):
@@ -59,6 +69,7 @@ ONE_IN = 20
 def pytest_collection_modifyitems(config, items):
     import torch
 
+    k, n = config.getoption("--part") or (1, 1)
     num_mutants = Counter()
     for item in items:
         if is_marked(item, "mutants"):
@@ -70,6 +81,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="not run here: no CUDA device"))
         if is_marked(item, "full") and not config.getoption("--full"):
             item.add_marker(pytest.mark.skip(reason="not run here: pass --full"))
+    of_other_parts = [item for item in items if is_marked(item, "full") and crc32(item.nodeid.encode()) % n != k - 1]
+    config.hook.pytest_deselected(items=of_other_parts)
+    others = {item.nodeid for item in of_other_parts}
+    items[:] = [item for item in items if item.nodeid not in others]
     longest_first(items)
 
 
