@@ -26,14 +26,13 @@ enough programs must have enough loads in flight.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, check_tensor, next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
     Queries,
     Tiles,
     attend_range,
-    attention_reference,
     finish_softmax,
     kernel_kv_format,
     keys_of_head,
@@ -42,8 +41,8 @@ from twophase_kernels.attend_range import (
 )
 from twophase_kernels.code_pairs import pair_decoder, split_columns, to_fp16
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
-from twophase_kernels.merge_splits import launch_merge
-from twophase_kernels.paged_inputs import check_out, check_paged_inputs
+from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.paged_inputs import check_paged_inputs
 from twophase_kernels.quant import KVFormat
 
 DETERMINISTIC_CHUNK = 512
@@ -293,7 +292,7 @@ def paged_decode(
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
+    check_tensor("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
     partial = partial_lse = None
@@ -314,9 +313,9 @@ def paged_decode(
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
         if by_length:
-            launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)
+            merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)
         elif num_splits > 1:
-            launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)
+            merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)
     return (out, lse) if return_lse else out
 
 
@@ -331,7 +330,7 @@ def _tokens_of_tile(
                 f"sequences, max_query_len {max_query_len}."
             )
         return 1
-    check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
+    check_tensor("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
     num_rows = min(tiles.block_m, max_rows(q.shape[-1]))
     if not 0 < max_query_len * group <= num_rows:
         raise ValueError(
@@ -426,43 +425,5 @@ def _partials(
         raise ValueError(
             f"workspace must have at least {numel} elements for {num_items} partial results, got {len(workspace)}."
         )
-    check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
+    check_tensor("workspace", workspace, (workspace.numel(),), torch.float32, device)
     return workspace, workspace[num_items * num_rows * head_dim :]
-
-
-def paged_decode_reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_query_lens: Tensor | None = None,
-    *,
-    max_query_len: int = 1,
-    scale: float,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    window: int | None = None,
-    num_sinks: int = 0,
-    max_seq_len: int | None = None,
-    num_splits: int | None = None,
-    deterministic: bool = False,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
-    tiles: Tiles | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The reference for `paged_decode`: sequence by sequence in plain torch, without splits.
-
-    Unused rows are 0, or unchanged in `out`.
-    """
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
-    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
-    bounds = range(len(seq_lens) + 1) if cu_query_lens is None else cu_query_lens.tolist()
-    for s, seq_len in enumerate(seq_lens.tolist()):
-        tokens = slice(bounds[s], bounds[s + 1])
-        out[tokens], lse[tokens] = attention_reference(
-            q[tokens], k_cache, v_cache, block_tables[s], seq_len,
-            scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
-        )  # fmt: skip
-    return (out, lse) if return_lse else out

@@ -73,15 +73,6 @@ def check_scalars(scale: float, window: int | None, num_sinks: int) -> None:
         raise ValueError(f"num_sinks must be at least 0, got {num_sinks}.")
 
 
-def check_out(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """A result buffer that the caller owns."""
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be a contiguous {dtype} tensor {shape} on {device}, got {tensor.dtype} "
-            f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}."
-        )
-
-
 def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     if q.ndim != 3 or k_cache.ndim != 4:
         raise ValueError(

@@ -27,19 +27,17 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, check_devices, next_power_of_2, tl, triton
+from twophase_kernels._triton import FLOATS, check_devices, check_rows, check_tensor, next_power_of_2, tl, triton
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
-    check_bias,
     check_mode,
     check_num_splits,
     choose_num_splits,
-    launch_sum,
     partial_sums,
+    sum_splits,
 )
 from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
-from twophase_kernels.paged_inputs import check_out
 
 GROUPS = (32, 64, 128)
 
@@ -199,11 +197,7 @@ def int8_linear(
     """
     _check_x(x, packed, scales, None, bias)
     check_packed(packed, x.shape[1], bits=8)
-    if scales.shape != packed.shape[1:2] or scales.dtype not in FLOATS or not scales.is_contiguous():
-        raise ValueError(
-            f"scales must be [{packed.shape[1]}], one per output, contiguous, of a float dtype, got {scales.dtype} "
-            f"{tuple(scales.shape)} with strides {scales.stride()}."
-        )
+    check_tensor("scales (one per output)", scales, packed.shape[1:2], FLOATS)
     return _launch(x, packed, scales, None, bias, num_splits, out, workspace, tiles, bits=8, group=0)
 
 
@@ -222,7 +216,7 @@ def _launch(
     group: int,
 ) -> Tensor:
     (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[1]
-    check_bias(bias, num_outputs)
+    check_tensor("bias", bias, (num_outputs,), FLOATS)
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = quantized_linear_tiles(num_tokens, num_outputs, group, minima is not None, x.dtype, generation)
@@ -235,7 +229,7 @@ def _launch(
     check_num_splits(num_splits)
     if out is None:
         out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    check_out("out", out, (num_tokens, num_outputs), x.dtype, x.device)
+    check_tensor("out", out, (num_tokens, num_outputs), x.dtype, x.device)
     if out.numel() == 0:
         return out
     target, target_bias = out, bias
@@ -248,7 +242,7 @@ def _launch(
         NUM_STAGES=tiles.num_stages, **tiles.options,
     )  # fmt: skip
     if num_splits > 1:
-        launch_sum(target, bias, out)
+        sum_splits(target, bias, out)
     return out
 
 
@@ -281,11 +275,7 @@ def quantized_linear_tiles(
 def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> None:
     check_mode(x, scales, minima, bias)
     check_devices(x=x, packed=packed, scales=scales, minima=minima, bias=bias)
-    if x.ndim != 2 or x.dtype not in FLOATS or x.shape[1] == 0 or x.stride(1) != 1:
-        raise ValueError(
-            "x must be [T, I], I > 0, float32, float16 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {tuple(x.shape)} with strides {x.stride()}."
-        )
+    check_rows("x", x)
 
 
 def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
@@ -298,13 +288,7 @@ def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tenso
             f"{num_inputs} must be a multiple, got {tuple(scales.shape)}."
         )
     for name, tensor in (("scales", scales), ("minima", minima)):
-        if tensor is None:
-            continue
-        if tensor.shape != (num_groups, packed.shape[1]) or tensor.dtype not in FLOATS or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be [{num_groups}, {packed.shape[1]}] (groups first), contiguous, of a float dtype, got "
-                f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}."
-            )
+        check_tensor(f"{name} (groups first)", tensor, (num_groups, packed.shape[1]), FLOATS)
     return num_inputs // num_groups
 
 

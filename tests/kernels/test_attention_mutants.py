@@ -21,6 +21,7 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.test_attend_range import check_small_values
+from tests.kernels.test_merge_splits import merged
 from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 
@@ -129,9 +130,9 @@ def check_merge(module, num_splits=20, num_empty=3, offset=0):
     weight = torch.exp2(lse - offset)
     want = (weight[..., None] * partial).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-300)
     partial[:, :num_empty] = math.nan
-    got = module.merge_splits(partial[None].float().to(HERE), lse[None].float().to(HERE))
-    assert_close(got[0][0], want, TOLERANCE[torch.float32])
-    assert_close(got[1][0], torch.log2(weight.sum(1)) + offset, LSE_TOLERANCE, "LSE")
+    out, total = merged(partial[None].float().to(HERE), lse[None].float().to(HERE), module)
+    assert_close(out[0], want, TOLERANCE[torch.float32])
+    assert_close(total[0], torch.log2(weight.sum(1)) + offset, LSE_TOLERANCE, "LSE")
 
 
 def check_far_away(module):
@@ -324,10 +325,10 @@ def few_tokens_mutants():
          options(check_few_by_length, window=510)),
         ("chunks of the sequence's own window", "visible = tl.minimum(seq_len, SPAN) if WINDOW > 0 else seq_len",
          "visible = seq_len - lo", options(check_few_by_length, window=510)),
-        ("merge of one token each", "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)",
-         "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
-        ("list merged for one token each", "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)",
-         "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
+        ("merge of one token each", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)",
+         "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
+        ("list merged for one token each", "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)",
+         "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
     ]  # fmt: skip
     for name, old, new, check in rows:
         yield Mutant(name, "twophase_kernels.paged_decode", old, new), check

@@ -20,7 +20,7 @@ from tests.kernels.cases import (
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import next_power_of_2, tl, triton
-from twophase_kernels.attend_range import Tiles
+from twophase_kernels.attend_range import Tiles, paged_attention_reference
 from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, workspace_numel
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -89,7 +89,7 @@ def test_default_tiles_and_splits():
 
 def test_reference_equals_oracle():
     case = make_case([65, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run(case, module.paged_decode_reference, window=24, num_sinks=5)
+    got = run(case, paged_attention_reference, window=24, num_sinks=5)
     assert_attention(got, attention_oracle(case, 24, 5))
 
 
@@ -287,7 +287,7 @@ def test_few_tokens_padded_like_a_graph(num_splits):
         torch.cat([case.seq_lens, case.seq_lens[:1] * 0]),
     )
     cu_query_lens = torch.cat([case.cu_query_lens, case.cu_query_lens[-1:] + 1])
-    for decode in (module.paged_decode, module.paged_decode_reference):
+    for decode in (module.paged_decode, paged_attention_reference):
         out = torch.full_like(q, 7.0)
         decode(
             q, *case.cache[:2], tables, lens, cu_query_lens, max_query_len=4, scale=case.scale, out=out,
@@ -300,7 +300,7 @@ def test_few_tokens_padded_like_a_graph(num_splits):
 
 def test_reference_of_few_tokens_equals_oracle():
     case = make_case([65, 0, 1, 20], [4, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run_few(case, module.paged_decode_reference, window=24, num_sinks=5)
+    got = run_few(case, paged_attention_reference, window=24, num_sinks=5)
     assert_attention(got, attention_oracle(case, 24, 5))
 
 
@@ -311,7 +311,7 @@ def test_reference_of_few_tokens_equals_oracle():
         ({"max_query_len": 9, "tiles": Tiles(16, 64, 4, 3)}, "at most 16, got 9; paged_prefill takes longer ones"),
         ({"max_query_len": 33, "tiles": None}, "at most 64, got 33"),
         ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
-        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be a contiguous torch.int32"),
+        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be contiguous int32"),
     ],
 )
 def test_few_tokens_refuses(options, message):
@@ -384,8 +384,8 @@ def case_with(**changes):
         ({"num_splits": lambda c: 2, "deterministic": lambda c: True}, "leave out num_splits"),
         ({"num_splits": lambda c: 0}, "num_splits must be at least 1"),
         ({"num_splits": lambda c: 2, "workspace": lambda c: torch.empty(9, device=HERE)}, "at least 1040 elements"),
-        ({"out": lambda c: torch.empty(2, 4, 32, device=HERE)}, "out must be a contiguous"),
-        ({"out": lambda c: torch.empty(2, 4, 64, device=HERE, dtype=torch.float16)}, "out must be a contiguous"),
+        ({"out": lambda c: torch.empty(2, 4, 32, device=HERE)}, "out must be contiguous"),
+        ({"out": lambda c: torch.empty(2, 4, 64, device=HERE, dtype=torch.float16)}, "out must be contiguous"),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )  # fmt: skip
