@@ -123,8 +123,10 @@ def sum_splits_kernel(
 
 
 def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out[t, o] = the sum over s of partial[s, t, o], in the order of s, + bias[o]. Shapes are not checked: callers make
-    the tensors, fp32 [splits, T, O], [O] and [T, O]."""
+    """out[t, o] = the sum over s of partial[s, t, o], in the order of s, + bias[o].
+
+    Shapes, fp32 [splits, T, O], [O] and [T, O], are not checked: the linear kernels make the tensors.
+    """
     if out.numel():
         sum_splits_kernel[(cdiv(out.numel(), SUM_BLOCK),)](
             partial, bias, out, out.numel(), out.shape[1], NUM_SPLITS=len(partial), BLOCK=SUM_BLOCK, num_warps=4

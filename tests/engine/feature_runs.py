@@ -247,7 +247,7 @@ def ranks_in_threads():
         if size == 1:
             return join(config, size, device, timeout_s, has_whole_experts)
         peers = ThreadPeers(getattr(here, "rank", 0), lines, barrier)
-        return tensor_parallel.TensorParallelGroup(config, device, peers, has_whole_experts)
+        return tensor_parallel.TensorParallelGroup(config, peers, has_whole_experts)
 
     def serve(model, config):
         here.rank = 1

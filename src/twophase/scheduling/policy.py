@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.rules import apply_rules, rules_of
 from twophase.scheduling.sequence import Sequence
 
 
@@ -99,10 +100,13 @@ class Policy(abc.ABC):
     def __repr__(self) -> str:  # for messages; a dataclass has its own
         return type(self).__name__
 
-    @abc.abstractmethod
+    def __post_init__(self) -> None:  # of a policy that is a dataclass
+        apply_rules(self, rules_of(type(self)), ConfigError)
+
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         """Sort key, fixed for the sequence's life: queues are sorted once, not at every step. Equal ranks go by
-        seq_id."""
+        seq_id. By default priority and arrival decide."""
+        return by_priority(sequence)
 
     @abc.abstractmethod
     def plan(self, step: Step) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from twophase.core.rules import shown
 from twophase.model.config import SILU, Family, num_layers_of, read_attention_bias, read_rope
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase_features.families import WINDOW_DEFAULTS, read_given_window, read_switched_window
+from twophase_features.families import WINDOW_DEFAULTS
+from twophase_features.windows.layer_types import read_given_window, read_switched_for_all
 
 MAX_EXPERTS = 2**16  # experts in all layers together, listed one by one; Qwen3-235B-A22B has 12,032
 
@@ -86,7 +87,7 @@ FAMILIES = {
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
-        (read_rope, read_attention_bias, read_switched_window, read_qwen3_moe),
+        (read_rope, read_attention_bias, read_switched_for_all, read_qwen3_moe),
         {"qk_norm": True},
         QWEN3_MOE_DEFAULTS,
         RULES,
