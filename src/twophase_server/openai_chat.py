@@ -47,11 +47,9 @@ _UNSUPPORTED = {
 }
 
 
-@endpoint(_RULES, _UNSUPPORTED)
+@endpoint(_RULES, _UNSUPPORTED, required=("messages",))
 async def chat_completions(call: Call) -> Response:
     service, fields = call.service, call.fields
-    if "messages" not in fields:
-        raise invalid("messages is missing.", "messages")
     prompt = await service.render(fields)
     service.require_length(len(prompt))
     service.require_n(fields.get("n", 1))

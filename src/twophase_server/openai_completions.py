@@ -54,7 +54,7 @@ _UNSUPPORTED = {
 }
 
 
-@endpoint(_RULES, _UNSUPPORTED)
+@endpoint(_RULES, _UNSUPPORTED, required=("prompt",))
 async def completions(call: Call) -> Response:
     service, fields = call.service, call.fields
     prompts = await _encode(fields, service)
@@ -67,10 +67,7 @@ async def completions(call: Call) -> Response:
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:
     """Token ids of each prompt. Raises ApiError (400) for too many prompts, and for a prompt that is too long."""
-    given = fields.get("prompt")
-    if given is None:
-        raise invalid("prompt is missing.", "prompt")
-    most = service.settings.max_prompts
+    given, most = fields["prompt"], service.settings.max_prompts
     if len(given) > most:
         raise invalid(f"prompt must have at most {most} prompts, got {len(given)}.", "prompt", "too_many_prompts")
     given = [read_field("prompt", prompt, TEXT if isinstance(prompt, str) else _IDS) for prompt in given]
