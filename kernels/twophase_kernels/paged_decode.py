@@ -243,7 +243,7 @@ def paged_decode(
         cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; it may
             have no tokens. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
-            hold them (see `fits_decode`).
+            hold them (see `max_rows`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
         window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
@@ -338,11 +338,6 @@ def _tokens_of_tile(
             f"{num_rows}, got {max_query_len}; paged_prefill takes longer ones."
         )
     return tiles.block_m // group
-
-
-def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
-    """Whether `max_query_len` tokens, with `group` query heads per KV head, fit a tile of `paged_decode`."""
-    return max_query_len * group <= max_rows(head_dim)
 
 
 def max_rows(head_dim: int) -> int:

@@ -156,19 +156,11 @@ def paged_prefill(
 
     Args:
         q: [T, H, D], the chunks one after another; rows may be views of a wider tensor.
-        k_cache, v_cache: [N, H_kv, page, D] contiguous, the chunks' own K and V included; int8, or uint8 with e4m3
-            bits, with scales.
-        block_tables: int32 [S, W], W a multiple of 16, padded with any valid page.
-        seq_lens: int32 [S], the chunk's tokens included.
+        k_cache, v_cache, block_tables, seq_lens: As for `paged_decode`; they have the chunks' own K, V and tokens.
         cu_query_lens: int32 [S + 1]: chunk s is q[cu_query_lens[s]:cu_query_lens[s + 1]], the last tokens of its
             sequence; it may be empty. Rows of q from cu_query_lens[S] on are unused and not written.
         max_query_len: The longest chunk, or more; it chooses the tile.
-        scale: Factor on Q.K, as a rule 1 / sqrt(D).
-        k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
-        window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
-        num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
-        out: [T, H, D] to write to, contiguous.
-        return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
+        scale, k_scale, v_scale, window, num_sinks, out, return_lse: As for `paged_decode`.
         tiles: Instead of `prefill_tiles`, for experiments.
 
     Raises:

@@ -4,7 +4,7 @@ run, background                           start it: as a process, or in a thread
 settings, app, service                    options, routes, and the state that routes share
 openai_chat, openai_completions, tokens   the endpoints, each from fields to answer
 fields, sampling, messages, body          the rules for a client's input
-answering, sse, logprobs                  answers, whole or streamed
+answering, logprobs                       answers, whole or streamed
 tenants, in_flight                        API keys and quotas; requests in flight
 metrics, metric_families                 observation
 errors                                    refusals and failures

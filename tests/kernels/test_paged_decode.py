@@ -320,13 +320,9 @@ def test_few_tokens_refuses(options, message):
         run_few(case, **{"max_query_len": 5, "tiles": small_tiles(16)} | options)
 
 
-def test_who_fits():
-    assert module.fits_decode(16, group=4, head_dim=128)
-    assert not module.fits_decode(17, group=4, head_dim=128)
-    assert module.fits_decode(7, group=9, head_dim=64)
-    assert not module.fits_decode(8, group=9, head_dim=64)
-    assert module.fits_decode(2, group=16, head_dim=256)
-    assert not module.fits_decode(3, group=16, head_dim=256)
+def test_rows_of_a_tile():
+    assert module.max_rows(64) == module.max_rows(128) == 64
+    assert module.max_rows(256) == 32
 
 
 # Heuristics and counts.

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase.core.rules import apply_rules, rules_of
+from twophase.core.rules import apply_rules, number, option, optional, rules_of
 from twophase.scheduling.sequence import Sequence
 
 
@@ -174,7 +174,7 @@ class PriorityPolicy(Policy):
             priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
     """
 
-    patience_s: int | float | None = None
+    patience_s: int | float | None = option(None, optional(number("a finite number of seconds")))
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         request = sequence.request

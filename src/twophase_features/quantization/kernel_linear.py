@@ -37,12 +37,11 @@ class KernelLinear:
 
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "KernelLinear":
-        """Raises ValueError for a weight without a kernel."""
+        """`weight` must have a kernel (`kernel_for`)."""
         from twophase_kernels.packed_codes import pack_int4, pack_int8
 
         kernel = kernel_for(weight)
-        if kernel is None:
-            raise ValueError(f"no kernel multiplies {weight.bits}-bit weights in groups of {weight.group_size}.")
+        assert kernel is not None
         if kernel == "int4":
             scales = weight.scales.t().contiguous()
             minima = None if weight.minima is None else weight.minima.t().contiguous()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_kernels.attend_range import paged_attention_reference
-from twophase_kernels.paged_decode import fits_decode, paged_decode
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -165,7 +165,7 @@ class CaseTable:
         work = prefill_work(list(query_lens), list(seq_lens), *self._heads, *itemsizes)
         # A few tokens after a long context, drafts to verify, are as memory-bound as decode, and go to its kernel.
         group = self.sizes.num_heads // self.sizes.num_kv_heads
-        few = query_lens != seq_lens and fits_decode(max(query_lens), group, self.sizes.head_dim)
+        few = query_lens != seq_lens and max(query_lens) * group <= max_rows(self.sizes.head_dim)
         kernel: Callable[..., Any] = paged_decode if few else paged_prefill
         longest = {"max_seq_len": max(seq_lens)} if few else {}
 
