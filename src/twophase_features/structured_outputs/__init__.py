@@ -1,4 +1,1 @@
-"""Structured outputs: a grammar says which tokens may come next.
-
-Public: `params` (a request's `StructuredOutputs`), `guidance`, `schema_rules` (JSON schemas that cannot be enforced).
-"""
+"""Structured outputs: a grammar says which tokens may come next."""

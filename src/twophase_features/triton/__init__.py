@@ -1,4 +1,1 @@
-"""Attention by Triton kernels: the default on CUDA.
-
-Public: `attention` (the backend), `available` (whether the kernels run on a device).
-"""
+"""Attention by Triton kernels: the default on CUDA."""
