@@ -19,8 +19,7 @@ from twophase_features.quantization.linear import (
 )
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES, Scheme, head_scheme
-from twophase_features.quantization.weight import QuantizedWeight, can_stack
-from twophase_kernels.packed_codes import pack_int4
+from twophase_features.quantization.weight import QuantizedWeight, can_stack, pack_nibbles
 from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 OUTPUTS, INPUTS = 48, 128
@@ -83,7 +82,7 @@ def test_what_cannot_be_rounded():
 def test_bytes_of_a_scheme_are_those_stored():
     for name, scheme in SCHEMES.items():
         rounded = quantize(random_weight(), scheme)
-        codes = pack_int4(rounded.codes) if scheme.bits == 4 else rounded.codes
+        codes = pack_nibbles(rounded.codes) if scheme.bits == 4 else rounded.codes
         in_16_bits = 2 * rounded.scales.numel() * (1 if rounded.minima is None else 2)
         assert scheme.num_bytes(OUTPUTS, INPUTS) == codes.nbytes + in_16_bits, name
     assert Scheme(4, 32, False).num_bytes(8, 64) == 320
@@ -92,7 +91,7 @@ def test_bytes_of_a_scheme_are_those_stored():
 
 
 def check_slices(module):
-    """Parts of a weight are the weights of parts."""
+    """Parts of a weight are the weights of parts, and nibbles come back."""
     for scheme, order in product((SCHEMES["int4"], SCHEMES["int8"], SCHEMES["int4_sym"]), (None, 1)):
         whole = as_of(module, quantize(random_weight(), scheme))
         if order is not None:
@@ -108,6 +107,14 @@ def check_slices(module):
         assert torch.equal(both.dequantize(), torch.cat((plain[:7], plain[30:])))
         if order is None:
             assert torch.equal(whole[:, 32:96].dequantize(), plain[:, 32:96])
+        signed = whole.minima is None
+        if scheme.bits == 4:
+            packed = module.pack_nibbles(whole.codes)
+            assert packed.shape == (OUTPUTS, INPUTS // 2)
+            assert torch.equal(module.unpack_nibbles(packed, signed), whole.codes)
+            every = torch.arange(-8, 8, dtype=torch.int8)[None] if signed else torch.arange(16, dtype=torch.int8)[None]
+            assert torch.equal(module.unpack_nibbles(module.pack_nibbles(every), signed), every)
+            assert int(packed[0, 0]) == (int(whole.codes[0, 0]) & 15) + 16 * (int(whole.codes[0, 1]) & 15)
 
 
 def as_of(module, rounded):
@@ -279,8 +286,8 @@ ROUNDING, LAYERS, STORED = (f"twophase_features.quantization.{name}" for name in
 MUTANTS = {
     "rounding": (
         check_rounding,
-        Mutant("rounds down", ROUNDING, "codes = (groups / scales[..., None]).round_()", "codes = (groups / scales[..., None]).floor_()"),
-        Mutant("uses half of the codes", ROUNDING, "last = 2 ** (scheme.bits - 1) - 1", "last = 2 ** (scheme.bits - 2)"),
+        Mutant("rounds down", ROUNDING, "codes.round_().to(torch.int8)", "codes.floor_().to(torch.int8)"),
+        Mutant("uses half of the codes", ROUNDING, "else 2 ** (scheme.bits - 1) - 1", "else 2 ** (scheme.bits - 2)"),
         Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)"),
         Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()"),
         Mutant("minima keep 24 bits", ROUNDING, "(lowest + middle).bfloat16().float()", "(lowest + middle)"),

@@ -92,9 +92,8 @@ class Policy(abc.ABC):
     One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
     (largest rank). So no sequence preempts a sequence of better rank.
 
-    The scheduler reports events by `note_waiting`, `note_computed` and `note_ended`, which do nothing here. A policy
-    that counts events returns a copy with new counters from `fresh` (twophase_features.policies.round_robin is an
-    example). An exception in a `note_` method is not caught, and the tokens of the step are lost.
+    The scheduler reports events by the `note_` methods, which do nothing here (twophase_features.policies.round_robin
+    counts them). An exception in one of them is not caught, and the tokens of the step are lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
@@ -104,8 +103,7 @@ class Policy(abc.ABC):
         apply_rules(self, rules_of(type(self)), ConfigError)
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key, fixed for the sequence's life: queues are sorted once, not at every step. Equal ranks go by
-        seq_id. By default priority and arrival decide."""
+        """Sort key, fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, then by arrival."""
         return by_priority(sequence)
 
     @abc.abstractmethod
@@ -208,13 +206,11 @@ def decodes_first(step: Step, max_tokens: int | None = None) -> None:
 
 def decodes_and_begun(step: Step, max_tokens: int | None = None) -> None:
     """`decodes_first` without the waiting sequences."""
-    prefills = []
     for sequence in step.running:
         if sequence.is_decoding:
             step.decode(sequence)
-        else:
-            prefills.append(sequence)
     if max_tokens is not None:
         step.limit(max_tokens)
-    for sequence in prefills:
-        step.prefill(sequence)
+    for sequence in step.running:
+        if not sequence.is_decoding:
+            step.prefill(sequence)

@@ -1,1 +1,4 @@
-"""Beam search, a loop above `LLM` over requests that share a prefix."""
+"""Beam search, a loop above `LLM` over requests that share a prefix.
+
+Public: `params` (parameters and output), `search`.
+"""

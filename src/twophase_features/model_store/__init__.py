@@ -1,1 +1,4 @@
-"""Where models come from: the built-in one, a local folder, or a hub; converted once, kept in a folder."""
+"""Where models come from: the built-in one, a local folder, or a hub; converted once, kept in a folder.
+
+Public: `prepare`.
+"""

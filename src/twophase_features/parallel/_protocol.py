@@ -53,7 +53,7 @@ class Transfer:
     """The pages that one forward pass sends. The computing thread and the sending thread write different fields.
 
     Attributes:
-        start_s, end_s: Of the forward pass, packing included.
+        start_s, end_s: When the forward pass began and ended, packing included.
         num_blocks, num_bytes: In all layers together.
         pack_s: Copying pages into buffers, which the computing thread does itself: never hidden.
         sent: From when until when pages were being sent, by the thread that does nothing else.

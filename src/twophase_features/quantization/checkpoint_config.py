@@ -133,4 +133,4 @@ def _require(values: Mapping[str, Any], key: str, supported: tuple[Any, ...], of
     if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in supported):
         names = [shown(each) for each in supported if each is not None]
         only = f"supported: {', '.join(names)}" if names else "leave it out"
-        raise ValueError(f"{of} with {key} {shown(found)} cannot be read; {only}")
+        raise ValueError(f"{key} {shown(found)} of {of} is not supported; {only}")

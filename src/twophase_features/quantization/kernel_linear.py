@@ -37,11 +37,12 @@ class KernelLinear:
 
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "KernelLinear":
-        """`weight` must have a kernel (`kernel_for`)."""
+        """Raises ValueError for a weight without a kernel."""
         from twophase_kernels.packed_codes import pack_int4, pack_int8
 
         kernel = kernel_for(weight)
-        assert kernel is not None
+        if kernel is None:
+            raise ValueError(f"no kernel multiplies {weight.bits}-bit weights in groups of {weight.group_size}.")
         if kernel == "int4":
             scales = weight.scales.t().contiguous()
             minima = None if weight.minima is None else weight.minima.t().contiguous()

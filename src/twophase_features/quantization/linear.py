@@ -23,9 +23,8 @@ from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
-from twophase_features.quantization.weight import QuantizedWeight
+from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 from twophase_features.triton.available import runs_triton
-from twophase_kernels.packed_codes import pack_int4, unpack_int4
 
 INT4_GROUPS = (32, 64, 128, 256)  # group sizes of torch's operator
 INT4_OUTPUTS = 16  # whose multiple it wants
@@ -153,13 +152,13 @@ class PackedLinear:
 
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "PackedLinear":
-        is_packed = weight.bits == 4
-        return cls(replace(weight, codes=pack_int4(weight.codes)) if is_packed else weight, bias, is_packed)
+        is_packed = weight.bits == 4 and weight.shape[1] % 2 == 0
+        return cls(replace(weight, codes=pack_nibbles(weight.codes)) if is_packed else weight, bias, is_packed)
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         weight = self.stored
         if self.is_packed:
-            weight = replace(weight, codes=unpack_int4(weight.codes, x.shape[1], is_signed=weight.minima is None))
+            weight = replace(weight, codes=unpack_nibbles(weight.codes, is_signed=weight.minima is None))
         return F.linear(x, weight.dequantize(x.dtype), self.bias)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Int8, Shaped, UInt8
 from torch import Tensor
 
 from twophase.core.errors import ConfigError
@@ -117,3 +117,15 @@ def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         scales=torch.cat([each.scales for each in parts]),
         minima=torch.cat(minima) if minima else None,
     )
+
+
+def pack_nibbles(codes: Shaped[Tensor, "O I"]) -> UInt8[Tensor, "O half_I"]:
+    """Two 4-bit codes in a byte, the first in its low half. Negative codes keep their lowest 4 bits."""
+    pairs = codes.to(torch.uint8).unflatten(1, (-1, 2)) & 15
+    return pairs[..., 0] | pairs[..., 1] << 4
+
+
+def unpack_nibbles(packed: UInt8[Tensor, "O half_I"], is_signed: bool) -> Int8[Tensor, "O I"]:
+    """Codes 0 to 15, or, signed, -8 to 7."""
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).to(torch.int8)
+    return codes - 16 * (codes > 7).to(torch.int8) if is_signed else codes

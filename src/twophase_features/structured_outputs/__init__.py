@@ -1,1 +1,4 @@
-"""Structured outputs: a grammar says which tokens may come next."""
+"""Structured outputs: a grammar says which tokens may come next.
+
+Public: `params` (a request's `StructuredOutputs`), `guidance`, `schema_rules` (JSON schemas that cannot be enforced).
+"""

@@ -17,7 +17,7 @@ def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
     Raises:
         ModelFolderError: The window is not a positive number.
     """
-    has_window, window = SLIDING in types, file.values["sliding_window"]
+    has_window, window = SLIDING in types, file.values.get("sliding_window")
     if has_window or window is not None:
         window = file.positive_int("sliding_window")
     return {
@@ -40,7 +40,7 @@ def given_types(file: JsonFile) -> list[str] | None:
 
 def read_given_window(file: JsonFile) -> Fields:
     """Mistral and Mixtral: a window for all layers, in `sliding_window` if at all."""
-    given_types(file)  # say nothing more, but must be valid
+    given_types(file)  # which must be valid, and say nothing more
     return fields_of(file, [FULL if file.values.get("sliding_window") is None else SLIDING] * num_layers_of(file))
 
 
