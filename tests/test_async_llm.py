@@ -15,8 +15,8 @@ from tests.engine.engines import check_idle
 from tests.engine.test_request_validation import BAD_OPTIONS
 from twophase import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import ConfigError, EngineDeadError, InvalidRequestError
-from twophase_features.policies.named import policy_from_text
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase_tools.named_policies import policy_from_text
 
 TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

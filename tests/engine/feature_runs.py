@@ -15,8 +15,8 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase_features.parallel import tensor_parallel
-from twophase_features.policies.named import POLICIES
 from twophase_features.triton.attention import TritonBackend
+from twophase_tools.named_policies import POLICIES
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {

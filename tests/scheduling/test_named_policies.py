@@ -8,10 +8,10 @@ import pytest
 from twophase.core.errors import ConfigError
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
-from twophase_features.policies.named import POLICIES, policy_from_text, usage
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.cli.engine_options import POLICY_HELP
 from twophase_tools.cli.main import main
+from twophase_tools.named_policies import POLICIES, policy_from_text, usage
 
 
 @pytest.mark.parametrize(
