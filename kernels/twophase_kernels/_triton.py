@@ -182,6 +182,11 @@ def _what_is_missing(error: Exception) -> str:
     return " and ".join(missing) or f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def new_workspace(numel: int, device: torch.device) -> torch.Tensor:
+    """Memory for partial results, fp32, as it comes."""
+    return torch.empty(numel, dtype=torch.float32, device=device)
+
+
 def row_tile(width: int) -> tuple[int, int, int]:
     """(rows, padded width, warps) of a program that holds whole rows: several if they are short.
 

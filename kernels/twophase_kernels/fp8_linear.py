@@ -24,6 +24,7 @@ from twophase_kernels._triton import (
     check_rows,
     check_tensor,
     mode,
+    new_workspace,
     next_power_of_2,
     row_tile,
     tl,
@@ -36,7 +37,6 @@ from twophase_kernels.linear_splits import (
     check_mode,
     check_num_splits,
     choose_num_splits,
-    partial_sums,
     sum_splits,
 )
 from twophase_kernels.quant import absmax_bits, decode_e4m3, encode_e4m3, quantise_reference, row_scales
@@ -181,7 +181,6 @@ def fp8_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias, both sides in e4m3. Does not wait for the device. The same call gives the same bits.
@@ -196,7 +195,6 @@ def fp8_linear(
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of `dtype` to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial sums. With `out` and this, nothing is allocated.
         tiles: Instead of `fp8_linear_tiles`, for experiments.
 
     Returns:
@@ -222,7 +220,8 @@ def fp8_linear(
         return out
     target, target_bias = out, bias
     if num_splits > 1:
-        target, target_bias = partial_sums(workspace, num_tokens, num_outputs, num_splits, x.device), None
+        partial = new_workspace(num_splits * out.numel(), x.device)
+        target, target_bias = partial.view(num_splits, *out.shape), None
     way = fp8_way(generation)
     codes_per_element = 2 if way == "packed" else 1
     if way != "hardware":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_tensor, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, mode, next_power_of_2, tl, triton
 
 MAX_SPLITS = 16
 MIN_STEPS_PER_SPLIT = 4  # as many as the pipeline holds
@@ -62,31 +62,6 @@ def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num
     wanted = per_sm * num_sms // max(1, num_tiles) if num_tiles < num_sms else 1
     most = min(wanted, cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT, MAX_SPLITS)
     return next_power_of_2(most + 1) // 2 if most else 1
-
-
-def workspace_numel(num_tokens: int, num_outputs: int, num_splits: int) -> int:
-    """Length of the fp32 workspace for partial sums; one split needs none."""
-    return num_splits * num_tokens * num_outputs if num_splits > 1 else 0
-
-
-def partial_sums(
-    workspace: Tensor | None, num_tokens: int, num_outputs: int, num_splits: int, device: torch.device
-) -> Tensor:
-    """fp32 [splits, T, O], in the workspace if there is one.
-
-    Raises:
-        ValueError: It is too small, or not contiguous fp32 on this device.
-    """
-    numel = workspace_numel(num_tokens, num_outputs, num_splits)
-    if workspace is None:
-        return torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=device)
-    if workspace.numel() < numel:
-        raise ValueError(
-            f"workspace must have at least {numel} elements for {num_splits} splits of {num_tokens} x {num_outputs}, "
-            f"got {workspace.numel()}."
-        )
-    check_tensor("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace[:numel].view(num_splits, num_tokens, num_outputs)
 
 
 def check_mode(*tensors: Tensor | None) -> None:

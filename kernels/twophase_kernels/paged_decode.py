@@ -26,7 +26,7 @@ enough programs must have enough loads in flight.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_tensor, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, check_tensor, new_workspace, next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
@@ -229,7 +229,6 @@ def paged_decode(
     num_splits: int | None = None,
     deterministic: bool = False,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -255,8 +254,6 @@ def paged_decode(
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result does not depend on the
             rest of the batch, bit by bit, as long as the tiles are the same (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: `list_workspace_numel`).
-            With `out` and this, nothing is allocated.
         return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
@@ -299,10 +296,10 @@ def paged_decode(
     num_rows = max_tokens * num_heads  # of a sequence's partial results
     if by_length:
         grid, chunk = (2 * batch_size, num_kv_heads, 1), MIN_TOKENS_PER_CHUNK
-        partial, partial_lse = _partials(workspace, 2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
+        partial, partial_lse = _partials(2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
         chunks = partial_lse[2 * batch_size * num_rows :].view(torch.int32)
     elif num_splits > 1:
-        target, target_lse = _partials(workspace, batch_size * num_splits, num_rows, head_dim, q.device)
+        target, target_lse = _partials(batch_size * num_splits, num_rows, head_dim, q.device)
     if batch_size:
         paged_decode_kernel[grid](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, target, target_lse,
@@ -396,29 +393,10 @@ def decode_tiles(
     return Tiles(block_m, block_n, num_warps=8, num_stages=3)
 
 
-def workspace_numel(batch_size: int, num_rows: int, head_dim: int, num_splits: int) -> int:
-    """Length of the fp32 workspace that holds every split's output and LSE.
-
-    `num_rows` of each sequence: its heads, times the tokens that the tile holds if there may be several.
-    """
-    return batch_size * num_rows * num_splits * (head_dim + 1)
-
-
-def list_workspace_numel(batch_size: int, num_rows: int, head_dim: int) -> int:
-    """Likewise when a batch is split by length: 2 B items, and two numbers per sequence."""
-    return workspace_numel(2 * batch_size, num_rows, head_dim, 1) + 2 * batch_size
-
-
 def _partials(
-    workspace: Tensor | None, num_items: int, num_rows: int, head_dim: int, device: torch.device, num_more: int = 0
+    num_items: int, num_rows: int, head_dim: int, device: torch.device, num_more: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Views of the workspace: outputs and LSEs of each item (a sequence's split) and row, flat; then `num_more`."""
-    numel = workspace_numel(num_items, num_rows, head_dim, 1) + num_more
-    if workspace is None:
-        workspace = torch.empty(numel, dtype=torch.float32, device=device)
-    if workspace.numel() < numel:
-        raise ValueError(
-            f"workspace must have at least {numel} elements for {num_items} partial results, got {len(workspace)}."
-        )
-    check_tensor("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace, workspace[num_items * num_rows * head_dim :]
+    """Outputs and LSEs of each item (a sequence's split) and row, flat; then `num_more` numbers."""
+    outputs = num_items * num_rows * head_dim
+    workspace = new_workspace(outputs + num_items * num_rows + num_more, device)
+    return workspace, workspace[outputs:]

@@ -27,14 +27,22 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, check_devices, check_rows, check_tensor, next_power_of_2, tl, triton
+from twophase_kernels._triton import (
+    FLOATS,
+    check_devices,
+    check_rows,
+    check_tensor,
+    new_workspace,
+    next_power_of_2,
+    tl,
+    triton,
+)
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
     check_mode,
     check_num_splits,
     choose_num_splits,
-    partial_sums,
     sum_splits,
 )
 from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
@@ -137,7 +145,6 @@ def int4_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias for weights of 4 bits in groups, w = scale * code + minimum. Does not wait for the device.
@@ -153,7 +160,6 @@ def int4_linear(
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of x's dtype to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial sums. With `out` and this, nothing is allocated.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be 128.
 
     Returns:
@@ -165,7 +171,7 @@ def int4_linear(
     """
     _check_x(x, packed, scales, minima, bias)
     group = _check_groups(x.shape[1], packed, scales, minima)
-    return _launch(x, packed, scales, minima, bias, num_splits, out, workspace, tiles, bits=4, group=group)
+    return _launch(x, packed, scales, minima, bias, num_splits, out, tiles, bits=4, group=group)
 
 
 def int8_linear(
@@ -176,7 +182,6 @@ def int8_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias for weights of 8 bits, w = scale * code with a scale per output. Does not wait for the device.
@@ -185,7 +190,7 @@ def int8_linear(
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
         packed: int16 [runs, O, 32], `pack_int8` of codes [O, I]; any O, any I.
         scales: [O], contiguous, any float dtype.
-        bias, num_splits, out, workspace: As for `int4_linear`.
+        bias, num_splits, out: As for `int4_linear`.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
 
     Returns:
@@ -198,7 +203,7 @@ def int8_linear(
     _check_x(x, packed, scales, None, bias)
     check_packed(packed, x.shape[1], bits=8)
     check_tensor("scales (one per output)", scales, packed.shape[1:2], FLOATS)
-    return _launch(x, packed, scales, None, bias, num_splits, out, workspace, tiles, bits=8, group=0)
+    return _launch(x, packed, scales, None, bias, num_splits, out, tiles, bits=8, group=0)
 
 
 def _launch(
@@ -209,7 +214,6 @@ def _launch(
     bias: Tensor | None,
     num_splits: int | None,
     out: Tensor | None,
-    workspace: Tensor | None,
     tiles: LinearTiles | None,
     *,
     bits: int,
@@ -234,7 +238,8 @@ def _launch(
         return out
     target, target_bias = out, bias
     if num_splits > 1:
-        target, target_bias = partial_sums(workspace, num_tokens, num_outputs, num_splits, x.device), None
+        partial = new_workspace(num_splits * out.numel(), x.device)
+        target, target_bias = partial.view(num_splits, *out.shape), None
     quantized_linear_kernel[tiles.grid(num_tokens, num_outputs, num_splits)](
         x, packed, scales, minima, target_bias, target, x.stride(0), num_tokens, num_inputs, num_outputs,
         BITS=bits, GROUP=group, UNPACK=unpacking_code(bits, minima is None, x.dtype, generation),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, generator
-from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from tests.kernels.elementwise import assert_rounded_once
 from twophase_kernels import linear_splits as module
-from twophase_kernels.linear_splits import LinearTiles, choose_num_splits, workspace_numel
+from twophase_kernels.linear_splits import LinearTiles, choose_num_splits
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -82,10 +82,3 @@ def test_splits_are_powers_of_two_with_enough_steps(num_sms):
             splits = choose_num_splits(DECODE, 1, num_outputs, num_inputs, num_sms)
             assert splits in (1, 2, 4, 8, 16)
             assert splits == 1 or math.ceil(num_inputs / 128) // splits >= module.MIN_STEPS_PER_SPLIT
-
-
-def test_workspace():
-    assert workspace_numel(3, 5, 1) == 0
-    assert workspace_numel(3, 5, 4) == 60
-    with poisoned_memory():
-        assert module.partial_sums(None, 3, 5, 4, torch.device(HERE)).shape == (4, 3, 5)

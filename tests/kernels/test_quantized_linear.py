@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, generator
-from tests.kernels.elementwise import poisoned_memory
+from tests.kernels.elementwise import kept_workspace, poisoned_memory
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_linear, make_codes, sample_points
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import quantized_linear as module
-from twophase_kernels.linear_splits import LinearTiles, workspace_numel
+from twophase_kernels.linear_splits import LinearTiles
 from twophase_kernels.packed_codes import pack_int4, pack_int8
 from twophase_kernels.quantized_linear import (
     int4_linear,
@@ -143,13 +143,15 @@ def test_nothing_to_do(group):
         assert reference(x, *args).shape == (len(x), args[0].shape[1])
 
 
-def test_writes_where_it_is_told_and_allocates_nothing():
+def test_writes_where_it_is_told():
     x, args = small_layer(32)
     want = int4_linear(x, *args, num_splits=2)
     out = torch.empty(5, 20, device=HERE)
-    workspace = torch.full((workspace_numel(5, 20, 2) + 3,), math.nan, device=HERE)
-    assert int4_linear(x, *args, num_splits=2, out=out, workspace=workspace) is out
+    with kept_workspace(module, guard=3) as kept:
+        assert int4_linear(x, *args, num_splits=2, out=out) is out
     assert torch.equal(out, want)
+    (workspace,) = kept
+    assert len(workspace) == 2 * 5 * 20 + 3
     assert workspace[-3:].isnan().all()
     assert workspace[:-3].isfinite().all()
 
@@ -183,14 +185,6 @@ INT4_REFUSALS = {
     "too many splits": ({"num_splits": lambda _: 17}, "num_splits must be 1 to 16, got 17"),
     "out of other shape": ({"out": lambda _: torch.zeros(5, 21, device=HERE)}, "out must be contiguous"),
     "out of other dtype": ({"out": lambda _: torch.zeros(5, 20, device=HERE).half()}, "out must be contiguous"),
-    "small workspace": (
-        {"workspace": lambda _: torch.zeros(199, device=HERE), "num_splits": lambda _: 2},
-        "at least 200",
-    ),
-    "workspace in fp16": (
-        {"workspace": lambda _: torch.zeros(200, device=HERE).half(), "num_splits": lambda _: 2},
-        "workspace must be contiguous float32",
-    ),
     "tiles of half a run": ({"tiles": lambda _: dataclasses.replace(SMALL_TILES, block_i=64)}, "block_i must be 128"),
 }
 
