@@ -102,10 +102,7 @@ class EngineThread:
 
     @property
     def queue_age_s(self) -> float | None:
-        """Seconds that the oldest never-scheduled request has waited; None if every request has been scheduled.
-
-        Unlike `stats`, it grows while a step runs, so it also shows a step that hangs.
-        """
+        """See `AsyncLLM`. Unlike `stats`, it grows while a step runs, so it also shows a step that hangs."""
         with self._changed:
             since_s = next(iter(self._unscheduled.values()), None)
         return None if since_s is None else time.monotonic() - since_s
