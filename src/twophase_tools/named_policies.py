@@ -39,7 +39,10 @@ def policy_from_text(text: str) -> Policy:
     lacking = [f.name for f in _parameters(name) if f.default is MISSING and f.name not in values]
     if lacking:
         raise ConfigError(f"policy {name!r} needs {' and '.join(lacking)}: write {usage(name)}.")
-    return POLICIES[name](**values)
+    try:
+        return POLICIES[name](**values)
+    except ConfigError as error:
+        raise ConfigError(f"policy {name!r}: {error}") from error
 
 
 def usage(name: str) -> str:
