@@ -52,7 +52,7 @@ MUTANTS = {
         ("only the first q group", "NUM_Q_GROUPS: tl.constexpr = (H + BLOCK_Q - 1) // BLOCK_Q", "NUM_Q_GROUPS: tl.constexpr = 1"),
         ("only the first kv group", "+ cdiv(num_kv_heads, block_kv))", "+ 1)"),
         ("q strides for k", "k_ptr + token * k_token_stride", "k_ptr + token * q_head_stride"),
-        ("k stride for v", "v_offs = offs_h[:, None] * v_head_stride", "v_offs = offs_h[:, None] * k_head_stride"),
+        ("k stride for v", "v_ptr + token * v_token_stride", "v_ptr + token * k_head_stride"),
         ("next slot", "tl.load(slot_mapping_ptr + token)", "tl.load(slot_mapping_ptr + token) + 1"),
         ("offset left out", "offs_h * cache_head_stride + offset * cache_slot_stride", "offs_h * cache_head_stride"),
         ("block left out", "rows = block * cache_block_stride + ", "rows = "),
