@@ -192,17 +192,9 @@ def fp8_linear(
             NaN.
         scales: [O], contiguous, any float dtype.
         dtype: The result's: float32, float16 or bfloat16.
-        bias: [O], contiguous, any float dtype; or None.
-        num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
-        out: [T, O] of `dtype` to write to, contiguous.
+        bias, num_splits: As for `int4_linear`, as are the errors.
+        out: [T, O] of `dtype` to write to, contiguous; it is returned.
         tiles: Instead of `fp8_linear_tiles`, for experiments.
-
-    Returns:
-        [T, O] of `dtype`.
-
-    Raises:
-        ValueError: An argument that breaks one of these rules.
-        KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
     _check(x, x_scales, weight, scales, dtype, bias)
     (num_tokens, num_inputs), num_outputs = x.shape, len(weight)

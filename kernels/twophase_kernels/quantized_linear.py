@@ -190,15 +190,8 @@ def int8_linear(
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
         packed: int16 [runs, O, 32], `pack_int8` of codes [O, I]; any O, any I.
         scales: [O], contiguous, any float dtype.
-        bias, num_splits, out: As for `int4_linear`.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
-
-    Returns:
-        [T, O] in x's dtype.
-
-    Raises:
-        ValueError: An argument that breaks one of these rules.
-        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+        (Other arguments, result and errors are `int4_linear`'s.)
     """
     _check_x(x, packed, scales, None, bias)
     check_packed(packed, x.shape[1], bits=8)
