@@ -15,10 +15,11 @@ from twophase.core.errors import TwophaseError
 from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
-from twophase_server.body import DONE, EventStream, event, to_json_in_turns
+from twophase_server.body import to_json_in_turns
 from twophase_server.errors import ApiError, invalid
 from twophase_server.sampling import UsageWish
 from twophase_server.service import Call, Service
+from twophase_server.sse import DONE, EventStream, event
 
 T = TypeVar("T")
 MAX_LOGPROBS = 300_000  # in one answer

@@ -1,14 +1,9 @@
-"""Bodies: JSON, in and out, whole or as server-sent events."""
+"""JSON, in and out."""
 
 import gc
 import json
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn
 
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
-DONE = "data: [DONE]\n\n"
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -45,25 +40,3 @@ def from_json(text: bytes) -> Any:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"JSON has no {constant}")
-
-
-def event(content: Any, write: Callable[[Any], str] = to_json) -> str:
-    return f"data: {write(content)}\n\n"
-
-
-@final
-class EventStream(StreamingResponse):
-    """Sends events until the last one, or until the client disconnects; `at_end` is called in either case."""
-
-    def __init__(self, events: AsyncGenerator[str, None], at_end: Callable[[], None]) -> None:
-        super().__init__(
-            events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
-        )
-        self._events, self._at_end = events, at_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._at_end()
-            await self._events.aclose()

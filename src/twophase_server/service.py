@@ -17,7 +17,6 @@ from twophase.core.rules import Rule
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_features.serving.errors import QueueFullError
-from twophase_server.body import EventStream
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.fields import Unsupported, read_fields, read_object
 from twophase_server.in_flight import InFlight
@@ -25,6 +24,7 @@ from twophase_server.logprobs import TokenTexts
 from twophase_server.messages import read_messages
 from twophase_server.metrics import ServerMetrics
 from twophase_server.settings import ServerSettings
+from twophase_server.sse import EventStream
 from twophase_server.tenants import Lease, Tenants, read_tenants
 
 MOST_WAIT_S = 60  # the longest time that a client is told to wait

@@ -185,10 +185,8 @@ class PriorityPolicy(Policy):
 
 
 def by_priority(sequence: Sequence) -> tuple[Any, ...]:
-    """By priority, ties by arrival: first come, first served when all priorities are equal.
-
-    A preempted sequence arrived before all sequences of its priority that have not run yet, so it goes to their front.
-    """
+    """By priority, ties by arrival: first come, first served when all priorities are equal. A preempted sequence arrived
+    before all sequences of its priority that have not run yet, so it goes to their front."""
     request = sequence.request
     return (request.priority, sequence.arrival_order, sequence.index)
 
@@ -206,11 +204,13 @@ def decodes_first(step: Step, max_tokens: int | None = None) -> None:
 
 def decodes_and_begun(step: Step, max_tokens: int | None = None) -> None:
     """`decodes_first` without the waiting sequences."""
+    prefills = []
     for sequence in step.running:
         if sequence.is_decoding:
             step.decode(sequence)
+        else:
+            prefills.append(sequence)
     if max_tokens is not None:
         step.limit(max_tokens)
-    for sequence in step.running:
-        if not sequence.is_decoding:
-            step.prefill(sequence)
+    for sequence in prefills:
+        step.prefill(sequence)
