@@ -185,8 +185,8 @@ class PriorityPolicy(Policy):
 
 
 def by_priority(sequence: Sequence) -> tuple[Any, ...]:
-    """By priority, ties by arrival: first come, first served when all priorities are equal. A preempted sequence arrived
-    before all sequences of its priority that have not run yet, so it goes to their front."""
+    """By priority, ties by arrival: first come, first served when all priorities are equal. A preempted sequence
+    arrived before all sequences of its priority that have not run yet, so it goes to their front."""
     request = sequence.request
     return (request.priority, sequence.arrival_order, sequence.index)
 
