@@ -101,4 +101,4 @@ def test_a_forked_child_has_a_process_of_its_own():
         of_child = pool.apply_async(ask_shared).get(timeout=60)
     assert of_child != of_parent
     assert ask_shared() == of_parent
-    _shared.close()
+    _shared._end()
