@@ -23,7 +23,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Never, final
+from typing import Any, Never, final
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ from twophase.engine.engine import uninterrupted
 from twophase.engine.executor import Executor, ThisProcess
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.offloading.host_memory import PinnedBlocks
+from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
 from twophase_features.parallel.sharding import Shard
@@ -142,7 +142,7 @@ class DriverRunner:
             "process; use HostMemoryTier, which works with all ranks."
         )
 
-    def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
+    def host_blocks(self, num_blocks: int | None) -> HostBlocks:
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.
 
         Raises:
@@ -151,7 +151,7 @@ class DriverRunner:
         own = PinnedBlocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
         save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
-        return HostBlocksOfRanks(own.num_blocks, save, restore)
+        return HostBlocks(own.num_blocks, save, restore)
 
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         def score_whole(logits: Float[Tensor, "R V0"]) -> None:
@@ -195,14 +195,6 @@ class DriverRunner:
             parts.append(logits.new_empty(len(logits), rows.stop - rows.start))
             self._peers.recv(parts[rank], rank, "a worker's logits")
         return torch.cat(parts, dim=1)
-
-
-class HostBlocksOfRanks(NamedTuple):
-    """The `HostBlocks` of all ranks, moved together."""
-
-    num_blocks: int
-    save: Callable[[Sequence[BlockCopy]], None]
-    restore: Callable[[Sequence[BlockCopy]], None]
 
 
 def _serve(runner: ModelRunner, peers: Peers) -> None:
