@@ -18,12 +18,12 @@ from matplotlib.patches import Rectangle
 from twophase import LLM, SamplingParams
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
-from twophase_features.policies.named import policy_from_text
 from twophase_labs.machine.pictures import draw_block_tables
 from twophase_tools.colours import EMPTY, INK, LINE
 from twophase_tools.load.pictures import SPAN_COLOURS, draw_lane_panels
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.workloads import TimedRequest
+from twophase_tools.named_policies import policy_from_text
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.limits import make_scheduler

@@ -15,8 +15,8 @@ from tests.engine.engines import check_idle
 from tests.engine.test_request_validation import BAD_OPTIONS
 from twophase import LLM, AsyncLLM, SamplingParams, StructuredOutputs
 from twophase.core.errors import ConfigError, EngineDeadError, InvalidRequestError
-from twophase_features.policies.named import policy_from_text
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
+from twophase_tools.named_policies import policy_from_text
 
 TEXTS = ["The quick brown fox", "naïve café", "日本", "dog"]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -406,9 +406,9 @@ def test_a_deadline_on_the_way(llm):
         first = await anext(stream)
         with held(served):
             thread = served._thread
-            ((job, deadline_s),) = thread._deadlines.items()
-            assert deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
-            thread._deadlines[job] = time.monotonic()
+            (job,) = thread._jobs.values()
+            assert job.deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
+            job.deadline_s = time.monotonic()
         with pytest.raises(DeadlineError):
             await last_of(stream)
         await until(lambda: served.stats().cache.num_in_use == 0)
@@ -424,7 +424,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten(llm):
         for _ in range(10):
             await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
         with held(served):
-            return len(served._thread._deadlines)
+            return len(served._thread._jobs)
 
     assert run(llm, main) == 0
 

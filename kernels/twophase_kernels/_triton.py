@@ -38,6 +38,7 @@ class KernelsUnavailableError(RuntimeError):
 
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
+MAX_WIDTH = 65536  # of a row that one program holds in registers
 
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
@@ -113,6 +114,40 @@ def check_device(name: str, device: torch.device) -> None:
         )
 
 
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtypes: torch.dtype | tuple[torch.dtype, ...],
+    device: torch.device | None = None,
+) -> None:
+    """Raises ValueError unless the tensor is None, or contiguous and of this shape and one of these dtypes.
+
+    Args:
+        name: For the message; may say what the sizes mean, 'scales (one per output)'.
+        device: Where it must be; None: `check_devices` has looked.
+    """
+    if tensor is None:
+        return
+    allowed = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    is_there = device is None or tensor.device == device
+    if tensor.shape != shape or tensor.dtype not in allowed or not is_there or not tensor.is_contiguous():
+        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+        raise ValueError(
+            f"{name} must be contiguous {words} {list(shape)}{'' if device is None else f' on {device}'}, got "
+            f"{tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()} on {tensor.device}."
+        )
+
+
+def check_rows(name: str, x: torch.Tensor, max_width: int = 2**31 - 1) -> None:
+    """Raises ValueError unless x is [T, N], N from 1 to `max_width`, of a float dtype, with contiguous rows."""
+    if x.ndim != 2 or x.dtype not in FLOATS or not 1 <= x.shape[1] <= max_width or x.stride(1) != 1:
+        raise ValueError(
+            f"{name} must be [T, N], 1 <= N <= {max_width}, float32, float16 or bfloat16, with contiguous rows, got "
+            f"{x.dtype} {tuple(x.shape)} with strides {x.stride()}."
+        )
+
+
 def _is_interpreted(jit_function: Callable[..., Any]) -> bool:
     return not isinstance(jit_function, triton.JITFunction)
 
@@ -145,6 +180,21 @@ def _what_is_missing(error: Exception) -> str:
     if not Path(headers, "Python.h").exists():
         missing.append(f"no Python.h in {headers}")
     return " and ".join(missing) or f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def new_workspace(numel: int, device: torch.device) -> torch.Tensor:
+    """Memory for partial results, fp32, as it comes."""
+    return torch.empty(numel, dtype=torch.float32, device=device)
+
+
+def row_tile(width: int) -> tuple[int, int, int]:
+    """(rows, padded width, warps) of a program that holds whole rows: several if they are short.
+
+    About 16 elements per thread: with more, wide rows would no longer stay in registers.
+    """
+    padded = next_power_of_2(width)
+    num_rows = max(1, 1024 // padded)
+    return num_rows, padded, min(16, max(1, num_rows * padded // 512))
 
 
 def cdiv(a: int, b: int) -> int:

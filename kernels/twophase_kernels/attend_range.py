@@ -307,27 +307,49 @@ def gather_pages_reference(
     return dequantise_reference(rows, None if scale is None else scale[block, :, offset], kv_format, torch.float32)
 
 
-def attention_reference(
+def paged_attention_reference(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    block_table: Tensor,
-    seq_len: int,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_query_lens: Tensor | None = None,
     *,
     scale: float,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     window: int | None = None,
     num_sinks: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Attention of one sequence's last L tokens, q [L, H, D], over its pages, in plain torch and fp32.
+    out: Tensor | None = None,
+    return_lse: bool = False,
+    **tuning: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The reference for `paged_decode` and `paged_prefill`: sequence by sequence in plain torch.
 
-    Returns (out fp32 [L, H, D], LSE base 2 fp32 [L, H]); a token that sees no key gets 0 and -inf.
+    Args:
+        out: Rows of q that belong to no sequence stay as they are here; by default they are 0.
+        tuning: How a kernel shares out the work; it changes no result.
     """
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
     kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
-    k = gather_pages_reference(k_cache, k_scale, kv_format, block_table, seq_len)
-    v = gather_pages_reference(v_cache, v_scale, kv_format, block_table, seq_len)
-    group = q.shape[1] // k.shape[1]
+    bounds = range(len(seq_lens) + 1) if cu_query_lens is None else cu_query_lens.tolist()
+    for s, seq_len in enumerate(seq_lens.tolist()):
+        tokens = slice(bounds[s], bounds[s + 1])
+        k = gather_pages_reference(k_cache, k_scale, kv_format, block_tables[s], seq_len)
+        v = gather_pages_reference(v_cache, v_scale, kv_format, block_tables[s], seq_len)
+        out[tokens], lse[tokens] = attention_reference(q[tokens], k, v, scale, window, num_sinks)
+    return (out, lse) if return_lse else out
+
+
+def attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, num_sinks: int
+) -> tuple[Tensor, Tensor]:
+    """Attention of one sequence's last L tokens, q [L, H, D], k and v fp32 [S, H_kv, D], in fp32.
+
+    Returns (out [L, H, D], LSE base 2 [L, H]); a token that sees no key gets 0 and -inf.
+    """
+    seq_len, group = len(k), q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # query head h reads KV head h // G
     j = torch.arange(seq_len, device=q.device)
     i = seq_len - len(q) + torch.arange(len(q), device=q.device)[:, None]

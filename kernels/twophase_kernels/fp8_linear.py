@@ -16,23 +16,32 @@ Weights are the matrix instruction's left operand, as in `quantized_linear`; col
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import (
+    FLOATS,
+    MAX_WIDTH,
+    cdiv,
+    check_devices,
+    check_rows,
+    check_tensor,
+    mode,
+    new_workspace,
+    next_power_of_2,
+    row_tile,
+    tl,
+    triton,
+)
 from twophase_kernels.code_pairs import decode_pairs
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
-    check_bias,
     check_mode,
     check_num_splits,
     choose_num_splits,
-    launch_sum,
-    partial_sums,
+    sum_splits,
 )
-from twophase_kernels.paged_inputs import check_out
 from twophase_kernels.quant import absmax_bits, decode_e4m3, encode_e4m3, quantise_reference, row_scales
 
 E4M3 = torch.float8_e4m3fn
-MAX_INPUTS = 65536
 ROW_ALIGNMENT = 16  # bytes, and so codes: rows are loaded 16 bytes at a time
 
 
@@ -70,11 +79,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     mode(x.dtype)
     check_devices(x=x)
-    if x.ndim != 2 or x.dtype not in FLOATS or not 1 <= x.shape[1] <= MAX_INPUTS or x.stride(1) != 1:
-        raise ValueError(
-            f"x must be [T, I], 1 <= I <= {MAX_INPUTS}, float32, float16 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {tuple(x.shape)} with strides {x.stride()}."
-        )
+    check_rows("x", x, MAX_WIDTH)
     num_rows, num_inputs = x.shape
     codes = torch.empty(num_rows, num_inputs, dtype=torch.uint8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
@@ -176,7 +181,6 @@ def fp8_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias, both sides in e4m3. Does not wait for the device. The same call gives the same bits.
@@ -188,18 +192,9 @@ def fp8_linear(
             NaN.
         scales: [O], contiguous, any float dtype.
         dtype: The result's: float32, float16 or bfloat16.
-        bias: [O], contiguous, any float dtype; or None.
-        num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
-        out: [T, O] of `dtype` to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial sums. With `out` and this, nothing is allocated.
+        bias, num_splits: As for `int4_linear`, as are the errors.
+        out: [T, O] of `dtype` to write to, contiguous; it is returned.
         tiles: Instead of `fp8_linear_tiles`, for experiments.
-
-    Returns:
-        [T, O] of `dtype`.
-
-    Raises:
-        ValueError: An argument that breaks one of these rules.
-        KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
     _check(x, x_scales, weight, scales, dtype, bias)
     (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
@@ -212,12 +207,13 @@ def fp8_linear(
     check_num_splits(num_splits)
     if out is None:
         out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
-    check_out("out", out, (num_tokens, num_outputs), dtype, x.device)
+    check_tensor("out", out, (num_tokens, num_outputs), dtype, x.device)
     if out.numel() == 0:
         return out
     target, target_bias = out, bias
     if num_splits > 1:
-        target, target_bias = partial_sums(workspace, num_tokens, num_outputs, num_splits, x.device), None
+        partial = new_workspace(num_splits * out.numel(), x.device)
+        target, target_bias = partial.view(num_splits, *out.shape), None
     way = fp8_way(generation)
     codes_per_element = 2 if way == "packed" else 1
     if way != "hardware":
@@ -229,7 +225,7 @@ def fp8_linear(
         NUM_STAGES=tiles.num_stages, **tiles.options,
     )  # fmt: skip
     if num_splits > 1:
-        launch_sum(target, bias, out)
+        sum_splits(target, bias, out)
     return out
 
 
@@ -254,13 +250,6 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
     return LinearTiles(128, block_t, 128, num_warps=8 if block_t == 64 else 4, num_stages=3)
 
 
-def row_tile(num_inputs: int) -> tuple[int, int, int]:
-    """(rows, padded width, warps) of a program of `quantise_tokens`: whole rows, about 16 elements per thread."""
-    block_i = next_power_of_2(num_inputs)
-    block_rows = max(1, 1024 // block_i)
-    return block_rows, block_i, min(16, max(1, block_rows * block_i // 512))
-
-
 def _check(
     x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
 ) -> None:
@@ -280,17 +269,9 @@ def _check(
             f"x and weight must have the same number of columns, a multiple of {ROW_ALIGNMENT}, got {x.shape[1]} and "
             f"{weight.shape[1]}."
         )
-    if x_scales.shape != x.shape[:1] or x_scales.dtype != torch.float32 or not x_scales.is_contiguous():
-        raise ValueError(
-            f"x_scales must be contiguous float32 [{len(x)}], one per token, got {x_scales.dtype} "
-            f"{tuple(x_scales.shape)}."
-        )
-    if scales.shape != weight.shape[:1] or scales.dtype not in FLOATS or not scales.is_contiguous():
-        raise ValueError(
-            f"scales must be [{len(weight)}], one per output, contiguous, of a float dtype, got {scales.dtype} "
-            f"{tuple(scales.shape)}."
-        )
-    check_bias(bias, len(weight))
+    check_tensor("x_scales (one per token)", x_scales, x.shape[:1], torch.float32)
+    check_tensor("scales (one per output)", scales, weight.shape[:1], FLOATS)
+    check_tensor("bias", bias, weight.shape[:1], FLOATS)
 
 
 def fp8_linear_reference(

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.paged_inputs import check_out
+from twophase_kernels._triton import cdiv, mode, next_power_of_2, tl, triton
 
 MAX_SPLITS = 16
 MIN_STEPS_PER_SPLIT = 4  # as many as the pipeline holds
@@ -65,31 +64,6 @@ def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num
     return next_power_of_2(most + 1) // 2 if most else 1
 
 
-def workspace_numel(num_tokens: int, num_outputs: int, num_splits: int) -> int:
-    """Length of the fp32 workspace for partial sums; one split needs none."""
-    return num_splits * num_tokens * num_outputs if num_splits > 1 else 0
-
-
-def partial_sums(
-    workspace: Tensor | None, num_tokens: int, num_outputs: int, num_splits: int, device: torch.device
-) -> Tensor:
-    """fp32 [splits, T, O], in the workspace if there is one.
-
-    Raises:
-        ValueError: It is too small, or not contiguous fp32 on this device.
-    """
-    numel = workspace_numel(num_tokens, num_outputs, num_splits)
-    if workspace is None:
-        return torch.empty(num_splits, num_tokens, num_outputs, dtype=torch.float32, device=device)
-    if workspace.numel() < numel:
-        raise ValueError(
-            f"workspace must have at least {numel} elements for {num_splits} splits of {num_tokens} x {num_outputs}, "
-            f"got {workspace.numel()}."
-        )
-    check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace[:numel].view(num_splits, num_tokens, num_outputs)
-
-
 def check_mode(*tensors: Tensor | None) -> None:
     """`mode` for a kernel that takes these: in the interpreter none of them may be bfloat16."""
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
@@ -100,15 +74,6 @@ def check_num_splits(num_splits: int) -> None:
     """Raises ValueError unless it is from 1 to MAX_SPLITS."""
     if not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}, got {num_splits}.")
-
-
-def check_bias(bias: Tensor | None, num_outputs: int) -> None:
-    """Raises ValueError unless it is None or contiguous [O] of a float dtype."""
-    if bias is not None and (bias.shape != (num_outputs,) or bias.dtype not in FLOATS or not bias.is_contiguous()):
-        raise ValueError(
-            f"bias must be None or [{num_outputs}], contiguous, of a float dtype, got {bias.dtype} "
-            f"{tuple(bias.shape)} with strides {bias.stride()}."
-        )
 
 
 @triton.jit
@@ -132,37 +97,12 @@ def sum_splits_kernel(
     tl.store(out_ptr + offs, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """out[t, o] = the sum over s of partial[s, t, o], in the order of s, + bias[o]. Does not wait for the device.
+def sum_splits(partial: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out[t, o] = the sum over s of partial[s, t, o], in the order of s, + bias[o].
 
-    Args:
-        partial: fp32 [splits, T, O], contiguous.
-        bias: [O], contiguous, any float dtype; or None.
-        out: [T, O], contiguous, any float dtype; written and returned.
-
-    Raises:
-        ValueError: Shapes, dtypes or strides that do not fit together.
-        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+    Shapes, fp32 [splits, T, O], [O] and [T, O], are not checked: the linear kernels make the tensors.
     """
-    check_mode(bias, out)
-    check_devices(partial=partial, bias=bias, out=out)
-    check_num_splits(len(partial))
-    check_out("partial", partial, (*partial.shape[:1], *out.shape), torch.float32, out.device)
-    check_out("out", out, tuple(out.shape), out.dtype, out.device)
-    check_bias(bias, out.shape[1])
-    launch_sum(partial, bias, out)
-    return out
-
-
-def launch_sum(partial: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """The launch alone, for callers that have checked or made the tensors."""
     if out.numel():
         sum_splits_kernel[(cdiv(out.numel(), SUM_BLOCK),)](
             partial, bias, out, out.numel(), out.shape[1], NUM_SPLITS=len(partial), BLOCK=SUM_BLOCK, num_warps=4
         )
-
-
-def sum_splits_reference(partial: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """Reference for `sum_splits` in plain torch."""
-    total = partial.sum(0)
-    return out.copy_(total if bias is None else total + bias.float())

@@ -7,12 +7,10 @@ A split s hands over out_s, the attention output over its own keys, and LSE_s = 
 exactly: no score is needed again. Partials stay fp32: rounded to bf16 first, they would cost a digit for nothing.
 """
 
-import torch
 from torch import Tensor
 
-from twophase_kernels._triton import mode, tl, triton
+from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import padded_head_dim
-from twophase_kernels.paged_inputs import check_out
 
 # Splits that one step of the kernel takes side by side. Not a tuning knob of num_splits: which lane a split falls on,
 # and so the order of the sum, must not depend on how many (empty) splits the launch had.
@@ -77,38 +75,6 @@ def merge_splits_kernel(
 
 
 def merge_splits(
-    partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Merge attention over disjoint sets of keys.
-
-    Args:
-        partial: fp32 [B, H, S, D], the output of each split; not read where the split's LSE is -inf.
-        partial_lse: fp32 [B, H, S], base 2; -inf for a split without keys.
-        out: [B, H, D], written in its own dtype; fp32 is allocated by default.
-        lse: fp32 [B, H], base 2; allocated by default.
-
-    Returns:
-        (out, lse): all keys together. Rows whose splits are all empty: 0 and -inf.
-
-    Raises:
-        ValueError: Shapes, dtypes or strides that do not fit together.
-        KernelsUnavailableError: No kernel can run here.
-    """
-    mode()
-    num_sequences, num_heads, num_splits, head_dim = partial.shape
-    check_out("partial", partial, (num_sequences, num_heads, num_splits, head_dim), torch.float32, partial.device)
-    check_out("partial_lse", partial_lse, (num_sequences, num_heads, num_splits), torch.float32, partial.device)
-    if out is None:
-        out = partial.new_empty(num_sequences, num_heads, head_dim)
-    if lse is None:
-        lse = partial.new_empty(num_sequences, num_heads)
-    check_out("out", out, (num_sequences, num_heads, head_dim), out.dtype, partial.device)
-    check_out("lse", lse, (num_sequences, num_heads), torch.float32, partial.device)
-    launch_merge(partial, partial_lse, out, lse, num_splits)
-    return out, lse
-
-
-def launch_merge(
     partial: Tensor,
     partial_lse: Tensor,
     out: Tensor,
@@ -118,10 +84,16 @@ def launch_merge(
     cu_query_lens: Tensor | None = None,
     max_tokens: int = 1,
 ) -> None:
-    """The launch alone, for callers that have checked or made the tensors; `partial` may be longer than needed.
+    """Merge attention over disjoint sets of keys. Shapes are not checked: `paged_decode` makes the tensors.
 
-    With `chunks`, int32 [B, 2], sequences differ in their number of splits, with `cu_query_lens`, int32 [B + 1], in
-    their number of tokens, `max_tokens` at most; see the kernel.
+    Args:
+        partial: fp32, B H S D elements or more: the output of each split; not read where the split's LSE is -inf.
+        partial_lse: fp32, B H S elements, base 2; -inf for a split without keys.
+        out: [B, H, D], written in its own dtype: all keys together; 0 for rows whose splits are all empty.
+        lse: fp32 [B, H], base 2, or None.
+        num_splits: S.
+        chunks: int32 [B, 2], where sequences differ in their number of splits; see the kernel.
+        cu_query_lens: int32 [B + 1], where sequences differ in their number of tokens, `max_tokens` at most.
     """
     num_tokens, num_heads, head_dim = out.shape
     num_sequences = num_tokens if cu_query_lens is None else len(cu_query_lens) - 1
@@ -132,19 +104,3 @@ def launch_merge(
             H=num_heads, ROWS=num_rows, D=head_dim, BLOCK_D=padded_head_dim(head_dim),
             BLOCK_S=SPLITS_PER_STEP, num_warps=4,
         )  # fmt: skip
-
-
-def merge_splits_reference(
-    partial: Tensor, partial_lse: Tensor, *, out: Tensor | None = None, lse: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Reference for `merge_splits` in plain torch."""
-    m = partial_lse.amax(-1, keepdim=True)
-    weight = torch.exp2(partial_lse - m.clamp(min=torch.finfo(m.dtype).min))
-    total = weight.sum(-1)
-    merged = (weight[..., None] * partial.masked_fill(weight[..., None] == 0, 0)).sum(-2)
-    merged = merged / total.clamp(min=torch.finfo(m.dtype).tiny)[..., None]
-    merged_lse = m[..., 0] + torch.log2(total.clamp(min=torch.finfo(m.dtype).tiny))
-    merged_lse = merged_lse.masked_fill(total == 0, float("-inf"))
-    out = merged if out is None else out.copy_(merged)
-    lse = merged_lse if lse is None else lse.copy_(merged_lse)
-    return out, lse

@@ -26,14 +26,13 @@ enough programs must have enough loads in flight.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, check_tensor, new_workspace, next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
     Queries,
     Tiles,
     attend_range,
-    attention_reference,
     finish_softmax,
     kernel_kv_format,
     keys_of_head,
@@ -42,8 +41,8 @@ from twophase_kernels.attend_range import (
 )
 from twophase_kernels.code_pairs import pair_decoder, split_columns, to_fp16
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
-from twophase_kernels.merge_splits import launch_merge
-from twophase_kernels.paged_inputs import check_out, check_paged_inputs
+from twophase_kernels.merge_splits import merge_splits
+from twophase_kernels.paged_inputs import check_paged_inputs
 from twophase_kernels.quant import KVFormat
 
 DETERMINISTIC_CHUNK = 512
@@ -230,7 +229,6 @@ def paged_decode(
     num_splits: int | None = None,
     deterministic: bool = False,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     return_lse: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -244,7 +242,7 @@ def paged_decode(
         cu_query_lens: int32 [B + 1]: q[cu_query_lens[s]:cu_query_lens[s + 1]] are the last tokens of sequence s; it may
             have no tokens. Rows of q from cu_query_lens[B] on are unused and not written. None: one token each, T = B.
         max_query_len: With `cu_query_lens`, the most tokens of a sequence, or more; it chooses the tile, which must
-            hold them (see `fits_decode`).
+            hold them (see `max_rows`).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
         window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
@@ -256,8 +254,6 @@ def paged_decode(
         deterministic: Split into fixed chunks of 512 keys instead, so that a sequence's result does not depend on the
             rest of the batch, bit by bit, as long as the tiles are the same (they depend on `max_query_len`).
         out: [T, H, D] to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial results (split by length: `list_workspace_numel`).
-            With `out` and this, nothing is allocated.
         return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
         tiles: Instead of `decode_tiles`, for experiments.
 
@@ -293,17 +289,17 @@ def paged_decode(
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
+    check_tensor("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
     partial = partial_lse = None
     num_rows = max_tokens * num_heads  # of a sequence's partial results
     if by_length:
         grid, chunk = (2 * batch_size, num_kv_heads, 1), MIN_TOKENS_PER_CHUNK
-        partial, partial_lse = _partials(workspace, 2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
+        partial, partial_lse = _partials(2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
         chunks = partial_lse[2 * batch_size * num_rows :].view(torch.int32)
     elif num_splits > 1:
-        target, target_lse = _partials(workspace, batch_size * num_splits, num_rows, head_dim, q.device)
+        target, target_lse = _partials(batch_size * num_splits, num_rows, head_dim, q.device)
     if batch_size:
         paged_decode_kernel[grid](
             q, k_cache, v_cache, k_scale, v_scale, block_tables, seq_lens, cu_query_lens, target, target_lse,
@@ -314,9 +310,9 @@ def paged_decode(
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
         if by_length:
-            launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)
+            merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)
         elif num_splits > 1:
-            launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)
+            merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)
     return (out, lse) if return_lse else out
 
 
@@ -331,7 +327,7 @@ def _tokens_of_tile(
                 f"sequences, max_query_len {max_query_len}."
             )
         return 1
-    check_out("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
+    check_tensor("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
     num_rows = min(tiles.block_m, max_rows(q.shape[-1]))
     if not 0 < max_query_len * group <= num_rows:
         raise ValueError(
@@ -339,11 +335,6 @@ def _tokens_of_tile(
             f"{num_rows}, got {max_query_len}; paged_prefill takes longer ones."
         )
     return tiles.block_m // group
-
-
-def fits_decode(max_query_len: int, group: int, head_dim: int) -> bool:
-    """Whether `max_query_len` tokens, with `group` query heads per KV head, fit a tile of `paged_decode`."""
-    return max_query_len * group <= max_rows(head_dim)
 
 
 def max_rows(head_dim: int) -> int:
@@ -402,67 +393,10 @@ def decode_tiles(
     return Tiles(block_m, block_n, num_warps=8, num_stages=3)
 
 
-def workspace_numel(batch_size: int, num_rows: int, head_dim: int, num_splits: int) -> int:
-    """Length of the fp32 workspace that holds every split's output and LSE.
-
-    `num_rows` of each sequence: its heads, times the tokens that the tile holds if there may be several.
-    """
-    return batch_size * num_rows * num_splits * (head_dim + 1)
-
-
-def list_workspace_numel(batch_size: int, num_rows: int, head_dim: int) -> int:
-    """Likewise when a batch is split by length: 2 B items, and two numbers per sequence."""
-    return workspace_numel(2 * batch_size, num_rows, head_dim, 1) + 2 * batch_size
-
-
 def _partials(
-    workspace: Tensor | None, num_items: int, num_rows: int, head_dim: int, device: torch.device, num_more: int = 0
+    num_items: int, num_rows: int, head_dim: int, device: torch.device, num_more: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Views of the workspace: outputs and LSEs of each item (a sequence's split) and row, flat; then `num_more`."""
-    numel = workspace_numel(num_items, num_rows, head_dim, 1) + num_more
-    if workspace is None:
-        workspace = torch.empty(numel, dtype=torch.float32, device=device)
-    if workspace.numel() < numel:
-        raise ValueError(
-            f"workspace must have at least {numel} elements for {num_items} partial results, got {len(workspace)}."
-        )
-    check_out("workspace", workspace, (workspace.numel(),), torch.float32, device)
-    return workspace, workspace[num_items * num_rows * head_dim :]
-
-
-def paged_decode_reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_query_lens: Tensor | None = None,
-    *,
-    max_query_len: int = 1,
-    scale: float,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    window: int | None = None,
-    num_sinks: int = 0,
-    max_seq_len: int | None = None,
-    num_splits: int | None = None,
-    deterministic: bool = False,
-    out: Tensor | None = None,
-    workspace: Tensor | None = None,
-    return_lse: bool = False,
-    tiles: Tiles | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """The reference for `paged_decode`: sequence by sequence in plain torch, without splits.
-
-    Unused rows are 0, or unchanged in `out`.
-    """
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
-    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
-    bounds = range(len(seq_lens) + 1) if cu_query_lens is None else cu_query_lens.tolist()
-    for s, seq_len in enumerate(seq_lens.tolist()):
-        tokens = slice(bounds[s], bounds[s + 1])
-        out[tokens], lse[tokens] = attention_reference(
-            q[tokens], k_cache, v_cache, block_tables[s], seq_len,
-            scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
-        )  # fmt: skip
-    return (out, lse) if return_lse else out
+    """Outputs and LSEs of each item (a sequence's split) and row, flat; then `num_more` numbers."""
+    outputs = num_items * num_rows * head_dim
+    workspace = new_workspace(outputs + num_items * num_rows + num_more, device)
+    return workspace, workspace[outputs:]

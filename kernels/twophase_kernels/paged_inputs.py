@@ -7,7 +7,7 @@ pool and lengths in the table is the cache manager's promise.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, check_device, mode
+from twophase_kernels._triton import FLOATS, check_devices, mode
 from twophase_kernels.quant import KVFormat, kv_format_of
 
 # Rows must start at multiples of this, or the compiler cannot use 16-byte loads (144 two-byte loads and spills instead
@@ -41,7 +41,10 @@ def check_paged_inputs(
     _require_dtype("seq_lens", seq_lens, (torch.int32,))
     # Looked at first: the interpreter's answer about bfloat16 is clearer than any shape.
     mode(torch.bfloat16 if torch.bfloat16 in (q.dtype, k_cache.dtype) else q.dtype)
-    check_device("q", q.device)
+    check_devices(
+        q=q, k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale,
+        block_tables=block_tables, seq_lens=seq_lens,
+    )  # fmt: skip
     _check_cache(q, k_cache, v_cache)
     for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
         if tensor is not None and not tensor.is_contiguous():
@@ -53,12 +56,6 @@ def check_paged_inputs(
         )
     if block_tables.stride(1) != 1 or not seq_lens.is_contiguous():
         raise ValueError(f"Rows of block_tables, and seq_lens, must be contiguous; got {block_tables.stride()}.")
-    for name, tensor in (
-        ("k_cache", k_cache), ("v_cache", v_cache), ("k_scale", k_scale), ("v_scale", v_scale),
-        ("block_tables", block_tables), ("seq_lens", seq_lens),
-    ):  # fmt: skip
-        if tensor is not None and tensor.device != q.device:
-            raise ValueError(f"{name} must be where q is ({q.device}), got {tensor.device}.")
     check_scalars(scale, window, num_sinks)
     return kv_format
 
@@ -71,15 +68,6 @@ def check_scalars(scale: float, window: int | None, num_sinks: int) -> None:
         raise ValueError(f"window must be at least 1 (the token itself) or None for no window, got {window}.")
     if num_sinks < 0:
         raise ValueError(f"num_sinks must be at least 0, got {num_sinks}.")
-
-
-def check_out(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """A result buffer that the caller owns."""
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device or not tensor.is_contiguous():
-        raise ValueError(
-            f"{name} must be a contiguous {dtype} tensor {shape} on {device}, got {tensor.dtype} "
-            f"{tuple(tensor.shape)} with strides {tensor.stride()} on {tensor.device}."
-        )
 
 
 def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:

@@ -13,14 +13,13 @@ everything that is not a matrix product is kept out of the inner loop.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels._triton import check_tensor, next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
     Queries,
     Tiles,
     attend_range,
-    attention_reference,
     finish_softmax,
     kernel_kv_format,
     keys_of_head,
@@ -28,7 +27,7 @@ from twophase_kernels.attend_range import (
     start_softmax,
 )
 from twophase_kernels.gpu import Generation, gpu_generation
-from twophase_kernels.paged_inputs import check_out, check_paged_inputs
+from twophase_kernels.paged_inputs import check_paged_inputs
 from twophase_kernels.quant import KVFormat
 
 
@@ -157,19 +156,11 @@ def paged_prefill(
 
     Args:
         q: [T, H, D], the chunks one after another; rows may be views of a wider tensor.
-        k_cache, v_cache: [N, H_kv, page, D] contiguous, the chunks' own K and V included; int8, or uint8 with e4m3
-            bits, with scales.
-        block_tables: int32 [S, W], W a multiple of 16, padded with any valid page.
-        seq_lens: int32 [S], the chunk's tokens included.
+        k_cache, v_cache, block_tables, seq_lens: As for `paged_decode`; they have the chunks' own K, V and tokens.
         cu_query_lens: int32 [S + 1]: chunk s is q[cu_query_lens[s]:cu_query_lens[s + 1]], the last tokens of its
             sequence; it may be empty. Rows of q from cu_query_lens[S] on are unused and not written.
         max_query_len: The longest chunk, or more; it chooses the tile.
-        scale: Factor on Q.K, as a rule 1 / sqrt(D).
-        k_scale, v_scale: fp32 [N, H_kv, page], one per token and head, for quantised caches.
-        window: A token at position i sees keys at positions (i - window, i]; None: all up to i.
-        num_sinks: Keys at positions [0, num_sinks) are seen besides the window.
-        out: [T, H, D] to write to, contiguous.
-        return_lse: Also return the log-sum-exp of the scores, fp32 [T, H], base 2.
+        scale, k_scale, v_scale, window, num_sinks, out, return_lse: As for `paged_decode`.
         tiles: Instead of `prefill_tiles`, for experiments.
 
     Raises:
@@ -182,7 +173,7 @@ def paged_prefill(
     num_tokens, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     num_seqs = len(seq_lens)
-    check_out("cu_query_lens", cu_query_lens, (num_seqs + 1,), torch.int32, q.device)
+    check_tensor("cu_query_lens", cu_query_lens, (num_seqs + 1,), torch.int32, q.device)
     group = num_heads // num_kv_heads
     generation = gpu_generation(q.device)
     if tiles is None:
@@ -191,7 +182,7 @@ def paged_prefill(
         raise ValueError(f"block_m must hold the {group} heads of one token, got {tiles.block_m}.")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_out("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
+    check_tensor("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
     lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     if num_tokens and num_seqs:
         # A chunk of c tokens needs at most c // BLOCK_Q + 1 blocks, so the host needs no lengths.
@@ -256,34 +247,3 @@ def prefill_tiles(
     # shifting, not dividing.
     has_room = block_d <= 64 or (not has_window and group == at_least)
     return Tiles(block_m, 64 if has_room else 32, num_warps=8 if block_m > 16 else 4, num_stages=3)
-
-
-def paged_prefill_reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_query_lens: Tensor,
-    *,
-    max_query_len: int,
-    scale: float,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    window: int | None = None,
-    num_sinks: int = 0,
-    out: Tensor | None = None,
-    return_lse: bool = False,
-    tiles: Tiles | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Reference for `paged_prefill`, chunk by chunk in plain torch; rows outside of all chunks are 0."""
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
-    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
-    bounds = cu_query_lens.tolist()
-    for s, seq_len in enumerate(seq_lens.tolist()):
-        chunk = slice(bounds[s], bounds[s + 1])
-        out[chunk], lse[chunk] = attention_reference(
-            q[chunk], k_cache, v_cache, block_tables[s], seq_len,
-            scale=scale, k_scale=k_scale, v_scale=v_scale, window=window, num_sinks=num_sinks,
-        )  # fmt: skip
-    return (out, lse) if return_lse else out

@@ -27,19 +27,25 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, check_devices, next_power_of_2, tl, triton
+from twophase_kernels._triton import (
+    FLOATS,
+    check_devices,
+    check_rows,
+    check_tensor,
+    new_workspace,
+    next_power_of_2,
+    tl,
+    triton,
+)
 from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
 from twophase_kernels.linear_splits import (
     LinearTiles,
-    check_bias,
     check_mode,
     check_num_splits,
     choose_num_splits,
-    launch_sum,
-    partial_sums,
+    sum_splits,
 )
 from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
-from twophase_kernels.paged_inputs import check_out
 
 GROUPS = (32, 64, 128)
 
@@ -139,7 +145,6 @@ def int4_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias for weights of 4 bits in groups, w = scale * code + minimum. Does not wait for the device.
@@ -155,7 +160,6 @@ def int4_linear(
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of x's dtype to write to, contiguous.
-        workspace: fp32, at least `workspace_numel` long, for partial sums. With `out` and this, nothing is allocated.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be 128.
 
     Returns:
@@ -167,7 +171,7 @@ def int4_linear(
     """
     _check_x(x, packed, scales, minima, bias)
     group = _check_groups(x.shape[1], packed, scales, minima)
-    return _launch(x, packed, scales, minima, bias, num_splits, out, workspace, tiles, bits=4, group=group)
+    return _launch(x, packed, scales, minima, bias, num_splits, out, tiles, bits=4, group=group)
 
 
 def int8_linear(
@@ -178,7 +182,6 @@ def int8_linear(
     bias: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
-    workspace: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
     """x w^T + bias for weights of 8 bits, w = scale * code with a scale per output. Does not wait for the device.
@@ -187,24 +190,13 @@ def int8_linear(
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
         packed: int16 [runs, O, 32], `pack_int8` of codes [O, I]; any O, any I.
         scales: [O], contiguous, any float dtype.
-        bias, num_splits, out, workspace: As for `int4_linear`.
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
-
-    Returns:
-        [T, O] in x's dtype.
-
-    Raises:
-        ValueError: An argument that breaks one of these rules.
-        KernelsUnavailableError: No kernel can run here, or not in this dtype.
+        (Other arguments, result and errors are `int4_linear`'s.)
     """
     _check_x(x, packed, scales, None, bias)
     check_packed(packed, x.shape[1], bits=8)
-    if scales.shape != packed.shape[1:2] or scales.dtype not in FLOATS or not scales.is_contiguous():
-        raise ValueError(
-            f"scales must be [{packed.shape[1]}], one per output, contiguous, of a float dtype, got {scales.dtype} "
-            f"{tuple(scales.shape)} with strides {scales.stride()}."
-        )
-    return _launch(x, packed, scales, None, bias, num_splits, out, workspace, tiles, bits=8, group=0)
+    check_tensor("scales (one per output)", scales, packed.shape[1:2], FLOATS)
+    return _launch(x, packed, scales, None, bias, num_splits, out, tiles, bits=8, group=0)
 
 
 def _launch(
@@ -215,14 +207,13 @@ def _launch(
     bias: Tensor | None,
     num_splits: int | None,
     out: Tensor | None,
-    workspace: Tensor | None,
     tiles: LinearTiles | None,
     *,
     bits: int,
     group: int,
 ) -> Tensor:
     (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[1]
-    check_bias(bias, num_outputs)
+    check_tensor("bias", bias, (num_outputs,), FLOATS)
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = quantized_linear_tiles(num_tokens, num_outputs, group, minima is not None, x.dtype, generation)
@@ -235,12 +226,13 @@ def _launch(
     check_num_splits(num_splits)
     if out is None:
         out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    check_out("out", out, (num_tokens, num_outputs), x.dtype, x.device)
+    check_tensor("out", out, (num_tokens, num_outputs), x.dtype, x.device)
     if out.numel() == 0:
         return out
     target, target_bias = out, bias
     if num_splits > 1:
-        target, target_bias = partial_sums(workspace, num_tokens, num_outputs, num_splits, x.device), None
+        partial = new_workspace(num_splits * out.numel(), x.device)
+        target, target_bias = partial.view(num_splits, *out.shape), None
     quantized_linear_kernel[tiles.grid(num_tokens, num_outputs, num_splits)](
         x, packed, scales, minima, target_bias, target, x.stride(0), num_tokens, num_inputs, num_outputs,
         BITS=bits, GROUP=group, UNPACK=unpacking_code(bits, minima is None, x.dtype, generation),
@@ -248,7 +240,7 @@ def _launch(
         NUM_STAGES=tiles.num_stages, **tiles.options,
     )  # fmt: skip
     if num_splits > 1:
-        launch_sum(target, bias, out)
+        sum_splits(target, bias, out)
     return out
 
 
@@ -281,11 +273,7 @@ def quantized_linear_tiles(
 def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> None:
     check_mode(x, scales, minima, bias)
     check_devices(x=x, packed=packed, scales=scales, minima=minima, bias=bias)
-    if x.ndim != 2 or x.dtype not in FLOATS or x.shape[1] == 0 or x.stride(1) != 1:
-        raise ValueError(
-            "x must be [T, I], I > 0, float32, float16 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {tuple(x.shape)} with strides {x.stride()}."
-        )
+    check_rows("x", x)
 
 
 def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
@@ -298,13 +286,7 @@ def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tenso
             f"{num_inputs} must be a multiple, got {tuple(scales.shape)}."
         )
     for name, tensor in (("scales", scales), ("minima", minima)):
-        if tensor is None:
-            continue
-        if tensor.shape != (num_groups, packed.shape[1]) or tensor.dtype not in FLOATS or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} must be [{num_groups}, {packed.shape[1]}] (groups first), contiguous, of a float dtype, got "
-                f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}."
-            )
+        check_tensor(f"{name} (groups first)", tensor, (num_groups, packed.shape[1]), FLOATS)
     return num_inputs // num_groups
 
 

@@ -10,9 +10,18 @@ that is handed on.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
-
-MAX_WIDTH = 65536
+from twophase_kernels._triton import (
+    FLOATS,
+    MAX_WIDTH,
+    cdiv,
+    check_devices,
+    check_rows,
+    check_tensor,
+    mode,
+    row_tile,
+    tl,
+    triton,
+)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -81,36 +90,18 @@ def rmsnorm_residual(x: Tensor, residual: Tensor | None, weight: Tensor, eps: fl
     return y, residual_out
 
 
-def row_tile(width: int) -> tuple[int, int, int]:
-    """(rows, padded width, warps) of a program: whole rows, several if they are short (Qwen3 normalises heads of 128).
-
-    About 16 elements per thread: with more, wide rows would no longer stay in registers.
-    """
-    block_n = next_power_of_2(width)
-    block_rows = max(1, 1024 // block_n)
-    return block_rows, block_n, min(16, max(1, block_rows * block_n // 512))
-
-
 def _check(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
     mode(torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else None)
     check_devices(x=x, residual=residual, weight=weight)
-    if x.ndim != 2 or not 1 <= x.shape[1] <= MAX_WIDTH or x.dtype not in FLOATS:
-        raise ValueError(
-            f"x must be [T, N], 1 <= N <= {MAX_WIDTH}, float32, float16 or bfloat16, got {x.dtype} {tuple(x.shape)}."
-        )
-    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
-        raise ValueError(
-            "residual must be None or have x's shape and dtype, got "
-            f"{residual.dtype} {tuple(residual.shape)} for {x.dtype} {tuple(x.shape)}."
-        )
-    if weight.shape != x.shape[1:] or weight.dtype not in FLOATS or not weight.is_contiguous():
-        raise ValueError(
-            f"weight must be [{x.shape[1]}] (x's last dimension), contiguous, of a float dtype, got {weight.dtype} "
-            f"{tuple(weight.shape)} with strides {weight.stride()}."
-        )
-    for name, tensor in (("x", x), ("residual", residual)):
-        if tensor is not None and tensor.stride(1) != 1:
-            raise ValueError(f"The rows of {name} must be contiguous, got strides {tensor.stride()}.")
+    check_rows("x", x, MAX_WIDTH)
+    if residual is not None:
+        check_rows("residual", residual, MAX_WIDTH)
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(
+                "residual must be None or have x's shape and dtype, got "
+                f"{residual.dtype} {tuple(residual.shape)} for {x.dtype} {tuple(x.shape)}."
+            )
+    check_tensor("weight (for x's last dimension)", weight, x.shape[1:], FLOATS)
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}.")
 

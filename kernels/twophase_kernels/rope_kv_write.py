@@ -12,9 +12,8 @@ so a row is handled as two halves, and both results come from the same two loads
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_devices, tl, triton
-from twophase_kernels.kv_write import check_new_kv, head_tile, kv_write_reference
-from twophase_kernels.quant import absmax_bits, encode, row_scales
+from twophase_kernels._triton import FLOATS, cdiv, check_devices, check_tensor, mode, next_power_of_2, tl, triton
+from twophase_kernels.quant import KVFormat, absmax_bits, encode, kv_format_of, quantise_reference, row_scales
 
 
 @triton.jit
@@ -140,8 +139,11 @@ def rope_kv_write(
             will do.
         cos, sin: fp32 [num_positions, D/2], contiguous; row p holds the angles of position p.
         positions: int64 [T], each below num_positions (not checked: a check would wait for the device).
-        slot_mapping, k_cache, v_cache, k_scale, v_scale: as for `kv_write`. A token with a negative slot still has its
-            q rotated.
+        slot_mapping: int64 [T], contiguous: block * page + offset, each slot at most once (not checked either);
+            negative: the token's K and V are not written.
+        k_cache, v_cache: [N, H_kv, page, D], mutated; int8, or uint8 to hold e4m3 bits, make it quantise. Last
+            dimension contiguous, strides the same for both.
+        k_scale, v_scale: fp32 [N, H_kv, page], mutated; for quantised caches only.
 
     Returns:
         q itself.
@@ -150,8 +152,14 @@ def rope_kv_write(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    kv_format = check_new_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    _check_rotary(q, k, cos, sin, positions)
+    check_devices(
+        k=k, q=q, v=v, cos=cos, sin=sin, positions=positions, slot_mapping=slot_mapping,
+        k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    kv_format = _check_kv(k, v, k_cache, v_cache, k_scale, v_scale)
+    _check_rotary(q, k, cos, sin)
+    for name, index in (("positions", positions), ("slot_mapping", slot_mapping)):
+        check_tensor(f"{name} (one per token)", index, k.shape[:1], torch.int64)
     num_tokens, num_heads, head_dim = q.shape
     if num_tokens == 0:
         return q
@@ -170,8 +178,45 @@ def rope_kv_write(
     return q
 
 
-def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
-    check_devices(k=k, q=q, cos=cos, sin=sin, positions=positions)
+def head_tile(num_heads: int, width: int, max_elements: int) -> tuple[int, int, int]:
+    """(heads, padded width, warps) of a program's tile: all heads of a token unless that is too many elements.
+
+    A warp for every 512 elements gives each thread one or two 16-byte loads of 2-byte elements.
+    """
+    block_d = next_power_of_2(width)
+    block_h = min(next_power_of_2(num_heads), max(1, max_elements // block_d))
+    return block_h, block_d, min(8, max(1, block_h * block_d // 512))
+
+
+def _check_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> KVFormat:
+    """The cache's format, or an error that names the argument, the rule and the value."""
+    mode(torch.bfloat16 if torch.bfloat16 in (k.dtype, k_cache.dtype) else None)
+    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
+    if k.ndim != 3 or k.shape != v.shape or k.dtype not in FLOATS or v.dtype != k.dtype:
+        raise ValueError(
+            "k and v must be [T, H_kv, D] of one shape and one of float32, float16, bfloat16, got "
+            f"{k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}."
+        )
+    if k_cache.ndim != 4 or (k_cache.shape[1], k_cache.shape[3]) != (k.shape[1], k.shape[2]):
+        raise ValueError(
+            f"k_cache must be [N, H_kv, page, D] with k's H_kv and D ({k.shape[1]}, {k.shape[2]}), "
+            f"got {tuple(k_cache.shape)}."
+        )
+    if kv_format == "none" and k_cache.dtype not in FLOATS:
+        raise ValueError(f"k_cache must be float32, float16, bfloat16, int8 or uint8 (e4m3), got {k_cache.dtype}.")
+    for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache)):
+        _check_contiguous(name, tensor)
+    for name, first, second in (("cache", k_cache, v_cache), ("scale", k_scale, v_scale)):
+        if first is not None and second is not None and first.stride() != second.stride():
+            raise ValueError(
+                f"k_{name} and v_{name} must have the same strides, got {first.stride()} and {second.stride()}."
+            )
+    return kv_format
+
+
+def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     num_tokens, _, head_dim = k.shape
     if q.ndim != 3 or (q.shape[0], q.shape[2], q.dtype) != (num_tokens, head_dim, k.dtype):
         raise ValueError(
@@ -180,20 +225,14 @@ def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Ten
         )
     if head_dim % 2:
         raise ValueError(f"Rotary embedding pairs the two halves of a head: D must be even, got {head_dim}.")
-    if q.stride(-1) != 1:
-        raise ValueError(f"The last dimension of q must be contiguous, got strides {q.stride()}.")
+    _check_contiguous("q", q)
     for name, table in (("cos", cos), ("sin", sin)):
-        right_shape = table.ndim == 2 and table.shape == (len(cos), head_dim // 2)
-        if table.dtype != torch.float32 or not right_shape or not table.is_contiguous():
-            raise ValueError(
-                f"{name} must be float32 [num_positions, D/2 = {head_dim // 2}], contiguous, "
-                f"got {table.dtype} {tuple(table.shape)} with strides {table.stride()}."
-            )
-    if positions.dtype != torch.int64 or positions.shape != (num_tokens,) or not positions.is_contiguous():
-        raise ValueError(
-            f"positions must be int64 [{num_tokens}] (one per token) and contiguous, got {positions.dtype} "
-            f"{tuple(positions.shape)} with strides {positions.stride()}."
-        )
+        check_tensor(f"{name} (positions, D/2)", table, (*cos.shape[:1], head_dim // 2), torch.float32)
+
+
+def _check_contiguous(name: str, tensor: Tensor) -> None:
+    if tensor.stride(-1) != 1:
+        raise ValueError(f"The last dimension of {name} must be contiguous, got strides {tensor.stride()}.")
 
 
 def rope_kv_write_reference(
@@ -219,3 +258,24 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Te
     low, high = x.float().chunk(2, dim=-1)
     c, s = cos[positions][:, None], sin[positions][:, None]
     return torch.cat([low * c - high * s, high * c + low * s], dim=-1)
+
+
+def kv_write_reference(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """K and V as they are, at their slots, quantised if the cache is, in plain torch."""
+    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
+    tokens = (slot_mapping >= 0).nonzero().flatten()
+    page = k_cache.shape[2]
+    block, offset = slot_mapping[tokens] // page, slot_mapping[tokens] % page
+    for new, cache, cache_scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        data, scale = quantise_reference(new[tokens], kv_format)
+        cache[block, :, offset] = data.to(cache.dtype)
+        if cache_scale is not None:
+            cache_scale[block, :, offset] = scale

@@ -92,7 +92,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     speculation: Any = None  # twophase_features.speculation.opening.Speculation
     if executor.is_driver and (config.speculative_config is not None or config.drafter is not None):
         window = None if windows is None else windows.window
-        speculation = feature("speculation.opening").open_speculation(
+        speculation = feature("speculation.opening").Speculation(
             config, model_config, tokenizer, executor.device, limits.max_model_len, window
         )
 

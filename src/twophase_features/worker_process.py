@@ -77,12 +77,6 @@ class WorkerProcess:
             raise value
         return value
 
-    def close(self) -> None:
-        """End the process; another call starts a new one."""
-        with self._lock:
-            if self._owner_pid == os.getpid():
-                self._end()
-
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-c", "from twophase_features.worker_process import _serve; _serve()"],

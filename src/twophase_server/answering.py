@@ -6,13 +6,13 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, NamedTuple, TypeVar, final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from twophase.core.errors import TwophaseError
-from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams
+from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_server.body import to_json_in_turns
@@ -25,13 +25,37 @@ T = TypeVar("T")
 MAX_LOGPROBS = 300_000  # in one answer
 
 
+class Part(NamedTuple):
+    """The part of a completion that has not been sent.
+
+    Attributes:
+        is_first: Whether nothing has been sent.
+        entries, token_ids: Its log-probabilities, and their tokens.
+        ended: The completion, if this is its end.
+    """
+
+    is_first: bool
+    text: str
+    entries: Sequence[TokenLogprobs]
+    token_ids: Sequence[int]
+    ended: CompletionOutput | None
+
+    @property
+    def reasons(self) -> dict[str, Any]:
+        """Why it ended; empty reasons before the end."""
+        ended = self.ended
+        return {
+            "finish_reason": None if ended is None else ended.finish_reason,
+            "stop_reason": None if ended is None else ended.stop_reason,
+        }
+
+
 class AnswerFormat(abc.ABC):
     """One endpoint's format of answers. Made for one request. The choices of the prompt at position i begin at index
     i * n.
 
     Attributes:
         prefix, kind, chunk_kind: How ids begin; `object` of an answer, and of a stream's chunks.
-        shown: The streamed part of each choice, as the format counts it.
     """
 
     prefix: ClassVar[str]
@@ -40,7 +64,7 @@ class AnswerFormat(abc.ABC):
 
     def __init__(self, service: Service, params: SamplingParams, usage_wish: UsageWish) -> None:
         self.service, self.n, self.wants_logprobs = service, params.n, params.logprobs is not None
-        self.shown: dict[int, Any] = {}
+        self._sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by choice
         self._ended: set[int] = set()
         self._usage_wish = usage_wish
         self._head = {
@@ -50,21 +74,19 @@ class AnswerFormat(abc.ABC):
         }
 
     @abc.abstractmethod
-    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        """A finished completion."""
+    def choice(self, index: int, output: RequestOutput, part: Part) -> dict[str, Any]:
+        """A finished completion, which is a single part."""
 
     @abc.abstractmethod
-    def new_choices(
-        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
-    ) -> Iterator[dict[str, Any]]:
-        """The part of a completion that has not been streamed; `ended` is the completion when it has just ended."""
+    def new_choices(self, index: int, output: RequestOutput, part: Part) -> Iterator[dict[str, Any]]:
+        """The choices with which a stream sends a part."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """The answer, from the finished outputs of all prompts."""
         choices = [
-            self.choice(position * self.n + completion.index, output, completion)
+            self.choice(index, output, part)
             for position, output in enumerate(outputs)
-            for completion in output.outputs
+            for index, part in self._parts(position, output)
         ]
         return {**self._head, "object": self.kind, "choices": choices, "usage": usage(outputs)}
 
@@ -73,11 +95,21 @@ class AnswerFormat(abc.ABC):
         or the usage so far as vLLM has it."""
         wish = self._usage_wish
         more = {"usage": usage([output]) if wish.in_chunks else None} if wish.at_end else {}
+        for index, part in self._parts(position, output):
+            for choice in self.new_choices(index, output, part):
+                yield {**self._head, "object": self.chunk_kind, "choices": [choice], **more}
+
+    def _parts(self, position: int, output: RequestOutput) -> Iterator[tuple[int, Part]]:
+        """The new part of each completion, with its choice's index."""
         for completion in output.outputs:
             index = position * self.n + completion.index
+            num_characters, num_tokens = self._sent.get(index, (0, 0))
+            entries = (completion.logprobs or ())[num_tokens:]
+            token_ids = completion.token_ids[num_tokens : num_tokens + len(entries)]
             has_ended = completion.finish_reason is not None and index not in self._ended
-            for choice in self.new_choices(index, output, completion, completion if has_ended else None):
-                yield {**self._head, "object": self.chunk_kind, "choices": [choice], **more}
+            ended = completion if has_ended else None
+            yield index, Part(index not in self._sent, completion.text[num_characters:], entries, token_ids, ended)
+            self._sent[index] = len(completion.text), num_tokens + len(entries)
             if has_ended:
                 self._ended.add(index)
 

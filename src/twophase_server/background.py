@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import final
 
 from starlette.applications import Starlette
@@ -38,16 +37,13 @@ class BackgroundServer:
         except BaseException:
             self._close_own()
             raise
+        self.app: Starlette = self._server.app
         self.url = f"http://{settings.host}:{listener.getsockname()[1]}"
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="twophase-server", daemon=True
         )
         self._thread.start()
         self._server.is_up.wait()
-
-    @property
-    def app(self) -> Starlette:
-        return self._server.app
 
     def drain(self) -> None:
         """Refuse new requests; the server stops by itself when the last one is answered. Returns at once."""
@@ -76,7 +72,5 @@ class BackgroundServer:
     def __enter__(self) -> "BackgroundServer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

@@ -1,7 +1,7 @@
 """The fields of a request's body, each read by its rule. No field is ignored: unknown fields are refused by name."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,9 +12,8 @@ from twophase_server.body import from_json
 from twophase_server.errors import ApiError, invalid
 
 FLAG = Rule("true or false", read_flag)
+OBJECT = Rule("a JSON object", holds=lambda value: isinstance(value, dict))
 MAX_NAME = 512  # characters of a model's, a user's, a format's name
-
-
 NAME = Rule(f"text of at most {MAX_NAME} characters", read_text, lambda name: len(name) <= MAX_NAME)
 
 
@@ -80,11 +79,13 @@ def read_fields(
     rules: Mapping[str, Rule],
     unsupported: Mapping[str, Unsupported] | None = None,
     within: str = "",
+    required: Iterable[str] = (),
 ) -> dict[str, Any]:
     """The normalised values. A null field counts as left out.
 
     Args:
         within: Where the object is, for messages: 'stream_options.', say.
+        required: Fields that may not be left out.
 
     Raises:
         ApiError: 400, with the field, its value and the rule that it breaks.
@@ -103,6 +104,9 @@ def read_fields(
             near = difflib.get_close_matches(name, rules, n=1) if len(name) <= MAX_NAME else []
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise invalid(f"unknown field {shown(path)}.{hint}", path, "unknown_parameter")
+    for name in required:
+        if name not in found:
+            raise invalid(f"{within}{name} is missing.", within + name)
     return found
 
 

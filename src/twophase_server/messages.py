@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from twophase.core.rules import TEXT, Rule, items_of, read_text, shown
+from twophase.core.rules import TEXT, Rule, items_of, one_of, read_text, shown
 from twophase_server.errors import invalid
-from twophase_server.fields import NAME, Unsupported, read_fields
+from twophase_server.fields import NAME, OBJECT, Unsupported, read_field, read_fields
 
 MAX_LISTED = 4096  # messages of a conversation, and parts of a message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # newer name: older one
@@ -19,7 +19,10 @@ _CONTENT = Rule(
     f"text, or a list of parts of type 'text', at most {MAX_LISTED}",
     lambda value: read_text(value) if isinstance(value, str) else MESSAGES.read(value),
 )
-_MESSAGE_RULES = {"role": NAME, "content": _CONTENT, "name": TEXT}  # templates know roles only, so names are ignored
+# Templates know roles only, so names are ignored.
+_MESSAGE = Rule("a JSON object with role and content", holds=OBJECT.holds)
+_MESSAGE_RULES = {"role": one_of(*ROLES), "content": _CONTENT, "name": TEXT}
+_PART = Rule("a JSON object such as {'type': 'text', 'text': ...}", holds=OBJECT.holds)
 _NO_TOOLS = "tools cannot be called here"
 _MESSAGE_UNSUPPORTED = {
     "tool_calls": Unsupported(_NO_TOOLS, ([],)),
@@ -41,31 +44,21 @@ def read_messages(given: list[Any]) -> list[dict[str, str]]:
 
 
 def _read_message(path: str, message: Any) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise invalid(f"{path} must be a JSON object with role and content, got {shown(message)}.", path)
-    found = read_fields(message, _MESSAGE_RULES, _MESSAGE_UNSUPPORTED, within=f"{path}.")
-    role = found.get("role")
-    if role not in ROLES:
-        raise invalid(f"{path}.role must be one of {', '.join(ROLES)}, got {shown(role)}.", f"{path}.role")
-    if "content" not in found:
-        raise invalid(f"{path}.content is missing.", f"{path}.content")
+    given = read_field(path, message, _MESSAGE)
+    required = ("role", "content")
+    found = read_fields(given, _MESSAGE_RULES, _MESSAGE_UNSUPPORTED, within=f"{path}.", required=required)
     content = found["content"]
     if not isinstance(content, str):
         content = "".join(_text_of_part(f"{path}.content[{i}]", part) for i, part in enumerate(content))
-    return {"role": ROLES[role], "content": content}
+    return {"role": ROLES[found["role"]], "content": content}
 
 
 def _text_of_part(path: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise invalid(f"{path} must be a JSON object such as {{'type': 'text', 'text': ...}}, got {shown(part)}.", path)
-    kind = part.get("type")
+    kind = read_field(path, part, _PART).get("type")
     if kind != "text":
         raise invalid(
             f"{path}.type must be 'text', got {shown(kind)}: the model reads text only, no images, sounds or files.",
             f"{path}.type",
             "unsupported_parameter",
         )
-    found = read_fields(part, {"type": NAME, "text": TEXT}, within=f"{path}.")
-    if "text" not in found:
-        raise invalid(f"{path}.text is missing.", f"{path}.text")
-    return str(found["text"])
+    return str(read_fields(part, {"type": NAME, "text": TEXT}, within=f"{path}.", required=("text",))["text"])

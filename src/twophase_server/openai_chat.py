@@ -5,9 +5,9 @@ from typing import Any, final
 
 from starlette.responses import Response
 
-from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, TokenLogprobs
+from twophase.core.request import MAX_LOGPROBS, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
-from twophase_server.answering import AnswerFormat, answer
+from twophase_server.answering import AnswerFormat, Part, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported
 from twophase_server.logprobs import chat_logprobs
@@ -47,11 +47,9 @@ _UNSUPPORTED = {
 }
 
 
-@endpoint(_RULES, _UNSUPPORTED)
+@endpoint(_RULES, _UNSUPPORTED, required=("messages",))
 async def chat_completions(call: Call) -> Response:
     service, fields = call.service, call.fields
-    if "messages" not in fields:
-        raise invalid("messages is missing.", "messages")
     prompt = await service.render(fields)
     service.require_length(len(prompt))
     service.require_n(fields.get("n", 1))
@@ -84,33 +82,21 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
 
 @final
 class ChatFormat(AnswerFormat):
-    """`chat.completion`. Shown are characters and tokens."""
+    """`chat.completion`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": completion.text, "refusal": None},
-            "logprobs": self._logprobs(completion.logprobs or ()),
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
+    def choice(self, index: int, output: RequestOutput, part: Part) -> dict[str, Any]:
+        message = {"role": "assistant", "content": part.text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(part.entries), **part.reasons}
 
-    def new_choices(
-        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
-    ) -> Iterator[dict[str, Any]]:
-        if index not in self.shown:
-            self.shown[index] = 0, 0
+    def new_choices(self, index: int, output: RequestOutput, part: Part) -> Iterator[dict[str, Any]]:
+        if part.is_first:
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        num_characters, num_tokens = self.shown[index]
-        new = completion.text[num_characters:]
-        entries = (completion.logprobs or ())[num_tokens:]
-        if new or entries:
-            self.shown[index] = num_characters + len(new), num_tokens + len(entries)
-            yield self._chunk(index, {"content": new}, entries)
-        if ended is not None:
-            yield self._chunk(index, {}) | {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+        if part.text or part.entries:
+            yield self._chunk(index, {"content": part.text}, part.entries)
+        if part.ended is not None:
+            yield self._chunk(index, {}) | part.reasons
 
     def _chunk(self, index: int, delta: Mapping[str, str], entries: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
         logprobs = self._logprobs(entries) if entries else None

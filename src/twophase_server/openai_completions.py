@@ -1,13 +1,14 @@
 """POST /v1/completions."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from starlette.responses import Response
 
-from twophase.core.request import MAX_LOGPROBS, CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
+from twophase.core.request import MAX_LOGPROBS, RequestOutput, SamplingParams, TokenLogprobs
 from twophase.core.rules import TEXT, Rule, items_of, whole_number
-from twophase_server.answering import AnswerFormat, answer
+from twophase_server.answering import AnswerFormat, Part, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported, read_field, read_ints
 from twophase_server.logprobs import completion_logprobs
@@ -54,7 +55,7 @@ _UNSUPPORTED = {
 }
 
 
-@endpoint(_RULES, _UNSUPPORTED)
+@endpoint(_RULES, _UNSUPPORTED, required=("prompt",))
 async def completions(call: Call) -> Response:
     service, fields = call.service, call.fields
     prompts = await _encode(fields, service)
@@ -67,10 +68,7 @@ async def completions(call: Call) -> Response:
 
 async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]]:
     """Token ids of each prompt. Raises ApiError (400) for too many prompts, and for a prompt that is too long."""
-    given = fields.get("prompt")
-    if given is None:
-        raise invalid("prompt is missing.", "prompt")
-    most = service.settings.max_prompts
+    given, most = fields["prompt"], service.settings.max_prompts
     if len(given) > most:
         raise invalid(f"prompt must have at most {most} prompts, got {len(given)}.", "prompt", "too_many_prompts")
     given = [read_field("prompt", prompt, TEXT if isinstance(prompt, str) else _IDS) for prompt in given]
@@ -78,17 +76,6 @@ async def _encode(fields: Mapping[str, Any], service: Service) -> list[list[int]
     for prompt in prompts:
         service.require_length(len(prompt))
     return prompts
-
-
-class _Shown(NamedTuple):
-    """The length of a completion's sent part."""
-
-    num_characters: int
-    num_tokens: int
-    text_offset: int  # of the next token's text, as the token texts count
-
-
-NOTHING = _Shown(0, 0, 0)
 
 
 @final
@@ -106,37 +93,21 @@ class CompletionFormat(AnswerFormat):
     ) -> None:
         super().__init__(service, params, usage_wish)
         self._echo = echo
+        self._offsets: dict[int, int] = defaultdict(int)  # of each choice's next token, as the token texts count
 
-    def choice(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        return self._choice(index, output, completion, completion)
-
-    def new_choices(
-        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
-    ) -> Iterator[dict[str, Any]]:
-        shown, num_tokens = self.shown.get(index, NOTHING), len(completion.logprobs or ())
-        is_longer = len(completion.text) > shown.num_characters or num_tokens > shown.num_tokens
-        if self._begins(index) or ended is not None or is_longer:
-            choice = self._choice(index, output, completion, ended)
-            offset = shown.text_offset + sum(map(len, (choice["logprobs"] or {"tokens": ()})["tokens"]))
-            self.shown[index] = _Shown(len(completion.text), num_tokens, offset)
-            yield choice
-
-    def _begins(self, index: int) -> bool:
-        """Whether the prompt's text comes first."""
-        return self._echo is not None and index not in self.shown
-
-    def _choice(
-        self, index: int, output: RequestOutput, completion: CompletionOutput, ended: CompletionOutput | None
-    ) -> dict[str, Any]:
-        """The new part of a completion."""
-        text = completion.text[self.shown.get(index, NOTHING).num_characters :]
+    def choice(self, index: int, output: RequestOutput, part: Part) -> dict[str, Any]:
+        begins = part.is_first and self._echo is not None
         return {
             "index": index,
-            "text": self._prompt_text(index // self.n) + text if self._begins(index) else text,
-            "logprobs": self._logprobs(index, output, completion) if self.wants_logprobs else None,
-            "finish_reason": None if ended is None else ended.finish_reason,
-            "stop_reason": None if ended is None else ended.stop_reason,
+            "text": self._prompt_text(index // self.n) + part.text if begins else part.text,
+            "logprobs": self._logprobs(index, output, part, begins) if self.wants_logprobs else None,
+            **part.reasons,
         }
+
+    def new_choices(self, index: int, output: RequestOutput, part: Part) -> Iterator[dict[str, Any]]:
+        begins = part.is_first and self._echo is not None
+        if begins or part.text or part.entries or part.ended is not None:
+            yield self.choice(index, output, part)
 
     def _prompt_text(self, position: int) -> str:
         assert self._echo is not None
@@ -145,11 +116,12 @@ class CompletionFormat(AnswerFormat):
             return given
         return "" if tokenizer is None else tokenizer.decode(given, skip_special_tokens=False)
 
-    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> dict[str, Any]:
-        shown = self.shown.get(index, NOTHING)
-        entries: list[TokenLogprobs | None] = list((completion.logprobs or ())[shown.num_tokens :])
-        token_ids = list(completion.token_ids[shown.num_tokens : shown.num_tokens + len(entries)])
-        if self._begins(index):
+    def _logprobs(self, index: int, output: RequestOutput, part: Part, begins: bool) -> dict[str, Any]:
+        entries: list[TokenLogprobs | None] = list(part.entries)
+        token_ids = list(part.token_ids)
+        if begins:
             entries = [*(output.prompt_logprobs or ()), *entries]
             token_ids = [*output.prompt_token_ids, *token_ids]
-        return completion_logprobs(entries, token_ids, self.service.token_texts, shown.text_offset)
+        found = completion_logprobs(entries, token_ids, self.service.token_texts, self._offsets[index])
+        self._offsets[index] += sum(map(len, found["tokens"]))
+        return found

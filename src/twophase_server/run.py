@@ -75,6 +75,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
         self.app = create_app(llm, settings)
+        self.service: Service = self.app.state.service
         self.loop: asyncio.AbstractEventLoop | None = None
         self.is_up = threading.Event()
         self._settings = settings
@@ -82,7 +83,7 @@ class DrainingServer(uvicorn.Server):
         config = uvicorn.Config(
             self.app,
             loop="asyncio",
-            http=functools.partial(Connection, self.app.state.service),  # type: ignore[arg-type]
+            http=functools.partial(Connection, self.service),  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",
@@ -91,12 +92,6 @@ class DrainingServer(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
-
-    @property
-    def service(self) -> Service:
-        service = self.app.state.service
-        assert isinstance(service, Service)
-        return service
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()

@@ -5,15 +5,12 @@ from typing import Any, NamedTuple
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import RULES, SamplingParams
-from twophase.core.rules import DURATION, TEXT, Rule, number, whole_number
+from twophase.core.rules import DURATION, TEXT, Rule, number, one_of, whole_number
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME, Unsupported, read_fields
+from twophase_server.fields import FLAG, NAME, OBJECT, Unsupported, read_fields
 
 MAX_BIASES = 1024  # OpenAI's is 300
-
-
-OBJECT = Rule("a JSON object", holds=lambda value: isinstance(value, dict))
 
 
 def _logit_bias(value: Any) -> Any:
@@ -63,11 +60,10 @@ COMMON_UNSUPPORTED = {
     "prompt_logprobs": Unsupported("use /v1/completions with echo and logprobs"),
 }
 
-_FORMAT_RULES = {"type": NAME, "json_schema": OBJECT}
+_FORMAT_RULES = {"type": one_of("text", "json_object", "json_schema"), "json_schema": OBJECT}
 _SCHEMA_RULES = {"name": NAME, "schema": OBJECT, "description": TEXT, "strict": FLAG}
 _STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts")}
 _STREAM_RULES = {"include_usage": FLAG, "continuous_usage_stats": FLAG}
-FORMATS = ("text", "json_object", "json_schema")
 
 
 def sampling_params(fields: Mapping[str, Any], **more: Any) -> SamplingParams:
@@ -98,12 +94,8 @@ def _structure(fields: Mapping[str, Any]) -> StructuredOutputs | None:
 
 def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
     """OpenAI's `response_format`: any text, any JSON object, or JSON of a schema (which is enforced, strict or not)."""
-    found = read_fields(asked, _FORMAT_RULES, within="response_format.")
-    kind = found.get("type")
-    if kind not in FORMATS:
-        raise invalid(
-            f"response_format.type must be one of {', '.join(FORMATS)}, got {kind!r}.", "response_format.type"
-        )
+    found = read_fields(asked, _FORMAT_RULES, within="response_format.", required=("type",))
+    kind = found["type"]
     if (kind == "json_schema") != ("json_schema" in found):
         raise invalid(
             f"response_format.json_schema requires type 'json_schema', and the type requires it; got type {kind!r}.",
@@ -113,9 +105,8 @@ def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
         return None
     if kind == "json_object":
         return StructuredOutputs(json={"type": "object"})
-    described = read_fields(found["json_schema"], _SCHEMA_RULES, within="response_format.json_schema.")
-    if "schema" not in described:
-        raise invalid("response_format.json_schema.schema is missing.", "response_format.json_schema.schema")
+    within = "response_format.json_schema."
+    described = read_fields(found["json_schema"], _SCHEMA_RULES, within=within, required=("schema",))
     return StructuredOutputs(json=described["schema"])
 
 

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -157,12 +157,16 @@ Handler = Callable[[Call], Awaitable[Response]]
 
 
 def endpoint(
-    rules: Mapping[str, Rule], unsupported: Mapping[str, Unsupported] | None = None, *, generates: bool = True
+    rules: Mapping[str, Rule],
+    unsupported: Mapping[str, Unsupported] | None = None,
+    *,
+    required: Sequence[str] = (),
+    generates: bool = True,
 ) -> Callable[[Handler], Callable[[Request], Awaitable[Response]]]:
     """A POST endpoint of a function that answers a call: accepts the request, and reads its body first.
 
     Args:
-        rules, unsupported: The body's fields.
+        rules, unsupported, required: The body's fields.
         generates: Refuse the request before its body is read, if the engine accepts none now.
     """
 
@@ -174,7 +178,8 @@ def endpoint(
             try:
                 if generates:
                     service.llm.check_acceptance()
-                fields = read_fields(await read_object(request, service.settings.max_body_bytes), rules, unsupported)
+                given = await read_object(request, service.settings.max_body_bytes)
+                fields = read_fields(given, rules, unsupported, required=required)
                 service.require_model(fields.get("model"))
                 response = await handle(Call(request, service, lease, fields))
                 return response

@@ -5,25 +5,21 @@ from pathlib import Path
 from typing import final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import DURATION, NON_EMPTY_TEXT, Rule, apply_rules, one_of, optional, whole_number
+from twophase.core.rules import (
+    DURATION,
+    NON_EMPTY_TEXT,
+    Rule,
+    apply_rules,
+    one_of,
+    option,
+    optional,
+    rules_of,
+    whole_number,
+)
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
-
-RULES = {
-    "host": NON_EMPTY_TEXT,
-    "port": whole_number(at_least=0, at_most=65_535, note="(0 takes a free one)"),
-    "served_model_name": optional(NON_EMPTY_TEXT),
-    "api_keys": optional(Rule("the path of a file", holds=lambda path: isinstance(path, str | Path))),
-    "max_queue": optional(whole_number(at_least=1)),
-    "max_body_bytes": whole_number(at_least=1),
-    "max_prompt_tokens": optional(whole_number(at_least=1)),
-    "max_prompts": whole_number(at_least=1),
-    "max_n": whole_number(at_least=1),
-    "deadline_s": optional(DURATION),
-    "read_timeout_s": DURATION,
-    "drain_timeout_s": optional(DURATION),
-    "log_level": one_of(*LOG_LEVELS),
-}
+_PATH = Rule("the path of a file", holds=lambda path: isinstance(path, str | Path))
+_COUNT = whole_number(at_least=1)
 
 
 @final
@@ -51,19 +47,19 @@ class ServerSettings:
         ConfigError: A field breaks its rule.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: str | None = None
-    api_keys: Path | str | None = None
-    max_queue: int | None = 256
-    max_body_bytes: int = 1024 * 1024
-    max_prompt_tokens: int | None = None
-    max_prompts: int = 64
-    max_n: int = 16
-    deadline_s: float | int | None = None
-    read_timeout_s: float | int = 60
-    drain_timeout_s: float | int | None = 300
-    log_level: str = "info"
+    host: str = option("127.0.0.1", NON_EMPTY_TEXT)
+    port: int = option(8000, whole_number(at_least=0, at_most=65_535, note="(0 takes a free one)"))
+    served_model_name: str | None = option(None, optional(NON_EMPTY_TEXT))
+    api_keys: Path | str | None = option(None, optional(_PATH))
+    max_queue: int | None = option(256, optional(_COUNT))
+    max_body_bytes: int = option(1024 * 1024, _COUNT)
+    max_prompt_tokens: int | None = option(None, optional(_COUNT))
+    max_prompts: int = option(64, _COUNT)
+    max_n: int = option(16, _COUNT)
+    deadline_s: float | int | None = option(None, optional(DURATION))
+    read_timeout_s: float | int = option(60, DURATION)
+    drain_timeout_s: float | int | None = option(300, optional(DURATION))
+    log_level: str = option("info", one_of(*LOG_LEVELS))
 
     def __post_init__(self) -> None:
-        apply_rules(self, RULES, ConfigError)
+        apply_rules(self, rules_of(ServerSettings), ConfigError)

@@ -27,14 +27,11 @@ from typing import Any, final
 from twophase.core.errors import ConfigError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
-from twophase.core.rules import apply_rules, optional, shown, whole_number
+from twophase.core.rules import apply_rules, option, optional, rules_of, shown, whole_number
 from twophase_server.errors import ApiError, invalid
 
 DIGEST = "sha256:"
-LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
-QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {
-    "best_priority": optional(whole_number())
-}
+_LIMIT = optional(whole_number(at_least=1))
 
 
 @final
@@ -42,13 +39,13 @@ QUOTA_RULES = {name: optional(whole_number(at_least=1)) for name in LIMITS} | {
 class Quota:
     """A tenant's limits; None: unlimited. Raises ConfigError for a value that breaks its rule."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent_requests: int | None = None
-    best_priority: int | None = 0
+    requests_per_minute: int | None = option(None, _LIMIT)
+    tokens_per_minute: int | None = option(None, _LIMIT)
+    concurrent_requests: int | None = option(None, _LIMIT)
+    best_priority: int | None = option(0, optional(whole_number()))
 
     def __post_init__(self) -> None:
-        apply_rules(self, QUOTA_RULES, ConfigError)
+        apply_rules(self, rules_of(Quota), ConfigError)
 
 
 @final
@@ -234,16 +231,14 @@ def read_tenants(path: Path) -> Tenants:
 def _read_tenant(where: str, name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
     if not name or not isinstance(entry, dict) or "keys" not in entry:
         raise ConfigError(f"{where} must have a name, and a list of keys.")
-    unknown = set(entry) - {"keys", *QUOTA_RULES}
+    limits, listed = {name: limit for name, limit in entry.items() if name != "keys"}, entry["keys"]
+    unknown = set(limits) - set(rules_of(Quota))
     if unknown:
-        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(QUOTA_RULES)}.")
-    listed = entry["keys"]
-    if not isinstance(listed, list):
-        raise ConfigError(f"{where}.keys must be a list of keys.")
-    if not listed:
-        raise ConfigError(f"{where}.keys must have at least one key.")
+        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(rules_of(Quota))}.")
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f"{where}.keys must be a list of at least one key.")
     try:
-        quota = Quota(**{limit: entry[limit] for limit in QUOTA_RULES if limit in entry})
+        quota = Quota(**limits)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     return Account(name, quota), [_digest_of(where, key) for key in listed]

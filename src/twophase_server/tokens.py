@@ -32,11 +32,9 @@ async def tokenize(call: Call) -> Response:
     return JSONResponse(found)
 
 
-@endpoint(_DETOKENIZE_RULES, generates=False)
+@endpoint(_DETOKENIZE_RULES, required=("tokens",), generates=False)
 async def detokenize(call: Call) -> Response:
     service, fields = call.service, call.fields
-    if "tokens" not in fields:
-        raise invalid("tokens is missing.", "tokens")
     tokenizer, tokens = service.require_tokenizer("there is no text"), fields["tokens"]
     most, highest = service.max_model_len, max(tokens, default=0)
     if len(tokens) > most:

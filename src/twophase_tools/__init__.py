@@ -4,4 +4,4 @@ In each of these packages `__all__` names the modules that others (the course, a
 is its own, and may change.
 """
 
-__all__ = ["bench", "capacity", "cli", "colours", "extras", "kernels", "launch", "load", "simulate"]
+__all__ = ["bench", "capacity", "cli", "colours", "extras", "kernels", "launch", "load", "named_policies", "simulate"]

@@ -16,7 +16,7 @@ needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="not run here:
 def worker():
     worker = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20)
     yield worker
-    worker.close()
+    worker._end()
 
 
 def spin():
@@ -81,7 +81,7 @@ def test_each_process_does_something_first():
     with pytest.raises(WorkLimitError):
         worker.call(die)
     after = worker.call(noted)
-    worker.close()
+    worker._end()
     assert before[0] != after[0]
     assert before[1] == after[1] == ["first"]
     assert _noted == []
@@ -101,4 +101,4 @@ def test_a_forked_child_has_a_process_of_its_own():
         of_child = pool.apply_async(ask_shared).get(timeout=60)
     assert of_child != of_parent
     assert ask_shared() == of_parent
-    _shared.close()
+    _shared._end()

@@ -15,8 +15,8 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase_features.parallel import tensor_parallel
-from twophase_features.policies.named import POLICIES
 from twophase_features.triton.attention import TritonBackend
+from twophase_tools.named_policies import POLICIES
 
 BLOCK_SIZE, LONGEST = 4, 64
 COMMON = {
@@ -247,7 +247,7 @@ def ranks_in_threads():
         if size == 1:
             return join(config, size, device, timeout_s, has_whole_experts)
         peers = ThreadPeers(getattr(here, "rank", 0), lines, barrier)
-        return tensor_parallel.TensorParallelGroup(config, device, peers, has_whole_experts)
+        return tensor_parallel.TensorParallelGroup(config, peers, has_whole_experts)
 
     def serve(model, config):
         here.rank = 1

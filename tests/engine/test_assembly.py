@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
+from tests.parallel.thread_peers import ThreadPeers, lines_between
 from twophase import EngineConfig, SamplingParams, SpeculativeConfig, assembly, config
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.doors import feature
@@ -68,7 +69,8 @@ def test_one_process_and_several_are_executors(tiny_folder):
     one = executor.join(EngineConfig(), model_config, device)
     assert isinstance(one, ThisProcess)
     assert isinstance(one, Executor)
-    assert isinstance(TensorParallelGroup(model_config, device, None), Executor)
+    peers = ThreadPeers(0, lines_between(2), threading.Barrier(2))
+    assert isinstance(TensorParallelGroup(model_config, peers, False), Executor)
     assert one.cut("model.layers.0.self_attn.q_proj.weight", device) is device
     assert (one.smallest(7), one.run, one.is_driver) == (7, one.run, True)
     with pytest.raises(ConfigError, match="has no experts"):

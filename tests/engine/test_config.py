@@ -14,7 +14,7 @@ from twophase.config import RULES, EngineConfig, configured
 from twophase.core.errors import ConfigError
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.speculation.config import SpeculativeConfig
-from twophase_features.speculation.opening import open_speculation
+from twophase_features.speculation.opening import Speculation
 from twophase_tools.cli.engine_options import help_for
 
 pytestmark = pytest.mark.unchecked_types
@@ -117,7 +117,7 @@ def test_who_guesses():
         ({"speculative_config": options}, (options, None)),
         ({"drafter": drafter, "speculative_config": options}, (options, drafter)),
     ]:
-        found = open_speculation(EngineConfig(**given), None, None, torch.device("cpu"), 8, None)
+        found = Speculation(EngineConfig(**given), None, None, torch.device("cpu"), 8, None)
         assert (found.options, found.drafter) == expected
 
 

@@ -24,7 +24,7 @@ from twophase.model import llama
 from twophase_features import cuda_graphs
 from twophase_features.speculation.speculator import Speculator
 from twophase_features.triton import attention as triton_backend
-from twophase_kernels import paged_decode, paged_prefill, rmsnorm_residual, rope_kv_write, silu_mul
+from twophase_kernels import attend_range, rmsnorm_residual, rope_kv_write, silu_mul
 
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 9, 17, 40))]
 PARAMS = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (20, 9, 14, 20, 3)]
@@ -132,8 +132,8 @@ def cpu_model(request, tmp_path_factory):
 def with_references(model, monkeypatch, backends=triton_backend):
     """`model` on the Triton backend of that module, whose kernels are replaced by their references."""
     for name, reference in {
-        "paged_decode": paged_decode.paged_decode_reference,
-        "paged_prefill": paged_prefill.paged_prefill_reference,
+        "paged_decode": attend_range.paged_attention_reference,
+        "paged_prefill": attend_range.paged_attention_reference,
         "rope_kv_write": rope_kv_write.rope_kv_write_reference,
         "rmsnorm_residual": rmsnorm_residual.rmsnorm_residual_reference,
         "silu_mul": silu_mul.silu_mul_reference,

@@ -366,8 +366,8 @@ class TestFaults:
         tried = []
         params = guided(choice=["a"])
         guidance.compile(params)
-        real = guidance._try
-        monkeypatch.setattr(guidance, "_try", lambda outputs: tried.append(outputs) or real(outputs))
+        real = guidance._worker.call
+        monkeypatch.setattr(guidance._worker, "call", lambda f, outputs: tried.append(outputs) or real(f, outputs))
         guidance.compile(params)
         guidance.compile(guided(choice=["a"]))  # another request's
         assert len(tried) == 1
@@ -588,13 +588,22 @@ def test_unpack(device, num_bits):
     assert found.device.type == device
 
 
+def unlimited(module, codec):
+    """A `Guidance` of a module, or of a mutant of it, that tries outputs in this process and without limits."""
+    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]))
+    guidance._worker = guidance._load()
+    guidance._worker.call = lambda function, *args: function(*args)
+    module._vocabulary = guidance._vocabulary
+    return guidance
+
+
 def check_guide(module) -> None:
     """A guide told everything each time says the same as one told step by step, as one told twice, and as the rules."""
     codec = byte_level()
     end_id, prompt = codec.end_id, [1, 2, 3]
     (stop_id,) = codec.encode("b")
     params = guided(regex="a(b|c){2}b?", stop_token_ids=[stop_id])
-    grammar = module.Guidance(codec.tokenizer.to_str, frozenset([end_id]), is_limited=False).compile(params)
+    grammar = unlimited(module, codec).compile(params)
 
     def ids_of(allowed):
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")
@@ -628,7 +637,7 @@ def check_json(module) -> None:
     """No second way to write a property's name, and nothing loosened by the schema itself."""
     codec = byte_level()
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "null"}}
-    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]), is_limited=False)
+    guidance = unlimited(module, codec)
     grammar = guidance.compile(guided(json=schema | {"x-guidance": {"whitespace_flexible": True}}))
     good = ('{"a": 1}', '{"a": 1, "b": null}', '{"b": null}', "{}")
     bad = (
@@ -648,7 +657,7 @@ def check_json(module) -> None:
 def check_exclusive_bounds(module) -> None:
     """Every number that is accepted lies within its bounds; where the library would let a bound through, it is refused."""
     codec = byte_level()
-    guidance = module.Guidance(codec.tokenizer.to_str, frozenset([codec.end_id]), is_limited=False)
+    guidance = unlimited(module, codec)
     near = [-1.5, -1, -0.5, 0, 0.25, 0.5, 1, 1.5]
     num_refused = 0
     for low, high in itertools.combinations(near, 2):

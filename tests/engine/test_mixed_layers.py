@@ -12,10 +12,10 @@ from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
-from twophase_features.policies.named import POLICIES
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
+from twophase_tools.named_policies import POLICIES
 
 NUM_TOKENS = 14
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows

@@ -309,8 +309,8 @@ class TestOptions:
         ("options", "words"),
         [
             ({"method": "medusa"}, "one of ngram, draft_model, got 'medusa'"),
-            ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number >= 1, got 0"),
-            ({"num_speculative_tokens": 33}, "at most 32, got 33"),
+            ({"num_speculative_tokens": 0}, "num_speculative_tokens must be a whole number >= 1 and <= 32 .*, got 0"),
+            ({"num_speculative_tokens": 33}, "<= 32 .*, got 33"),
             ({"prompt_lookup_min": 4}, "got 4 > 3"),
             ({"method": "draft_model"}, "requires a model"),
             ({"model": "x"}, "other methods take none"),

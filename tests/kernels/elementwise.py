@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -51,6 +52,19 @@ def poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def kept_workspace(module, fill: float = math.nan, guard: int = 0) -> Iterator[list[Tensor]]:
+    """The memory for partial results that `module` asks for, filled before, with `guard` elements more behind it."""
+    kept: list[Tensor] = []
+
+    def new_workspace(numel: int, device: torch.device) -> Tensor:
+        kept.append(torch.full((numel + guard,), fill, device=device))
+        return kept[-1][:numel]
+
+    with patch.object(module, "new_workspace", new_workspace):
+        yield kept
 
 
 Q_MAX = {"int8": 127.0, "fp8_e4m3": 448.0}

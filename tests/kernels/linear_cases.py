@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tests.kernels.cases import DTYPES, HERE, generator
-from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from tests.kernels.elementwise import assert_rounded_once, kept_workspace, poisoned_memory
 from twophase_kernels.fp8_linear import E4M3
-from twophase_kernels.linear_splits import LinearTiles, workspace_numel
+from twophase_kernels.linear_splits import LinearTiles
 from twophase_kernels.packed_codes import pack_int4, pack_int8
 
 # Of the sum of magnitudes: partial sums of a few hundred terms are rounded, or cut off where a matrix unit adds, by
@@ -122,11 +122,10 @@ def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
             module.int8_linear,
         )
     guarded = torch.full((p.num_tokens + 2 * GUARD, p.num_outputs), 7.0, dtype=p.dtype, device=device)
-    workspace = guarded_workspace(p.num_tokens, p.num_outputs, p.num_splits, device)
-    with poisoned_memory():
+    with poisoned_memory(), kept_workspace(module, guard=GUARD * (p.num_outputs + GUARD)):
         got = function(
             x, *(tensor.to(device) for tensor in args), bias=bias, num_splits=p.num_splits, tiles=p.tiles,
-            out=guarded[GUARD:-GUARD], workspace=workspace,
+            out=guarded[GUARD:-GUARD],
         )  # fmt: skip
     columns = p.group or p.num_inputs
     w = codes.double() * scales.double().T.repeat_interleave(columns, dim=1)
@@ -135,12 +134,6 @@ def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
         minimum = minima.double().T.repeat_interleave(columns, dim=1)
         w, magnitude = w + minimum, magnitude + minimum.abs()
     assert_linear(got, x, w, magnitude, bias, guarded, FP32_SUM_ERROR)
-
-
-def guarded_workspace(num_tokens: int, num_outputs: int, num_splits: int, device: str) -> Tensor:
-    """Room for partial sums, all NaN; what is written after its end kills nobody."""
-    numel = workspace_numel(num_tokens, num_outputs, num_splits)
-    return torch.full((numel + GUARD * (num_outputs + GUARD),), math.nan, device=device)[:numel]
 
 
 def assert_linear(
@@ -179,13 +172,12 @@ def check_fp8_linear(
     )
     bias = torch.randn(num_outputs, generator=rng).to(device, dtype) if has_bias else None
     guarded = torch.full((num_tokens + 2 * GUARD, num_outputs), 7.0, dtype=dtype, device=device)
-    workspace = guarded_workspace(num_tokens, num_outputs, num_splits, device)
     # Results of some thousands, which fp16 holds.
     x_scales *= 1e-4
-    with poisoned_memory():
+    with poisoned_memory(), kept_workspace(module, guard=GUARD * (num_outputs + GUARD)):
         got = module.fp8_linear(
             *(tensor.to(device) for tensor in (x, x_scales, weight, scales)), dtype=dtype, bias=bias,
-            num_splits=num_splits, tiles=tiles, out=guarded[GUARD:-GUARD], workspace=workspace,
+            num_splits=num_splits, tiles=tiles, out=guarded[GUARD:-GUARD],
         )  # fmt: skip
     w = weight.double() * scales.double()[:, None]
     assert_linear(got, x.double() * x_scales.double()[:, None], w, w.abs(), bias, guarded, FP8_SUM_ERROR)

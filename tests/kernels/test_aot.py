@@ -26,7 +26,6 @@ SAMPLE = {
         "bf16 32/8/128 page 16, 8 splits, 5 tokens",
     ),
     "paged_prefill": ("bf16 32/8/128 page 16, chunks of 2048", "bf16 kv fp8_e4m3 32/8/128 page 16, chunks of 2048"),
-    "kv_write": ("bf16 8/128 page 64 kv fp8_e4m3",),
     "rope_kv_write": ("bf16 32/8/128 page 64 kv int8",),
     "rmsnorm_residual": ("bf16 4096 with residual",),
     "silu_mul": ("bf16 14336",),
@@ -36,7 +35,7 @@ SAMPLE = {
 SAMPLE_PATTERN = "|".join(f"^{module}: {name}$" for module, names in SAMPLE.items() for name in names)
 ATTENTION = {"paged_decode_kernel", "paged_prefill_kernel"}
 ELEMENTWISE = {
-    "kv_write_kernel", "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel"
+    "rope_kv_write_kernel", "rmsnorm_residual_kernel", "silu_mul_kernel", "quantise_tokens_kernel"
 }  # fmt: skip
 LINEAR = {"quantized_linear_kernel", "fp8_linear_kernel"}
 AFTER_SPLITS = {"merge_splits_kernel", "sum_splits_kernel"}
@@ -248,7 +247,6 @@ import json, torch
 from twophase_tools.kernels.production import AotConfig
 from twophase_tools.kernels.aot import compile_configs
 from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
-from twophase_kernels.kv_write import kv_write
 from twophase_kernels.paged_decode import paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quantized_linear import int4_linear, int8_linear
@@ -269,7 +267,6 @@ def step(num_seqs, table_width, num_tokens, offset):
     q, k, v = qkv.split([32, 8, 8], dim=1)
     positions, slots, angles = index(num_tokens, torch.int64), index(num_tokens, torch.int64), empty(999, 64, dtype=torch.float32)
     rope_kv_write(q, k, v, angles, angles, positions, slots, cache, cache)
-    kv_write(k, v, cache, cache, slots)
     paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1)
     paged_decode(q[:num_seqs], cache, cache, tables, lens, scale=0.1, num_splits=1 + num_seqs)
     if table_width * 16 > 512:

@@ -20,7 +20,9 @@ from tests.kernels.cases import (
     generator,
     make_case,
 )
+from tests.kernels.elementwise import kept_workspace
 from tests.kernels.test_attend_range import check_small_values
+from tests.kernels.test_merge_splits import merged
 from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
 
@@ -52,11 +54,8 @@ def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32
 
 def check_by_length(module, **options):
     """A batch that is split by length: a sequence of three chunks between short ones."""
-    workspace = torch.zeros(
-        module.list_workspace_numel(3, 6, 64), device=HERE
-    )  # mutants may leave some of it unwritten
-    tiles = small_tiles(16, 256)
-    check_decode(module, (3, 1100, 5), num_splits=None, tiles=tiles, workspace=workspace, **options)
+    with kept_workspace(module, fill=0.0):  # mutants may leave some of it unwritten
+        check_decode(module, (3, 1100, 5), num_splits=None, tiles=small_tiles(16, 256), **options)
 
 
 def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **options):
@@ -64,13 +63,12 @@ def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **option
     case = make_case(list(seq_lens), list(query_lens), heads=(6, 2), device=HERE)
     want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
     options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
-    workspace = torch.zeros(module.workspace_numel(len(seq_lens), 40, 64, 8), device=HERE)
     num_tokens = len(case.q)
     padded = replace(case, q=torch.cat([case.q, torch.full_like(case.q, 7.0)]))  # with tokens of no sequence
-    with guarded(padded) as (q, out):
+    with guarded(padded) as (q, out), kept_workspace(module, fill=0.0, guard=10_000):
         out.fill_(7)
         got = module.paged_decode(
-            q, *case.cache, case.cu_query_lens, max_query_len=5, scale=case.scale, out=out, workspace=workspace,
+            q, *case.cache, case.cu_query_lens, max_query_len=5, scale=case.scale, out=out,
             **options,
         )  # fmt: skip
         assert (out[num_tokens:] == 7).all(), "wrote a row of no sequence"
@@ -116,9 +114,10 @@ def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", *
 def check_chunks(module):
     """The workspace says where each sequence's chunks begin, and how many they are."""
     case = make_case([3, 1100, 5], heads=(1, 1), device=HERE)
-    workspace = torch.zeros(module.list_workspace_numel(3, 1, 64), device=HERE)
-    module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=small_tiles(16, 256), workspace=workspace)
-    assert workspace[-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
+    with kept_workspace(module, fill=0.0) as kept:
+        module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=small_tiles(16, 256))
+    assert kept, "the batch was not split"
+    assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
 
 
 def check_merge(module, num_splits=20, num_empty=3, offset=0):
@@ -129,9 +128,9 @@ def check_merge(module, num_splits=20, num_empty=3, offset=0):
     weight = torch.exp2(lse - offset)
     want = (weight[..., None] * partial).sum(1) / weight.sum(1, keepdim=True).clamp(min=1e-300)
     partial[:, :num_empty] = math.nan
-    got = module.merge_splits(partial[None].float().to(HERE), lse[None].float().to(HERE))
-    assert_close(got[0][0], want, TOLERANCE[torch.float32])
-    assert_close(got[1][0], torch.log2(weight.sum(1)) + offset, LSE_TOLERANCE, "LSE")
+    out, total = merged(partial[None].float().to(HERE), lse[None].float().to(HERE), module)
+    assert_close(out[0], want, TOLERANCE[torch.float32])
+    assert_close(total[0], torch.log2(weight.sum(1)) + offset, LSE_TOLERANCE, "LSE")
 
 
 def check_far_away(module):
@@ -324,10 +323,10 @@ def few_tokens_mutants():
          options(check_few_by_length, window=510)),
         ("chunks of the sequence's own window", "visible = tl.minimum(seq_len, SPAN) if WINDOW > 0 else seq_len",
          "visible = seq_len - lo", options(check_few_by_length, window=510)),
-        ("merge of one token each", "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)",
-         "launch_merge(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
-        ("list merged for one token each", "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)",
-         "launch_merge(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
+        ("merge of one token each", "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, max_tokens)",
+         "merge_splits(target, target_lse, out, lse, num_splits, None, cu_query_lens, 1)", options(check_few, num_splits=3)),
+        ("list merged for one token each", "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, max_tokens)",
+         "merge_splits(partial, partial_lse, out, lse, 0, chunks, cu_query_lens, 1)", check_few_by_length),
     ]  # fmt: skip
     for name, old, new, check in rows:
         yield Mutant(name, "twophase_kernels.paged_decode", old, new), check

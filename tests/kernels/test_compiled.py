@@ -16,17 +16,14 @@ from tests.kernels.attention_grid import GridPoint, sample_grid
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
 from tests.kernels.test_fp8_linear import check_tokens
-from tests.kernels.test_kv_write import check_kv_write
 from tests.kernels.test_linear_splits import check_sum
 from tests.kernels.test_merge_splits import check as check_merged
-from tests.kernels.test_merge_splits import partials_of
+from tests.kernels.test_merge_splits import merged, partials_of
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import fp8_linear, linear_splits, quantized_linear
 from twophase_kernels._triton import triton
-from twophase_kernels.kv_write import kv_write
-from twophase_kernels.merge_splits import merge_splits
 from twophase_kernels.packed_codes import pack_int4, pack_int8
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
@@ -162,7 +159,6 @@ def test_long_sequences(compiling, target):
 
 @pytest.mark.parametrize("target", COMPILED_FOR)
 def test_sample_of_the_others(compiling, target):
-    compiling.call(on, target, check_kv_write, kv_write, dtype=BF16)
     compiling.call(on, target, check_rope_kv_write, rope_kv_write, dtype=BF16)
     compiling.call(on, target, check_rmsnorm, rmsnorm_residual, (3, 576), BF16)
     compiling.call(on, target, check_silu_mul, silu_mul, (2, 1025), BF16)
@@ -176,7 +172,6 @@ SMALLER = [(3, 64, 16, 7), (1, 80, 32, 5), (5, 96, 16, 6), (2, 256, 128, 5)]
 @pytest.mark.parametrize("kv_format", ["none", "int8", "fp8_e4m3"])
 def test_writes(compiling, target, kv_format):
     for shape, dtype in zip(SMALLER, (BF16, FP16, FP32, BF16), strict=True):
-        compiling.call(on, target, check_kv_write, kv_write, shape, dtype, kv_format)
         compiling.call(on, target, check_rope_kv_write, rope_kv_write, (2 * shape[0], *shape), dtype, kv_format)
 
 
@@ -193,7 +188,7 @@ def test_rows(compiling, target, dtype):
 
 def check_merge(num_splits, head_dim):
     inputs, want = partials_of(num_splits, head_dim)
-    check_merged(merge_splits(*inputs), want)
+    check_merged(merged(*inputs), want)
 
 
 @pytest.mark.full

@@ -3,18 +3,12 @@
 import pytest
 import torch
 
-from tests.kernels.test_kv_write import check_kv_write
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
 from tests.mutation import KillTable, Mutant
 
 pytest.importorskip("triton", reason="not run here: no triton")
-
-
-def kv_write_check(module):
-    check_kv_write(module.kv_write, (3, 80, 16, 7), torch.float16)
-    check_kv_write(module.kv_write, (3, 80, 16, 7), torch.float32, "int8")
 
 
 def rope_check(module):
@@ -35,25 +29,6 @@ def silu_check(module):
 
 
 MUTANTS = {
-    ("kv_write", kv_write_check): [
-        ("negative slot written", "if slot < 0:", "if slot < -1000000:"),
-        ("slot 0 skipped", "if slot < 0:", "if slot <= 0:"),
-        ("v written to k", "tl.store(v_cache_ptr + data_offs, v, mask", "tl.store(k_cache_ptr + data_offs, v, mask"),
-        ("k and v swapped", "(k_cache_ptr + data_offs, k, mask", "(k_cache_ptr + data_offs, v, mask"),
-        ("next slot", "tl.load(slot_mapping_ptr + token)", "tl.load(slot_mapping_ptr + token) + 1"),
-        ("offset left out", "+ (slot % PAGE) * cache_slot_stride", ""),
-        ("block left out", "(slot // PAGE) * cache_block_stride + ", ""),
-        ("k stride for v", "token * v_token_stride + offs_h[:, None] * v_head_stride", "token * k_head_stride"),
-        ("padding lanes written", "& (offs_d < D)[None, :]", "& (offs_d < BLOCK_D)[None, :]"),
-        ("padding heads written", "mask_h = offs_h < H_KV", "mask_h = offs_h < BLOCK_H"),
-        ("last head dropped", "mask_h = offs_h < H_KV", "mask_h = offs_h < H_KV - 1"),
-        ("k scale not written", "        tl.store(k_scale_ptr + scale_offs, k_scale, mask=mask_h)\n", ""),
-        ("k scale for v", "tl.store(v_scale_ptr + scale_offs, v_scale", "tl.store(v_scale_ptr + scale_offs, k_scale"),
-        ("v not scaled", "encode(v * v_factor[:, None]", "encode(v"),
-        ("scale written as factor", "k_scale, k_factor = row", "k_factor, k_scale = row"),
-        ("scale of the wrong slot", "offs_h * scale_head_stride + (slot % PAGE)", "offs_h * scale_head_stride + (0)"),
-        ("last token dropped", "kv_write_kernel[(num_tokens,", "kv_write_kernel[(num_tokens - 1,"),
-    ],
     ("rope_kv_write", rope_check): [
         ("rotated backwards", "low * cos - high * sin, high * cos + low", "low * cos + high * sin, high * cos - low"),
         ("no minus", "return low * cos - high * sin,", "return low * cos + high * sin,"),
@@ -77,6 +52,17 @@ MUTANTS = {
         ("only the first q group", "NUM_Q_GROUPS: tl.constexpr = (H + BLOCK_Q - 1) // BLOCK_Q", "NUM_Q_GROUPS: tl.constexpr = 1"),
         ("only the first kv group", "+ cdiv(num_kv_heads, block_kv))", "+ 1)"),
         ("q strides for k", "k_ptr + token * k_token_stride", "k_ptr + token * q_head_stride"),
+        ("k stride for v", "v_ptr + token * v_token_stride", "v_ptr + token * k_head_stride"),
+        ("next slot", "tl.load(slot_mapping_ptr + token)", "tl.load(slot_mapping_ptr + token) + 1"),
+        ("offset left out", "offs_h * cache_head_stride + offset * cache_slot_stride", "offs_h * cache_head_stride"),
+        ("block left out", "rows = block * cache_block_stride + ", "rows = "),
+        ("padding lanes written", "mask_d = offs_d < HALF", "mask_d = offs_d < BLOCK_D"),
+        ("last head dropped", "mask_h = offs_h < H_KV", "mask_h = offs_h < H_KV - 1"),
+        ("k scale for v", "_store_halves(v_low, v_high, v_cache_ptr, v_scale_ptr", "_store_halves(v_low, v_high, v_cache_ptr, k_scale_ptr"),
+        ("k and v swapped", "_store_halves(k_low, k_high, k_cache_ptr", "_store_halves(v_low, v_high, k_cache_ptr"),
+        ("scale written as factor", "scale, factor = row_scales", "factor, scale = row_scales"),
+        ("scale of the wrong slot", "offs_h * scale_head_stride + offset * scale_slot_stride", "offs_h * scale_head_stride"),
+        ("last token dropped", "grid = (num_tokens,", "grid = (num_tokens - 1,"),
     ],
     ("rmsnorm_residual", rmsnorm_check): [
         ("eps forgotten", "tl.rsqrt(mean_square + eps)", "tl.rsqrt(tl.maximum(mean_square, 1e-30))"),
@@ -88,7 +74,7 @@ MUTANTS = {
         ("weight plus one", "(y * weight[None, :])", "(y * (1 + weight[None, :]))"),
         ("residual not added", "(h.to(tl.float32) + residual.to(tl.float32))", "(h.to(tl.float32))"),
         ("residual not stored", "        tl.store(residual_out_ptr + out_offs, h, mask=mask)\n", ""),
-        ("residual returned unchanged", "return y, residual_out\n\n\ndef row_tile", "return y, x if residual is None else residual\n\n\ndef row_tile"),
+        ("residual returned unchanged", "return y, residual_out\n\n\ndef _check", "return y, x if residual is None else residual\n\n\ndef _check"),
         ("sum not rounded", "(h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)", "(h.to(tl.float32) + residual.to(tl.float32))"),
         ("normalised before the addition", "mean_square = tl.sum(h * h, axis=1) / N", "x32 = tl.load(x_ptr + rows[:, None] * x_row_stride + offs_n[None, :], mask=mask, other=0.0).to(tl.float32)\n    mean_square = tl.sum(x32 * x32, axis=1) / N"),
         ("in place of the residual", "residual_out = x if residual is None else torch.empty_like(y)", "residual_out = x if residual is None else residual"),

@@ -138,13 +138,16 @@ REFUSALS = {
         {"x": lambda x: x[:, :24].contiguous(), "weight": lambda w: w[:, :24].contiguous()},
         "a multiple of 16, got 24 and 24",
     ),
-    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales must be contiguous float32 \[5\]"),
-    "scales of x in fp16": ({"x_scales": lambda s: s.half()}, r"x_scales must be contiguous float32 \[5\]"),
-    "scales": ({"scales": lambda s: s[:4]}, r"scales must be \[20\], one per output"),
+    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales \(one per token\) must be contiguous float32 \[5\]"),
+    "scales of x in fp16": (
+        {"x_scales": lambda s: s.half()},
+        r"x_scales \(one per token\) must be contiguous float32 \[5\]",
+    ),
+    "scales": ({"scales": lambda s: s[:4]}, r"scales \(one per output\) must be contiguous .*\[20\]"),
     "dtype": ({"dtype": lambda _: torch.int8}, "dtype must be float32, float16 or bfloat16"),
-    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be None or \[20\]"),
+    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be contiguous .*\[20\]"),
     "splits": ({"num_splits": lambda _: 0}, "num_splits must be 1 to 16"),
-    "out": ({"out": lambda _: torch.zeros(5, 2, device=HERE)}, "out must be a contiguous"),
+    "out": ({"out": lambda _: torch.zeros(5, 2, device=HERE)}, "out must be contiguous"),
 }
 
 
@@ -162,7 +165,7 @@ def test_refuses(case):
     ids=["one dimension", "float64", "no columns", "columns contiguous", "too wide"],
 )
 def test_tokens_refuse(x):
-    with pytest.raises(ValueError, match=r"x must be \[T, I\], 1 <= I <= 65536"):
+    with pytest.raises(ValueError, match=r"x must be \[T, N\], 1 <= N <= 65536"):
         quantise_tokens(x.to(HERE))
 
 

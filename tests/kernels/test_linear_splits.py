@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, generator
-from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
+from tests.kernels.elementwise import assert_rounded_once
 from twophase_kernels import linear_splits as module
-from twophase_kernels.linear_splits import LinearTiles, choose_num_splits, workspace_numel
+from twophase_kernels.linear_splits import LinearTiles, choose_num_splits
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -22,9 +22,9 @@ def check_sum(module, num_splits, shape=(3, 171), dtype=torch.float32, has_bias=
     guard = 512  # a program's results
     guarded = torch.full((partial[0].numel() + 2 * guard,), 7.0, dtype=dtype, device=HERE)
     out = guarded[guard:-guard].view(shape)
-    got = module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out)
+    module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out)
     want = partial.double().sum(0) + (0 if bias is None else bias.double())
-    assert_rounded_once(got, want, 2.0**-23 * partial.double().abs().sum(0) + 1e-6, "sum")
+    assert_rounded_once(out, want, 2.0**-23 * partial.double().abs().sum(0) + 1e-6, "sum")
     for outside in (guarded[:guard], guarded[-guard:]):
         assert (outside == 7).all(), "wrote outside of the result"
 
@@ -41,40 +41,13 @@ def check_order(module):
     """fp32 forgets 1 beside 1e8: what is left tells in which order the four were added."""
     for terms, want in (([1e8, 1, -1e8, 1], 1), ([1, 1e8, -1e8, 1], 1), ([1e8, -1e8, 1, 1], 2), ([1, 1, 1e8, -1e8], 0)):
         partial = torch.tensor(terms, device=HERE).view(4, 1, 1).expand(4, 2, 5).contiguous()
-        got = module.sum_splits(partial, None, torch.empty(2, 5, device=HERE))
+        got = torch.empty(2, 5, device=HERE)
+        module.sum_splits(partial, None, got)
         assert (got == want).all(), f"{terms} gave {got[0, 0].item()}"
 
 
 def test_splits_are_added_in_their_order():
     check_order(module)
-
-
-def test_the_reference():
-    partial = torch.arange(2 * 3 * 4).view(2, 3, 4).float()
-    out = torch.empty(3, 4)
-    assert module.sum_splits_reference(partial, torch.tensor([0.0, 1, 2, 3]), out) is out
-    assert torch.equal(out, partial[0] + partial[1] + torch.arange(4))
-
-
-def test_nothing_to_do():
-    assert module.sum_splits(torch.empty(4, 0, 9, device=HERE), None, torch.empty(0, 9, device=HERE)).shape == (0, 9)
-
-
-@pytest.mark.parametrize(
-    ("partial", "bias", "out", "message"),
-    [
-        (torch.zeros(2, 3, 4).half(), None, torch.zeros(3, 4), "partial must be a contiguous torch.float32"),
-        (torch.zeros(2, 3, 5), None, torch.zeros(3, 4), "partial must be a contiguous"),
-        (torch.zeros(2, 3, 4), None, torch.zeros(4, 3).T, "out must be a contiguous"),
-        (torch.zeros(2, 3, 4), torch.zeros(3), torch.zeros(3, 4), r"bias must be None or \[4\]"),
-        (torch.zeros(2, 3, 4), torch.zeros(4).int(), torch.zeros(3, 4), "of a float dtype"),
-        (torch.zeros(17, 3, 4), None, torch.zeros(3, 4), "num_splits must be 1 to 16, got 17"),
-    ],
-    ids=["dtype", "shape", "strides", "bias", "integer bias", "too many"],
-)
-def test_refuses(partial, bias, out, message):
-    with pytest.raises(ValueError, match=message):
-        module.sum_splits(partial.to(HERE), None if bias is None else bias.to(HERE), out.to(HERE))
 
 
 def check_choice(module):
@@ -109,10 +82,3 @@ def test_splits_are_powers_of_two_with_enough_steps(num_sms):
             splits = choose_num_splits(DECODE, 1, num_outputs, num_inputs, num_sms)
             assert splits in (1, 2, 4, 8, 16)
             assert splits == 1 or math.ceil(num_inputs / 128) // splits >= module.MIN_STEPS_PER_SPLIT
-
-
-def test_workspace():
-    assert workspace_numel(3, 5, 1) == 0
-    assert workspace_numel(3, 5, 4) == 60
-    with poisoned_memory():
-        assert module.partial_sums(None, 3, 5, 4, torch.device(HERE)).shape == (4, 3, 5)

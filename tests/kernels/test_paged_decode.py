@@ -17,11 +17,12 @@ from tests.kernels.cases import (
     far_away_case,
     make_case,
 )
+from tests.kernels.elementwise import kept_workspace
 from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import next_power_of_2, tl, triton
-from twophase_kernels.attend_range import Tiles
-from twophase_kernels.paged_decode import choose_num_splits, decode_tiles, workspace_numel
+from twophase_kernels.attend_range import Tiles, paged_attention_reference
+from twophase_kernels.paged_decode import choose_num_splits, decode_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -89,7 +90,7 @@ def test_default_tiles_and_splits():
 
 def test_reference_equals_oracle():
     case = make_case([65, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run(case, module.paged_decode_reference, window=24, num_sinks=5)
+    got = run(case, paged_attention_reference, window=24, num_sinks=5)
     assert_attention(got, attention_oracle(case, 24, 5))
 
 
@@ -164,20 +165,20 @@ def test_no_sequences():
 
 
 def test_strided_queries_and_results_in_place():
-    """q as a view of the fused projection, out as a part of a larger result, a workspace that is too long."""
+    """q as a view of the fused projection, out as a part of a larger result; partial results that end where they should."""
     case = make_case([70, 65, 64], device=HERE)
     fused = torch.full((3, 8, 64), math.nan, device=HERE)
     fused[:, :4] = case.q
     result = torch.full((5, 4, 64), math.nan, device=HERE)
-    workspace = torch.full((workspace_numel(3, 4, 64, num_splits=2) + 7,), math.nan, device=HERE)
-    out = module.paged_decode(
-        fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4], workspace=workspace,
-        tiles=small_tiles(16),
-    )  # fmt: skip
+    with kept_workspace(module, guard=7) as kept:
+        out = module.paged_decode(
+            fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4], tiles=small_tiles(16)
+        )
     assert out.data_ptr() == result[1:4].data_ptr()
     assert_close(result[1:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
     assert result[[0, 4]].isnan().all()
-    assert workspace[-7:].isnan().all()
+    assert kept[0][-7:].isnan().all()
+    assert len(kept[0]) == 3 * 4 * 2 * (64 + 1) + 7
 
 
 @pytest.mark.parametrize(("kv_format", "bound"), [("int8", 0.02), ("fp8_e4m3", 0.08)])
@@ -287,7 +288,7 @@ def test_few_tokens_padded_like_a_graph(num_splits):
         torch.cat([case.seq_lens, case.seq_lens[:1] * 0]),
     )
     cu_query_lens = torch.cat([case.cu_query_lens, case.cu_query_lens[-1:] + 1])
-    for decode in (module.paged_decode, module.paged_decode_reference):
+    for decode in (module.paged_decode, paged_attention_reference):
         out = torch.full_like(q, 7.0)
         decode(
             q, *case.cache[:2], tables, lens, cu_query_lens, max_query_len=4, scale=case.scale, out=out,
@@ -300,7 +301,7 @@ def test_few_tokens_padded_like_a_graph(num_splits):
 
 def test_reference_of_few_tokens_equals_oracle():
     case = make_case([65, 0, 1, 20], [4, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run_few(case, module.paged_decode_reference, window=24, num_sinks=5)
+    got = run_few(case, paged_attention_reference, window=24, num_sinks=5)
     assert_attention(got, attention_oracle(case, 24, 5))
 
 
@@ -311,7 +312,7 @@ def test_reference_of_few_tokens_equals_oracle():
         ({"max_query_len": 9, "tiles": Tiles(16, 64, 4, 3)}, "at most 16, got 9; paged_prefill takes longer ones"),
         ({"max_query_len": 33, "tiles": None}, "at most 64, got 33"),
         ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
-        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be a contiguous torch.int32"),
+        ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be contiguous int32"),
     ],
 )
 def test_few_tokens_refuses(options, message):
@@ -320,13 +321,9 @@ def test_few_tokens_refuses(options, message):
         run_few(case, **{"max_query_len": 5, "tiles": small_tiles(16)} | options)
 
 
-def test_who_fits():
-    assert module.fits_decode(16, group=4, head_dim=128)
-    assert not module.fits_decode(17, group=4, head_dim=128)
-    assert module.fits_decode(7, group=9, head_dim=64)
-    assert not module.fits_decode(8, group=9, head_dim=64)
-    assert module.fits_decode(2, group=16, head_dim=256)
-    assert not module.fits_decode(3, group=16, head_dim=256)
+def test_rows_of_a_tile():
+    assert module.max_rows(64) == module.max_rows(128) == 64
+    assert module.max_rows(256) == 32
 
 
 # Heuristics and counts.
@@ -383,9 +380,8 @@ def case_with(**changes):
         ({"num_sinks": lambda c: -1}, "num_sinks must be at least 0"),
         ({"num_splits": lambda c: 2, "deterministic": lambda c: True}, "leave out num_splits"),
         ({"num_splits": lambda c: 0}, "num_splits must be at least 1"),
-        ({"num_splits": lambda c: 2, "workspace": lambda c: torch.empty(9, device=HERE)}, "at least 1040 elements"),
-        ({"out": lambda c: torch.empty(2, 4, 32, device=HERE)}, "out must be a contiguous"),
-        ({"out": lambda c: torch.empty(2, 4, 64, device=HERE, dtype=torch.float16)}, "out must be a contiguous"),
+        ({"out": lambda c: torch.empty(2, 4, 32, device=HERE)}, "out must be contiguous"),
+        ({"out": lambda c: torch.empty(2, 4, 64, device=HERE, dtype=torch.float16)}, "out must be contiguous"),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )  # fmt: skip
@@ -443,17 +439,15 @@ def test_ragged_batches_are_split_by_length(kv_format, dtype, window, num_sinks)
 
 @pytest.mark.usefixtures("small_gpu")
 def test_long_last_and_buffers_of_the_caller():
-    """Each sequence's first item and chunks, two numbers at the workspace's end; what is after it is left alone."""
+    """Each sequence's first item and chunks, two numbers at the partial results' end; what is after them is left alone."""
     case = make_case([1, 0, 1500], heads=(1, 1), device=HERE)
     out = torch.full_like(case.q, math.nan)
-    workspace = torch.full((module.list_workspace_numel(3, 1, 64) + 3,), math.nan, device=HERE)
-    got = run_by_length(case, out=out, workspace=workspace)
+    with kept_workspace(module, guard=3) as kept:
+        got = run_by_length(case, out=out)
     assert got[0] is out
     assert_attention(got, attention_oracle(case))
-    assert workspace[-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
-    assert workspace[-3:].isnan().all()
-    with pytest.raises(ValueError, match="workspace must have at least 396 elements for 6 partial results"):
-        run_by_length(case, workspace=workspace[:-4])
+    assert kept[0][-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
+    assert kept[0][-3:].isnan().all()
 
 
 @triton.jit
@@ -496,9 +490,9 @@ def test_find_chunk(seq_lens, window):
 @pytest.mark.usefixtures("small_gpu")
 def test_equal_lengths_are_not_split():
     case = make_case([600] * 3, heads=(1, 1), device=HERE)
-    workspace = torch.empty(module.list_workspace_numel(3, 1, 64), device=HERE)
-    assert_attention(run_by_length(case, workspace=workspace), attention_oracle(case))
-    assert workspace[-6:].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 1]
+    with kept_workspace(module) as kept:
+        assert_attention(run_by_length(case), attention_oracle(case))
+    assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 1]
 
 
 def test_who_is_split_by_length():

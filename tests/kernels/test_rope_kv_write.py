@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.cases import moved
 from tests.kernels.elementwise import DEVICE_DTYPES, HERE, GuardedCache, assert_rounded_once, awkward_slots, new_kv
-from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from twophase_kernels.rope_kv_write import head_tile, rope_kv_write, rope_kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -93,6 +93,48 @@ def test_scores_depend_on_distance_alone():
     torch.testing.assert_close(torch.stack(scores), scores[0].expand(3), rtol=0, atol=2e-5)
 
 
+def unrotated(num_tokens, head_dim):
+    """cos, sin and positions that leave q and k as they are."""
+    tables = torch.ones(1, head_dim // 2, device=HERE), torch.zeros(1, head_dim // 2, device=HERE)
+    return *tables, torch.zeros(num_tokens, dtype=torch.int64, device=HERE)
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
+def test_codes_equal_the_reference(kv_format):
+    """Bit for bit: which of two equally near codes is taken does not depend on who writes."""
+    results = []
+    for function in (rope_kv_write, rope_kv_write_reference):
+        guards = [GuardedCache((3, 3, 16, 64), torch.float32, kv_format, HERE) for _ in "kv"]
+        q, k, v = new_kv(6, 3, 64, 7, torch.float32, HERE)
+        slots = torch.tensor(awkward_slots(7, 48, 16), device=HERE)
+        function(q, k, v, *unrotated(7, 64), slots, *[g.cache for g in guards], *[g.scale for g in guards])
+        results.append([tensor for g in guards for tensor in (g.buffer, g.scale_buffer)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_cache_of_another_float_dtype():
+    """A float32 model with a float16 cache."""
+    q, k, v = new_kv(2, 2, 64, 4, torch.float32, HERE)
+    k_cache, v_cache = torch.zeros(2, 1, 2, 16, 64, dtype=torch.float16, device=HERE)
+    rope_kv_write(q, k, v, *unrotated(4, 64), torch.arange(4, device=HERE), k_cache, v_cache)
+    assert torch.equal(k_cache[0, :, :4], k.transpose(0, 1).half())
+    assert torch.equal(v_cache[0, :, :4], v.transpose(0, 1).half())
+
+
+def test_cache_of_more_than_2_to_31_elements():
+    """Offsets are 64 bits wide: the last slot of a cache of 2 GiB. (Memory that is never touched costs nothing.)"""
+    num_blocks = 2**31 // (16 * 64) + 1
+    cache, scale = (torch.empty(num_blocks, 1, 16, 64, dtype=torch.int8), torch.empty(num_blocks, 1, 16))
+    cache[-1] = 0
+    x = torch.arange(1.0, 65.0)[None, None]
+    last_slot = torch.tensor([num_blocks * 16 - 1], device=HERE)
+    cache, scale, x = cache.to(HERE), scale.to(HERE), x.to(HERE)
+    rope_kv_write(x.clone(), x, x, *unrotated(1, 64), last_slot, cache, cache, scale, scale)
+    assert torch.equal(cache[-1, 0, -1].cpu(), torch.round(x.cpu()[0, 0] * (127 / 64)).to(torch.int8))
+    assert not cache[-1, 0, :-1].any()
+
+
 def test_no_tokens():
     cos = torch.zeros(8, 32, device=HERE)
     cache = torch.zeros(1, 2, 16, 64, device=HERE)
@@ -106,13 +148,25 @@ def test_no_tokens():
         ({"q": torch.zeros(4, 6, 32)}, r"q must be \[T, H, D\] with k's T and D \(4, 64\)"),
         ({"q": torch.zeros(4, 6, 64, dtype=torch.float16)}, "and dtype torch.float32"),
         ({"q": torch.zeros(4, 64, 6).mT}, "last dimension of q must be contiguous"),
-        ({"cos": torch.zeros(99, 64)}, r"cos must be float32 \[num_positions, D/2 = 32\]"),
-        ({"sin": torch.zeros(98, 32)}, r"sin must be float32 \[num_positions, D/2 = 32\]"),
-        ({"sin": torch.zeros(99, 32, dtype=torch.float64)}, "sin must be float32"),
-        ({"cos": torch.zeros(99, 64)[:, ::2]}, "contiguous"),
-        ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions must be int64 \[4\]"),
-        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions must be int64 \[4\]"),
-        ({"slot_mapping": torch.zeros(3, dtype=torch.int64)}, r"slot_mapping must be int64 \[4\]"),
+        ({"cos": torch.zeros(99, 64)}, r"cos \(positions, D/2\) must be contiguous float32 \[99, 32\]"),
+        ({"sin": torch.zeros(98, 32)}, r"sin \(positions, D/2\) must be contiguous float32 \[99, 32\]"),
+        ({"sin": torch.zeros(99, 32, dtype=torch.float64)}, r"sin \(positions, D/2\) must be contiguous float32"),
+        ({"cos": torch.zeros(99, 64)[:, ::2]}, r"contiguous float32 \[99, 32\], got .* with strides \(64, 2\)"),
+        ({"positions": torch.zeros(4, dtype=torch.int32)}, r"positions .* must be contiguous int64 \[4\]"),
+        ({"positions": torch.zeros(3, dtype=torch.int64)}, r"positions .* must be contiguous int64 \[4\]"),
+        ({"slot_mapping": torch.zeros(3, dtype=torch.int64)}, r"slot_mapping .* must be contiguous int64 \[4\]"),
+        ({"slot_mapping": torch.zeros(4, dtype=torch.int32)}, r"slot_mapping .* must be contiguous int64 \[4\]"),
+        ({"slot_mapping": torch.zeros(8, dtype=torch.int64)[::2]}, r"slot_mapping .* must be contiguous"),
+        ({"v": torch.zeros(4, 2, 32)}, r"k and v must be \[T, H_kv, D\] of one shape"),
+        ({"k": torch.zeros(4, 2, 64, dtype=torch.float64)}, "one of float32, float16, bfloat16"),
+        ({"k_cache": torch.zeros(3, 2, 16, 64, dtype=torch.float16)}, "must agree in dtype and shape"),
+        ({"k_cache": torch.zeros(3, 4, 16, 64), "v_cache": torch.zeros(3, 4, 16, 64)}, r"k's H_kv and D \(2, 64\)"),
+        ({"k": torch.zeros(4, 64, 2).mT}, "last dimension of k must be contiguous"),
+        ({"k_scale": torch.zeros(3, 2, 16)}, "k_scale is for int8"),
+        ({"v_cache": torch.zeros(3, 16, 2, 64).transpose(1, 2)}, "same strides"),
+        ({"v_cache": torch.zeros(3, 2, 16, 64, device="meta")}, "v_cache must be where k is"),
+        ({name: torch.zeros(3, 2, 16, 64, dtype=torch.int8) for name in ("k_cache", "v_cache")}, "needs k_scale"),
+        ({name: torch.zeros(3, 2, 16, 64, dtype=torch.int32) for name in ("k_cache", "v_cache")}, r"or uint8 \(e4m3\)"),
         ({"sin": torch.zeros(99, 32, device="meta")}, "sin must be where k is"),
         (
             {"q": torch.zeros(4, 6, 63)}
@@ -137,3 +191,9 @@ def test_wrong_arguments(change, message):
     arguments = {name: x if x.is_meta else moved(x, HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)
+
+
+def test_head_tile():
+    assert head_tile(8, 128, 4096) == (8, 128, 2)
+    assert head_tile(3, 80, 4096) == (4, 128, 1)
+    assert head_tile(40, 128, 4096) == (32, 128, 8), "a tile of at most 4096 elements"

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from twophase_kernels.paged_decode import choose_num_splits, fits_decode, is_split_by_length
+from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length, max_rows
 from twophase_tools.kernels.split_balance import chunk_shares, even_shares, tail
 
 # An H200's multiprocessors, with two programs of decode on each, and the heads of Llama 3 8B.
@@ -78,6 +78,6 @@ def test_verifying_drafts_of_one_long_sequence():
     """5 tokens of 4 heads at 32K: a program per KV head in `paged_prefill`, now as many as for one token."""
     num_splits = choose_num_splits(1, KV_HEADS, 32768, SMS)
     before, after = (tail(even_shares([32768], n, BLOCK_N), KV_HEADS, SLOTS) for n in (1, num_splits))
-    assert fits_decode(5, group=4, head_dim=128)
+    assert max_rows(128) >= 5 * 4
     assert (before.longest, before.end) == (512, 512)
     assert (after.longest, after.end) == (16, 16), "256 programs on 264 slots"

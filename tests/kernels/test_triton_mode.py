@@ -13,8 +13,8 @@ import torch
 from tests.mutation import KillTable, Mutant
 from twophase_kernels import KernelsUnavailableError, _triton
 from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.kv_write import kv_write
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
 
 HIDE_TRITON = """
@@ -176,6 +176,12 @@ def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper,
     )
 
 
+def write(x, cache):
+    """`rope_kv_write` of x [2, 1, 16] as q, k and v into a cache."""
+    cos, index = torch.ones(1, 8), torch.zeros(2, dtype=torch.int64)
+    return rope_kv_write(x, x, x, cos, cos, index, index, cache, cache)
+
+
 @interpreter_only
 @pytest.mark.parametrize(
     "launch",
@@ -184,10 +190,10 @@ def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper,
         lambda x: silu_mul(x[:, 0]),
         lambda x: rmsnorm_residual(x[:, 0], None, x[0, 0], 1e-5),
         lambda x: rmsnorm_residual(x[:, 0].float(), None, x[0, 0], 1e-5),
-        lambda x: kv_write(x, x, x[None].float(), x[None].float(), torch.arange(2)),
-        lambda x: kv_write(x.float(), x.float(), x[None], x[None], torch.arange(2)),
+        lambda x: write(x, x[None].float()),
+        lambda x: write(x.float(), x[None]),
     ],
-    ids=["mode", "silu_mul", "rmsnorm", "rmsnorm weight", "kv_write", "kv_write cache"],
+    ids=["mode", "silu_mul", "rmsnorm", "rmsnorm weight", "rope_kv_write", "rope_kv_write cache"],
 )
 def test_bfloat16_is_refused_in_the_interpreter(launch):
     pytest.importorskip("triton", reason="not run here: no triton")

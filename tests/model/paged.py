@@ -20,7 +20,7 @@ class Pages:
         blocks_per_seq = -(-max_tokens // BLOCK_SIZE)
         config = model.config
         groups = layer_groups(config)
-        num_groups, num_layers = (1, config.num_layers) if groups is None else (groups.num_groups, groups.size)
+        num_groups, num_layers = (1, config.num_layers) if groups is None else (len(groups.sees_all), groups.size)
         order = torch.randperm(num_groups * num_seqs * blocks_per_seq, generator=torch.Generator().manual_seed(1))
         self.tables = order.view(num_groups, num_seqs, blocks_per_seq)
         self.num_written = [0] * num_seqs

@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.errors import ModelFolderError
 from twophase.model import config as config_module
 from twophase.model.config import ARCHITECTURES, RopeConfig, family_of, load_config
-from twophase_features import families, gemma3
+from twophase_features import gemma3
 from twophase_features.windows import layer_types
 
 LLAMA = {
@@ -248,7 +248,7 @@ REFUSED = {
         r"2 times one of full_attention, sliding_attention; found 2 of 'chunked_attention'",
     ),
     "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1, found"),
-    "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' is not supported.*unquantised"),
+    "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' of weights is not supported.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
     "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"'yarn' is not supported; supported: 'default'"),
@@ -363,8 +363,10 @@ def check_door(tmp_path):
     """What a file without a window says of its layers is read, too."""
 
     def check(load_config=load_config) -> None:
-        for family in ({}, {"architectures": ["Qwen2ForCausalLM"]}):
-            for wrong in ([SLIDING, FULL], [FULL], FULL):
+        given = [SLIDING, FULL]
+        qwen, mistral = {"architectures": ["Qwen2ForCausalLM"]}, {"architectures": ["MistralForCausalLM"]}
+        for family, also in (({}, [given]), (qwen, [given]), (mistral, [])):
+            for wrong in ([FULL], FULL, *also):
                 with pytest.raises(ModelFolderError, match="layer_types"):
                     load_config(write(tmp_path, **family, layer_types=wrong))
             assert not load_config(write(tmp_path, **family, layer_types=[FULL] * 2)).is_mixed
@@ -396,7 +398,8 @@ MUTANTS = [
     ("scores by the width of a head", GEMMA3, '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
     ("embeddings as they are", GEMMA3, 'file.positive_int("hidden_size") ** 0.5', "1.0"),
     ("weights of its own", GEMMA3, '            "tie_word_embeddings": True,\n', ""),
-    ("layer types pass unread", families.__name__, 'file.values.get("layer_types") in (None, all_full)', "True"),
+    ("Qwen's layer types pass unread", KINDS, "SLIDING in (given or ())", "False"),
+    ("Mistral's layer types pass unread", KINDS, "    given_types(file)  # which", "    # which"),
     ("Llama's layer types pass unread", config_module.__name__, 'file.values.get("layer_types") not in', "None not in"),
 ]
 
@@ -407,7 +410,10 @@ def test_mutants(mutant, tmp_path):
     name, module_name, *change = mutant
 
     def check(module) -> None:
+        readers = {"twophase_features.families", "twophase_features.gemma3", "twophase_features.experts.config"}
         with patch.dict(sys.modules, {module_name: module}):  # where the door finds it
+            for reader in readers - {module_name}:  # which import it
+                sys.modules.pop(reader, None)
             for each in (check_layer_types, check_gemma, check_door):
                 each(tmp_path)(getattr(module, "load_config", load_config))
 

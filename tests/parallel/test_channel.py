@@ -9,7 +9,7 @@ from tests.parallel.thread_peers import ThreadPeers, lines_between
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.cache.tier import BlockKey
 from twophase_features.parallel._channel import Channel, Inbox
-from twophase_features.parallel._protocol import Bye, Cancel, Failed, Pages
+from twophase_features.parallel._protocol import Bye, Cancel, Done, Pages, Transfer
 from twophase_features.parallel.pages import pack_layer
 from twophase_features.parallel.remote_tier import RemoteTier
 
@@ -50,17 +50,19 @@ def test_pages_are_in_the_tier_before_the_message_after_them_is_heard(ends, kv_f
     tier = RemoteTier(target)
     tier.expect(KEYS)
     (_, inbox), (worker, _) = ends(tier)
-    times = []
+    transfer = Transfer(0.0)
     for layer in range(2):
         parts = pack_layer(source, layer, [5, 2])
-        worker.send(Pages(KEYS, layer, parts), lambda start_s, end_s: times.append(end_s - start_s))
-    worker.send(lambda: Failed("a", f"{len(times)} layers were sent before"))
-    assert inbox.take(20.0) == (1, Failed("a", "2 layers were sent before"))
+        worker.send(Pages(KEYS, layer, parts), transfer.sent)
+    worker.send(Done("a", 0.0, 0.0, 0, (transfer,)))
+    rank, done = inbox.take(20.0)
+    assert rank == 1
+    assert len(done.transfers[0].sent) == 2, "a message is pickled when the messages before it have been sent"
     assert tier.match(KEYS) == 2
     assert tier.load(KEYS, [0, 7]) == 2
     for ours, theirs in zip(target.storage, source.storage, strict=True):
         assert torch.equal(ours[:, [0, 7]], theirs[:, [5, 2]])
-    assert all(time_s > 0 for time_s in times)
+    assert all(end_s > start_s for start_s, end_s in done.transfers[0].sent)
 
 
 def test_messages_arrive_in_order_on_both_ways(ends):

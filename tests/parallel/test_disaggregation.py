@@ -17,7 +17,7 @@ from twophase import LLM, SamplingParams
 from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.policy import Policy
-from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, TransferClock
+from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, Transfer
 from twophase_features.parallel.peers import PeerLostError
 from twophase_features.policies.request_level import DynamicPolicy
 
@@ -632,15 +632,6 @@ def play(folder, seed, num_requests=14, loses=None):
 
 def test_what_a_transfer_hides():
     """A forward pass from 0 to 10 s that sends three layers; the last is still under way when it ends."""
-    now = iter([0.0, 1.5, 4.5, 10.0])
-    clock = TransferClock(clock=lambda: next(now))
-    clock.packed(1.0, 2, 100)
-    clock.sent(1.5, 3.5)
-    clock.packed(4.0, 2, 100)
-    clock.sent(4.5, 6.5)
-    clock.computed()
-    clock.sent(9.0, 12.0)
-    record = clock.record()
+    record = Transfer(0.0, 10.0, 4, 200, 1.0, [(1.5, 3.5), (4.5, 6.5), (9.0, 12.0)])
     assert (record.compute_s, record.pack_s, record.send_s, record.late_s) == (10.0, 1.0, 7.0, 2.0)
-    assert (record.num_blocks, record.num_bytes) == (4, 200)
     assert record.hidden_share == pytest.approx(5 / 8)

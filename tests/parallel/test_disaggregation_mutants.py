@@ -13,7 +13,7 @@ ROOM = tests.TestRoom()
 TROUBLE = tests.TestTrouble()
 EQUAL = tests.TestEqualTokens()
 FAILS = tests.TestTransfersThatFail()
-NAMES = ("PrefillWorker", "DecodeEngine", "RemoteTier", "TransferClock")
+NAMES = ("PrefillWorker", "DecodeEngine", "RemoteTier", "Transfer")
 
 
 def same_bits(folder):
@@ -86,7 +86,7 @@ MUTANTS = [
     ("a worker without prompts spins", WORKER, "        if self._engine.has_unfinished_requests():\n            timeout_s", "        if True:\n            timeout_s", ROOM.test_a_worker_with_nothing_to_compute_sleeps),
     ("a policy's wait is slept through", WORKER, "timeout_s = min(timeout_s, self._engine.idle_s)", "timeout_s = timeout_s if self._engine.idle_s else 0.0", ROOM.test_a_worker_whose_policy_waits_sleeps_until_then),
     ("the decode side spins", ENGINE, "IDLE_S if self._remote else 0.0", "0.0", ROOM.test_a_decode_side_that_can_do_nothing_before_pages_come_sleeps),
-    ("late sends count as hidden", CLOCK, "late_s = sum(max(0.0, end - max(start, self._end_s)) for start, end in self._sent)", "late_s = 0.0", lambda folder: tests.test_what_a_transfer_hides()),
+    ("late sends count as hidden", CLOCK, "return sum(max(0.0, end - max(start, self.end_s)) for start, end in self.sent)", "return 0.0", lambda folder: tests.test_what_a_transfer_hides()),
 ]  # fmt: skip
 
 

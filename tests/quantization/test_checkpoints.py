@@ -108,19 +108,31 @@ def test_a_quantised_folder_opens_by_itself_in_bfloat16(tmp_path):
 
 REFUSED = {
     "no object": ("int4", "must be an object"),
-    "another method": ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; supported: compressed"),
-    "AWQ of 3 bits": (AWQ | {"bits": 3}, "AWQ of 3 bits"),
-    "AWQ for gemv": (AWQ | {"version": "gemv"}, "layout 'gemv'"),
+    "another method": (
+        {"quant_method": "bitsandbytes"},
+        "quant_method 'bitsandbytes' of weights is not supported; supported: 'compressed-tensors', 'awq', 'gptq'",
+    ),
+    "AWQ of 3 bits": (AWQ | {"bits": 3}, "bits 3 of AWQ is not supported; supported: 4"),
+    "AWQ for gemv": (AWQ | {"version": "gemv"}, "version 'gemv' of AWQ"),
     "AWQ without zeros": (AWQ | {"zero_point": False}, "zero_point False"),
     "AWQ in groups of half": (AWQ | {"group_size": 0.5}, "group_size must be"),
-    "GPTQ of 3 bits": (GPTQ | {"bits": 3}, "GPTQ of 3 bits"),
+    "GPTQ of 3 bits": (GPTQ | {"bits": 3}, "bits 3 of GPTQ is not supported; supported: 4, 8"),
     "GPTQ for marlin": (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
     "GPTQ per layer": (GPTQ | {"dynamic": {"x": {}}}, "'dynamic'"),
     "sparse": (compressed_config("marlin-24", 4, 32, True), "format 'marlin-24'"),
-    "4 bits in bytes": (compressed_config("int-quantized", 4, 32, True), "of 4 bits"),
+    "4 bits in bytes": (
+        compressed_config("int-quantized", 4, 32, True),
+        "num_bits 4 of int-quantized weights is not supported; supported: 8",
+    ),
     "floats as integers": (compressed_config("int-quantized", 8, None, True, type="float"), "contradict the format"),
-    "a type of its own": (compressed_config("int-quantized", 8, None, True, type="nf4"), "type must be"),
-    "a scale per tensor": (compressed_config("int-quantized", 8, None, True, strategy="tensor"), "scale per 'tensor'"),
+    "a type of its own": (
+        compressed_config("int-quantized", 8, None, True, type="nf4"),
+        "type 'nf4' of weights or activations is not supported; supported: 'int', 'float'",
+    ),
+    "a scale per tensor": (
+        compressed_config("int-quantized", 8, None, True, strategy="tensor"),
+        "strategy 'tensor' of weights is not supported; supported: 'group', 'channel'",
+    ),
     "K/V": (compressed_config("pack-quantized", 4, 32, True) | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_dtype"),
     "no groups": (compressed_config("pack-quantized", 4, 32, True) | {"config_groups": {}}, "one entry of config_gr"),
     "a transform": (compressed_config("pack-quantized", 4, 32, True) | {"transform_config": {"a": 1}}, "transform_con"),

@@ -286,8 +286,8 @@ ROUNDING, LAYERS, STORED = (f"twophase_features.quantization.{name}" for name in
 MUTANTS = {
     "rounding": (
         check_rounding,
-        Mutant("rounds down", ROUNDING, "codes = (groups / scales[..., None]).round_()", "codes = (groups / scales[..., None]).floor_()"),
-        Mutant("uses half of the codes", ROUNDING, "last = 2 ** (scheme.bits - 1) - 1", "last = 2 ** (scheme.bits - 2)"),
+        Mutant("rounds down", ROUNDING, "codes.round_().to(torch.int8)", "codes.floor_().to(torch.int8)"),
+        Mutant("uses half of the codes", ROUNDING, "else 2 ** (scheme.bits - 1) - 1", "else 2 ** (scheme.bits - 2)"),
         Mutant("the smallest value is at code 1", ROUNDING, "(lowest + middle)", "(lowest - scales + middle)"),
         Mutant("scales keep 24 bits", ROUNDING, "scales = exact.bfloat16().float()", "scales = exact.clone()"),
         Mutant("minima keep 24 bits", ROUNDING, "(lowest + middle).bfloat16().float()", "(lowest + middle)"),

@@ -69,7 +69,7 @@ BAD = {
     "options of no stream": (CHAT, {"messages": HI, "stream_options": {"include_usage": True}}, "stream_options", "require stream=true"),
     "an unknown stream option": (CHAT, {"messages": HI, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
     "an unknown format": (CHAT, {"messages": HI, "response_format": {"type": "xml"}}, "response_format.type", "must be one of text, json_object, json_schema, got 'xml'"),
-    "a format without type": (CHAT, {"messages": HI, "response_format": {}}, "response_format.type", "got None"),
+    "a format without type": (CHAT, {"messages": HI, "response_format": {}}, "response_format.type", "is missing"),
     "a schema without a schema": (CHAT, {"messages": HI, "response_format": {"type": "json_schema"}}, "response_format.json_schema", "requires type 'json_schema'"),
     "a schema that is missing": (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema", "is missing"),
     "a schema that is none": (CHAT, {"messages": HI, "response_format": FORMAT}, None, "nonsense"),

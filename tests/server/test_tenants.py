@@ -120,7 +120,7 @@ BAD = {
     "[tenants.a]\nkeys = ['k']\n[other]": "must have a table",
     "[tenants.a": "cannot be read",
     "[tenants.a]\nrequests_per_minute = 1": "a list of keys",
-    "[tenants.a]\nkeys = 'k'": r"tenants\.a\.keys must be a list of keys",
+    "[tenants.a]\nkeys = 'k'": r"tenants\.a\.keys must be a list of at least one key",
     "[tenants.a]\nkeys = []": "at least one key",
     "[tenants.a]\nkeys = ['']": "non-empty text",
     "[tenants.a]\nkeys = [3]": "non-empty text",

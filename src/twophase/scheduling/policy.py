@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.core.errors import InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.rules import apply_rules, number, option, optional, rules_of
 from twophase.scheduling.sequence import Sequence
 
 
@@ -91,18 +92,19 @@ class Policy(abc.ABC):
     One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
     (largest rank). So no sequence preempts a sequence of better rank.
 
-    The scheduler reports events by `note_waiting`, `note_computed` and `note_ended`, which do nothing here. A policy
-    that counts events returns a copy with new counters from `fresh` (twophase_features.policies.round_robin is an
-    example). An exception in a `note_` method is not caught, and the tokens of the step are lost.
+    The scheduler reports events by the `note_` methods, which do nothing here (twophase_features.policies.round_robin
+    counts them). An exception in one of them is not caught, and the tokens of the step are lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
         return type(self).__name__
 
-    @abc.abstractmethod
+    def __post_init__(self) -> None:  # of a policy that is a dataclass
+        apply_rules(self, rules_of(type(self)), ConfigError)
+
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key, fixed for the sequence's life: queues are sorted once, not at every step. Equal ranks go by
-        seq_id."""
+        """Sort key, fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, then by arrival."""
+        return by_priority(sequence)
 
     @abc.abstractmethod
     def plan(self, step: Step) -> None:
@@ -170,7 +172,7 @@ class PriorityPolicy(Policy):
             priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
     """
 
-    patience_s: int | float | None = None
+    patience_s: int | float | None = option(None, optional(number("a finite number of seconds")))
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         request = sequence.request
@@ -183,10 +185,8 @@ class PriorityPolicy(Policy):
 
 
 def by_priority(sequence: Sequence) -> tuple[Any, ...]:
-    """By priority, ties by arrival: first come, first served when all priorities are equal.
-
-    A preempted sequence arrived before all sequences of its priority that have not run yet, so it goes to their front.
-    """
+    """By priority, ties by arrival: first come, first served when all priorities are equal. A preempted sequence
+    arrived before all sequences of its priority that have not run yet, so it goes to their front."""
     request = sequence.request
     return (request.priority, sequence.arrival_order, sequence.index)
 

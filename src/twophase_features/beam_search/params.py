@@ -1,20 +1,14 @@
 """Parameters and output of a beam search; the names are vLLM's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
-from twophase.core.request import RULES as SAMPLING_RULES
-from twophase.core.request import FinishReason, RequestMetrics, SamplingParams, TokenLogprobs
-from twophase.core.rules import Rule, apply_rules, number, read_flag, whole_number
+from twophase.core.request import RULES, FinishReason, RequestMetrics, SamplingParams, TokenLogprobs
+from twophase.core.rules import Rule, apply_rules, number, option, read_flag, rules_of, whole_number
 
-# Parameters shared with `SamplingParams`, with the same rules.
+# Parameters shared with `SamplingParams`.
 _OF_A_REQUEST = ("max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output")
-RULES = {name: SAMPLING_RULES[name] for name in _OF_A_REQUEST} | {
-    "beam_width": whole_number(at_least=1),
-    "temperature": number("a finite number >= 0 (0 means 1)", lambda x: x >= 0),
-    "length_penalty": number("a finite number"),
-    "early_stopping": Rule("True, False or 'never'", lambda value: "never" if value == "never" else read_flag(value)),
-}
+_STOPPING = Rule("True, False or 'never'", lambda value: "never" if value == "never" else read_flag(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +30,18 @@ class BeamSearchParams:
         InvalidRequestError: A field breaks its rule.
     """
 
-    beam_width: int
-    max_tokens: int
-    min_tokens: int = 0
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    temperature: float | int = 0.0
-    length_penalty: float | int = 1.0
-    early_stopping: bool | str = False
-    include_stop_str_in_output: bool = False
+    beam_width: int = option(MISSING, whole_number(at_least=1))
+    max_tokens: int = option(MISSING, RULES["max_tokens"])
+    min_tokens: int = option(0, RULES["min_tokens"])
+    stop_token_ids: Sequence[int] = option((), RULES["stop_token_ids"])
+    ignore_eos: bool = option(False, RULES["ignore_eos"])
+    temperature: float | int = option(0.0, number("a finite number >= 0 (0 means 1)", lambda x: x >= 0))
+    length_penalty: float | int = option(1.0, number("a finite number"))
+    early_stopping: bool | str = option(False, _STOPPING)
+    include_stop_str_in_output: bool = option(False, RULES["include_stop_str_in_output"])
 
     def __post_init__(self) -> None:
-        apply_rules(self, RULES)
+        apply_rules(self, rules_of(BeamSearchParams))
         self.as_sampling_params()
 
     def as_sampling_params(self) -> SamplingParams:

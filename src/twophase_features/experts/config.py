@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from twophase.core.rules import shown
 from twophase.model.config import SILU, Family, num_layers_of, read_attention_bias, read_rope
 from twophase.model.json_file import Fields, JsonFile, Rule
-from twophase_features.families import WINDOW_DEFAULTS, read_given_window, read_switched_window
+from twophase_features.families import WINDOW_DEFAULTS
+from twophase_features.windows.layer_types import read_given_window, read_switched_for_all
 
 MAX_EXPERTS = 2**16  # experts in all layers together, listed one by one; Qwen3-235B-A22B has 12,032
 
@@ -67,16 +68,14 @@ def _num_experts(file: JsonFile) -> int:
 
 
 UNSUPPORTED_MOE = "is not supported: only a softmax router over one group of experts, without shared experts, is."
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size")
 # Keys of unsupported mixtures of experts, with the values that change nothing.
 RULES = (
     SILU,
     Rule("scoring_func", (None, "softmax"), UNSUPPORTED_MOE),
     Rule("routed_scaling_factor", (None, 1), UNSUPPORTED_MOE),
-    Rule("n_group", (None, False, 0, 1), UNSUPPORTED_MOE),
-    Rule("topk_group", (None, False, 0, 1), UNSUPPORTED_MOE),
-    Rule("n_shared_experts", (None, False, 0), UNSUPPORTED_MOE),
-    Rule("num_shared_experts", (None, False, 0), UNSUPPORTED_MOE),
-    Rule("shared_expert_intermediate_size", (None, False, 0), UNSUPPORTED_MOE),
+    *(Rule(key, (None, False, 0, 1), UNSUPPORTED_MOE) for key in ("n_group", "topk_group")),
+    *(Rule(key, (None, False, 0), UNSUPPORTED_MOE) for key in SHARED_EXPERTS),
 )
 MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}
@@ -86,7 +85,7 @@ FAMILIES = {
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
-        (read_rope, read_attention_bias, read_switched_window, read_qwen3_moe),
+        (read_rope, read_attention_bias, read_switched_for_all, read_qwen3_moe),
         {"qk_norm": True},
         QWEN3_MOE_DEFAULTS,
         RULES,

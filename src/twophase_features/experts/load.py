@@ -1,6 +1,5 @@
 """How many tokens each expert computes."""
 
-from types import TracebackType
 from typing import Any, final
 
 import torch
@@ -36,9 +35,7 @@ class ExpertLoad:
         self._model.watch_experts = self._note
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._model.watch_experts = None
 
     @property

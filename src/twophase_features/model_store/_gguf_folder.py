@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from twophase.core.errors import ModelFolderError
-from twophase_features.quantization.gguf_file import GGUFWeights, hugging_face_name
+from twophase_features.quantization.gguf_file import GGUFWeights, field_of, hugging_face_name, open_gguf
 from twophase_features.quantization.weight import QuantizedWeight
 
 WEIGHTS_FILE = "model.safetensors"
@@ -25,16 +25,14 @@ class GGUFModel:
     """A GGUF file opened for conversion. Immutable after construction; tensors are read from disk when asked for."""
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
-
         self.path = path
-        self._reader = GGUFReader(path)
+        self._reader = open_gguf(path)
         architecture = self.field("general.architecture")
         if architecture != "llama" or self.field("tokenizer.ggml.pre") != "smollm":
             raise ModelFolderError(f"{path}: only SmolLM GGUF files can be converted, this one is {architecture!r}.")
 
     def field(self, name: str) -> Any:
-        return self._reader.fields[name].contents()
+        return field_of(self._reader, name)
 
     @property
     def weight_bytes(self) -> int:

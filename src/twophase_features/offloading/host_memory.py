@@ -2,8 +2,8 @@
 admitted again. So preemption costs two copies over PCIe instead of a prefill."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, Protocol, final, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, final
 
 import torch
 
@@ -17,19 +17,17 @@ from twophase.memory import num_blocks_that_fit
 DEFAULT_HOST_MEMORY_FRACTION = 0.25
 
 
-@runtime_checkable
-class HostBlocks(Protocol):
-    """Blocks in host memory, numbered from 0, for the blocks of one K/V cache. Moves: from block, to block."""
+class HostBlocks(NamedTuple):
+    """Blocks in host memory, numbered from 0, for the blocks of one K/V cache. Moves: from block, to block.
+
+    Attributes:
+        save: Copies blocks of the cache to host blocks.
+        restore: Copies host blocks to blocks of the cache.
+    """
 
     num_blocks: int
-
-    def save(self, moves: Sequence[BlockCopy]) -> None:
-        """Copy blocks of the cache to host blocks."""
-        ...
-
-    def restore(self, moves: Sequence[BlockCopy]) -> None:
-        """Copy host blocks to blocks of the cache."""
-        ...
+    save: Callable[[Sequence[BlockCopy]], None]
+    restore: Callable[[Sequence[BlockCopy]], None]
 
 
 @final
@@ -48,7 +46,7 @@ class HostMemoryTier:
         if num_blocks is not None and num_blocks < 1:
             raise ConfigError(f"A tier in host memory needs at least 1 block, got num_blocks={num_blocks}.")
         self.num_blocks = num_blocks
-        self._blocks: HostBlocks | None = None
+        self._blocks: HostBlocks | PinnedBlocks | None = None
         self._place_of: OrderedDict[BlockKey, int] = OrderedDict()  # first = given up next
         self._free = list(range(num_blocks or 0))
 
@@ -96,7 +94,7 @@ class HostMemoryTier:
 
 @final
 class PinnedBlocks:
-    """`HostBlocks` of a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
+    """The `HostBlocks` of a cache in this process. On CUDA moves are queued; later work on the same stream waits."""
 
     def __init__(self, kv_cache: KVCache, num_blocks: int | None) -> None:
         self.num_blocks = num_blocks or default_num_blocks(kv_cache.spec.bytes_per_block, kv_cache.num_blocks)

@@ -26,7 +26,6 @@ from twophase_features.parallel.remote_tier import RemoteTier
 HEARTBEATS_PER_LIMIT = 4
 JOIN_S = 2.0
 
-Noted = Callable[[float, float], None]
 Send = Callable[..., None]  # `Channel.send`, or a stand-in
 
 
@@ -72,7 +71,7 @@ class Channel:
 
     def __init__(self, peers: Peers, rank: int, inbox: Inbox, tier: RemoteTier | None = None) -> None:
         self._peers, self._rank, self._inbox, self._tier = peers, rank, inbox, tier
-        self._outbox: queue.SimpleQueue[tuple[Message | Callable[[], Message], Noted, Any]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[tuple[Message, list[tuple[float, float]] | None, Any]] = queue.SimpleQueue()
         self._stream = torch.cuda.Stream(peers.device) if peers.device.type == "cuda" else None
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"twophase {name} rank {rank}", daemon=True)
@@ -81,14 +80,14 @@ class Channel:
         for thread in self._threads:
             thread.start()
 
-    def send(self, message: Message | Callable[[], Message], noted: Noted = lambda start_s, end_s: None) -> None:
-        """Queue a message, or a function that is called for it when those before it have been sent.
+    def send(self, message: Message, times: list[tuple[float, float]] | None = None) -> None:
+        """Queue a message. It is pickled when the messages before it have been sent.
 
         Args:
-            noted: Hears from when until when the message was sent.
+            times: Gets from when until when the message was sent.
         """
         has_pages = self._stream is not None and isinstance(message, Pages)
-        self._outbox.put((message, noted, torch.cuda.current_stream().record_event() if has_pages else None))
+        self._outbox.put((message, times, torch.cuda.current_stream().record_event() if has_pages else None))
 
     def close(self) -> None:
         """Wait until both sides have said Bye, or the line has ended, which takes as long as the peers' limit."""
@@ -102,18 +101,18 @@ class Channel:
             self._inbox.put(error)
 
     def _send_all(self) -> None:
-        message: Message | Callable[[], Message] | None = None
+        message: Message | None = None
         while not isinstance(message, Bye):
             try:
-                message, noted, is_packed = self._outbox.get(timeout=self._peers.step_timeout_s / HEARTBEATS_PER_LIMIT)
+                message, times, is_packed = self._outbox.get(timeout=self._peers.step_timeout_s / HEARTBEATS_PER_LIMIT)
             except queue.Empty:
                 self._send_bytes(io.BytesIO())
                 continue
             start_s, body = time.monotonic(), io.BytesIO()
-            message = message() if callable(message) else message
             pickle.dump(self._on_the_host(message, is_packed) if isinstance(message, Pages) else message, body)
             self._send_bytes(body)
-            noted(start_s, time.monotonic())
+            if times is not None:
+                times.append((start_s, time.monotonic()))
 
     def _on_the_host(self, pages: Pages, is_packed: Any) -> Pages:
         """On a GPU pages are copied on a stream of their own, which waits for them and not for work that was queued

@@ -8,10 +8,9 @@ Submit ->                                    a prompt to compute, and the blocks
 Submit ->                                    pages are missing: the same prompt, and the blocks to send once more
 """
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.cache.tier import BlockKey
@@ -49,24 +48,36 @@ class Pages:
     parts: Sequence[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TransferRecord:
-    """The pages that one forward pass sent.
+@dataclass(slots=True)
+class Transfer:
+    """The pages that one forward pass sends. The computing thread and the sending thread write different fields.
 
     Attributes:
+        start_s, end_s: When the forward pass began and ended, packing included.
         num_blocks, num_bytes: In all layers together.
-        compute_s: The forward pass, packing included.
         pack_s: Copying pages into buffers, which the computing thread does itself: never hidden.
-        send_s: Pages were being sent, by the thread that does nothing else.
-        late_s: Part of `send_s` that came after the forward pass.
+        sent: From when until when pages were being sent, by the thread that does nothing else.
     """
 
-    num_blocks: int
-    num_bytes: int
-    compute_s: float
-    pack_s: float
-    send_s: float
-    late_s: float
+    start_s: float
+    end_s: float = 0.0
+    num_blocks: int = 0
+    num_bytes: int = 0
+    pack_s: float = 0.0
+    sent: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def compute_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def send_s(self) -> float:
+        return sum(end - start for start, end in self.sent)
+
+    @property
+    def late_s(self) -> float:
+        """Part of `send_s` that came after the forward pass."""
+        return sum(max(0.0, end - max(start, self.end_s)) for start, end in self.sent)
 
     @property
     def hidden_share(self) -> float:
@@ -89,7 +100,7 @@ class Done:
     queue_s: float
     prefill_s: float
     num_cached_tokens: int
-    transfers: tuple[TransferRecord, ...]
+    transfers: tuple[Transfer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,36 +124,3 @@ class Bye:
 
 
 Message = Hello | Submit | Pages | Done | Failed | Cancel | Bye
-
-
-@final
-class TransferClock:
-    """Notes the times of one transfer. The computing thread and the sending thread write different fields."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._start_s = self._end_s = clock()
-        self._num_blocks = self._num_bytes = 0
-        self._pack_s = 0.0
-        self._sent: list[tuple[float, float]] = []
-
-    def packed(self, start_s: float, num_blocks: int, num_bytes: int) -> None:
-        """A layer's pages were packed, from `start_s` until now."""
-        self._pack_s += self._clock() - start_s
-        self._num_blocks += num_blocks
-        self._num_bytes += num_bytes
-
-    def computed(self) -> None:
-        """The forward pass is over."""
-        self._end_s = self._clock()
-
-    def sent(self, start_s: float, end_s: float) -> None:
-        """A layer's pages were sent."""
-        self._sent.append((start_s, end_s))
-
-    def record(self) -> TransferRecord:
-        """To be called when all pages are sent."""
-        send_s = sum(end - start for start, end in self._sent)
-        late_s = sum(max(0.0, end - max(start, self._end_s)) for start, end in self._sent)
-        compute_s = self._end_s - self._start_s
-        return TransferRecord(self._num_blocks, self._num_bytes, compute_s, self._pack_s, send_s, late_s)

@@ -135,7 +135,7 @@ class DecodeEngine:
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
         self.recoveries = Recoveries()
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
-        self._transfers: deque[wire.TransferRecord] = deque(maxlen=MAX_RECORDS)
+        self._transfers: deque[wire.Transfer] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
         self._workers: dict[int, Any] = {}  # what each worker said first
         while len(self._workers) < len(sends):
@@ -228,7 +228,7 @@ class DecodeEngine:
 
     # -- the workers
 
-    def take_transfers(self) -> tuple[tuple[wire.TransferRecord, ...], tuple[wire.Done, ...]]:
+    def take_transfers(self) -> tuple[tuple[wire.Transfer, ...], tuple[wire.Done, ...]]:
         """How pages travelled, and how long each prompt took whose pages have come, since the last call."""
         transfers, prefills = tuple(self._transfers), tuple(self._prefills)
         self._transfers.clear()

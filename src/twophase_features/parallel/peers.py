@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, final
 
 import torch
@@ -101,9 +101,9 @@ class Peers:
         store: Any,
     ) -> None:
         self.rank, self.local_rank, self.world_size = place
+        self._others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
         self.device, self._store = device, store
         self.step_timeout_s, self._startup_timeout_s = timeouts_s
-        self._limit_s: int | float = self.step_timeout_s
         self._lost: PeerLostError | None = None
         self._is_open = True
         self._sigterm: Any = None
@@ -135,9 +135,8 @@ class Peers:
         device = _device(device, local_rank)
         store = _meet(rank, world_size, startup_timeout_s)
         peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s), store)
-        peers._limit_s = startup_timeout_s
-        peers._guarded(lambda: peers._open_groups(timedelta(seconds=startup_timeout_s)), "the process group to form")
-        peers._limit_s = step_timeout_s
+        startup = timedelta(seconds=startup_timeout_s)
+        peers._guarded(lambda: peers._open_groups(startup), "the process group to form", limit_s=startup_timeout_s)
         peers._postpone_sigterm()
         return peers
 
@@ -209,9 +208,7 @@ class Peers:
 
     def meet(self, what: str) -> None:
         """Wait until every rank is here, for as long as start-up may take: after the loading of weights, say."""
-        self._limit_s = self._startup_timeout_s
-        self._guarded(dist.barrier, what)
-        self._limit_s = self.step_timeout_s
+        self._guarded(dist.barrier, what, limit_s=self._startup_timeout_s)
 
     # -- the end
 
@@ -243,9 +240,7 @@ class Peers:
     def __enter__(self) -> "Peers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _disconnect(self) -> None:
@@ -257,10 +252,6 @@ class Peers:
 
     # -- losing a peer
 
-    @property
-    def _others(self) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.world_size) if rank != self.rank)
-
     def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
         self._guarded(lambda: call(self._groups[tensor.device.type]), what, peer)
@@ -269,13 +260,15 @@ class Peers:
         traffic.num_bytes += tensor.nbytes
         traffic.elapsed_s += time.perf_counter() - start
 
-    def _guarded(self, call: Callable[[], Any], what: str, peer: int | None = None) -> Any:
+    def _guarded(
+        self, call: Callable[[], Any], what: str, peer: int | None = None, limit_s: int | float | None = None
+    ) -> Any:
         """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered."""
         self.check()
         try:
             return call()
         except RuntimeError as error:
-            self._lost = PeerLostError(self._who_is_lost(peer), what, self._limit_s, _reason(error))
+            self._lost = PeerLostError(self._who_is_lost(peer), what, limit_s or self.step_timeout_s, _reason(error))
             raise self._lost from error
 
     def _who_is_lost(self, peer: int | None) -> tuple[int, ...]:

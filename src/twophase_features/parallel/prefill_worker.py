@@ -12,7 +12,7 @@ from functools import partial
 from typing import final
 
 from twophase.cache.tier import BlockKey
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import ScheduledChunk
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.runner import ModelRunner
@@ -33,18 +33,14 @@ class PrefillWorker:
         llm: The model, with an engine that this worker has for itself.
         send: To the decode side.
         inbox: From there.
-
-    Raises:
-        ConfigError: The model is shared by several ranks (tensor parallelism).
     """
 
     def __init__(self, llm: LLM, send: Send, inbox: Inbox) -> None:
         self._engine, self._scheduler, self._kv_cache = llm.engine, llm.scheduler, llm.kv_cache
         self._send, self._inbox = send, inbox
         self._unsent: dict[str, tuple[BlockKey, ...]] = {}  # by request, the last of its pages
-        self._clocks: list[wire.TransferClock] = []  # of transfers since the last prompt that was done
-        if not isinstance(llm.runner, ModelRunner):
-            raise ConfigError("pages are sent by the process that computes them, so an engine must have one rank.")
+        self._transfers: list[wire.Transfer] = []  # since the last prompt that was done
+        assert isinstance(llm.runner, ModelRunner)  # `pairs` refuses disaggregation of several ranks
         llm.runner.watch = self._sending
         send(wire.Hello(llm.model_config, llm.kv_cache.spec, llm.scheduler.config, llm.kv_cache.num_blocks))
 
@@ -101,13 +97,9 @@ class PrefillWorker:
         assert start_s is not None
         assert end_s is not None
         times = float(start_s - metrics.arrival_s), float(end_s - start_s)
-        clocks, self._clocks = self._clocks, []
-
-        def done() -> wire.Done:  # called later, when it is known how long the pages took
-            records = tuple(clock.record() for clock in clocks)
-            return wire.Done(output.request_id, *times, metrics.num_cached_tokens, records)
-
-        self._send(done)
+        # Its transfers are complete when it is sent, behind all pages.
+        self._send(wire.Done(output.request_id, *times, metrics.num_cached_tokens, tuple(self._transfers)))
+        self._transfers = []
 
     def _cancel(self, request_id: str) -> None:
         self._engine.abort(request_id)
@@ -124,12 +116,12 @@ class PrefillWorker:
             yield None
             return
         block_ids = [block_id for ids in sending.values() for block_id in ids]
-        clock = wire.TransferClock()
-        self._clocks.append(clock)
+        transfer = wire.Transfer(time.monotonic())
+        self._transfers.append(transfer)
         try:
-            yield partial(self._send_layer, clock, tuple(keys), block_ids)
+            yield partial(self._send_layer, transfer, tuple(keys), block_ids)
         finally:
-            clock.computed()
+            transfer.end_s = time.monotonic()
         for request_id, ids in sending.items():
             self._unsent[request_id] = self._unsent[request_id][len(ids) :]
 
@@ -144,9 +136,11 @@ class PrefillWorker:
         return chunk.block_ids[first : min(end, (chunk.start + len(chunk.token_ids)) // block_size)]
 
     def _send_layer(
-        self, clock: wire.TransferClock, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
+        self, transfer: wire.Transfer, keys: tuple[BlockKey, ...], block_ids: Sequence[int], layer: int
     ) -> None:
         start_s = time.monotonic()
         parts = pack_layer(self._kv_cache, layer, block_ids)
-        clock.packed(start_s, len(block_ids), sum(part.nbytes for part in parts))
-        self._send(wire.Pages(keys, layer, parts), clock.sent)
+        transfer.pack_s += time.monotonic() - start_s
+        transfer.num_blocks += len(block_ids)
+        transfer.num_bytes += sum(part.nbytes for part in parts)
+        self._send(wire.Pages(keys, layer, parts), transfer.sent)

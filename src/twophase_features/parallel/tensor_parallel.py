@@ -23,7 +23,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Never, final
+from typing import Any, Never, final
 
 import torch
 from jaxtyping import Float
@@ -32,10 +32,10 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine.engine import uninterrupted
+from twophase.engine.executor import Executor, ThisProcess
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.experts.mixture import DispatchExperts
-from twophase_features.offloading.host_memory import PinnedBlocks
+from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
 from twophase_features.parallel.sharding import Shard
@@ -46,30 +46,25 @@ LENGTH_BYTES = 8
 
 @final
 class TensorParallelGroup:
-    """The `Executor` of a model that several processes share. A group of one rank has the whole model.
+    """The `Executor` of a model that several processes share.
 
     Attributes:
         shard: This rank's part.
         device: Where it computes.
     """
 
-    def __init__(
-        self, config: ModelConfig, device: torch.device, peers: Peers | None, has_whole_experts: bool = False
-    ) -> None:
-        self.peers = peers
-        self.device = device if peers is None else peers.device
-        rank, world_size = (0, 1) if peers is None else (peers.rank, peers.world_size)
-        self.shard = Shard(config, rank, world_size, has_whole_experts)
+    def __init__(self, config: ModelConfig, peers: Peers, has_whole_experts: bool) -> None:
+        self.peers, self.device = peers, peers.device
+        self.shard = Shard(config, peers.rank, peers.world_size, has_whole_experts)
+        self.part, self.experts, self.cut = self.shard.config, self.shard.experts, self.shard.cut
+        self.is_driver = peers.rank == 0
+        self.sum_over_ranks: Callable[[Tensor], Tensor] | None = self._sum
+        self.dispatch_experts = ExpertParallel(peers) if has_whole_experts else None
 
     @classmethod
     def join(
-        cls,
-        config: ModelConfig,
-        size: int,
-        device: torch.device,
-        timeout_s: int | float,
-        has_whole_experts: bool = False,
-    ) -> "TensorParallelGroup":
+        cls, config: ModelConfig, size: int, device: torch.device, timeout_s: int | float, has_whole_experts: bool
+    ) -> Executor:
         """Join the other ranks, if `size` says that there are any.
 
         Args:
@@ -79,9 +74,9 @@ class TensorParallelGroup:
             ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
             PeerLostError: A rank did not come.
         """
-        if size == 1:
-            return cls(config, device, None, has_whole_experts)
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
+        if size == 1:
+            return ThisProcess(config, device)
         _, _, world_size = place()
         if world_size != size:
             raise ConfigError(
@@ -89,42 +84,15 @@ class TensorParallelGroup:
                 f"make --nproc-per-node the same."
             )
         peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
-        return cls(config, device, peers, has_whole_experts)
-
-    @property
-    def part(self) -> ModelConfig:
-        return self.shard.config
-
-    @property
-    def experts(self) -> slice:
-        return self.shard.experts
-
-    @property
-    def is_driver(self) -> bool:
-        return self.shard.rank == 0
-
-    @property
-    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
-        """The function that the model applies to the output of a layer cut by input; None: nothing is cut."""
-        return None if self.peers is None else self._sum
+        return cls(config, peers, has_whole_experts)
 
     def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-        assert self.peers is not None
+        """The sum of the outputs of a layer cut by input."""
         self.peers.all_reduce(x, "the sum of hidden states over the ranks")
         return x
 
-    @property
-    def dispatch_experts(self) -> DispatchExperts | None:
-        """How the model's experts are reached; None: each rank has all of them, or a part of each."""
-        return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
-
-    def cut(self, name: str, tensor: Any) -> Any:
-        return self.shard.cut(name, tensor)
-
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
-        if self.peers is None:
-            return count
         self.peers.meet("all ranks to load their weights")
         counts = torch.zeros(self.shard.world_size, dtype=torch.int64)
         counts[self.shard.rank] = count
@@ -138,8 +106,6 @@ class TensorParallelGroup:
             SystemExit: Not rank 0, and rank 0 has closed.
             PeerLostError: Not rank 0, and a peer is lost.
         """
-        if self.peers is None:
-            return runner
         if self.is_driver:
             return DriverRunner(runner, self.peers, self.shard)
         with self.peers:
@@ -176,7 +142,7 @@ class DriverRunner:
             "process; use HostMemoryTier, which works with all ranks."
         )
 
-    def host_blocks(self, num_blocks: int | None) -> "HostBlocksOfRanks":
+    def host_blocks(self, num_blocks: int | None) -> HostBlocks:
         """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.
 
         Raises:
@@ -185,7 +151,7 @@ class DriverRunner:
         own = PinnedBlocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
         save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")
-        return HostBlocksOfRanks(own.num_blocks, save, restore)
+        return HostBlocks(own.num_blocks, save, restore)
 
     def run(self, chunks: Sequence[ScheduledChunk], score: TakeLogits | None = None) -> Float[Tensor, "R V"] | None:
         def score_whole(logits: Float[Tensor, "R V0"]) -> None:
@@ -229,14 +195,6 @@ class DriverRunner:
             parts.append(logits.new_empty(len(logits), rows.stop - rows.start))
             self._peers.recv(parts[rank], rank, "a worker's logits")
         return torch.cat(parts, dim=1)
-
-
-class HostBlocksOfRanks(NamedTuple):
-    """The `HostBlocks` of all ranks, moved together."""
-
-    num_blocks: int
-    save: Callable[[Sequence[BlockCopy]], None]
-    restore: Callable[[Sequence[BlockCopy]], None]
 
 
 def _serve(runner: ModelRunner, peers: Peers) -> None:

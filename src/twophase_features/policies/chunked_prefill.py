@@ -1,12 +1,10 @@
 """Chunked prefill under a bound on the length of a step."""
 
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import MISSING, dataclass
+from typing import final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, whole_number
-from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
-from twophase.scheduling.sequence import Sequence
+from twophase.core.rules import option, whole_number
+from twophase.scheduling.policy import Policy, Step, decodes_first
 
 
 @final
@@ -20,13 +18,7 @@ class ChunkedPrefillPolicy(Policy):
             remaining tokens, and drafts the rest.
     """
 
-    max_tokens: int
-
-    def __post_init__(self) -> None:
-        apply_rules(self, {"max_tokens": whole_number(1)}, ConfigError)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
+    max_tokens: int = option(MISSING, whole_number(1))
 
     def plan(self, step: Step) -> None:
         decodes_first(step, self.max_tokens)

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, optional, whole_number
+from twophase.core.rules import option, optional, whole_number
 from twophase.scheduling.policy import Policy, Step, decodes_first
 from twophase.scheduling.sequence import Sequence
 
@@ -19,10 +18,7 @@ class DeadlinePolicy(Policy):
         max_tokens: Tokens of a step, as in `ChunkedPrefillPolicy`; None: the scheduler's budget.
     """
 
-    max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        apply_rules(self, {"max_tokens": optional(whole_number(1))}, ConfigError)
+    max_tokens: int | None = option(None, optional(whole_number(1)))
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
         slo_s = sequence.request.ttft_slo_s

@@ -2,11 +2,10 @@
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, optional, whole_number
-from twophase.scheduling.policy import Policy, Step, by_priority, decodes_and_begun
+from twophase.core.rules import option, optional, whole_number
+from twophase.scheduling.policy import Policy, Step, decodes_and_begun
 from twophase.scheduling.sequence import Sequence
 
 OUTPUT_WEIGHT = 2  # of a generated token, where a prompt's counts 1: the weights of the paper's experiments
@@ -68,17 +67,11 @@ class FairPolicy(Policy):
         counters: Tokens served to each tenant of one scheduler.
     """
 
-    max_tokens: int | None = None
+    max_tokens: int | None = option(None, optional(whole_number(1)))
     counters: TenantCounters = field(default_factory=TenantCounters, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        apply_rules(self, {"max_tokens": optional(whole_number(1))}, ConfigError)
 
     def fresh(self) -> Policy:
         return replace(self)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
 
     def note_waiting(self, sequence: Sequence) -> None:
         self.counters.begin_waiting(sequence)

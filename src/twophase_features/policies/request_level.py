@@ -1,12 +1,10 @@
 """Request-level batching: a batch starts together, and no request joins it later."""
 
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import MISSING, dataclass
+from typing import final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, number, whole_number
-from twophase.scheduling.policy import Policy, Step, by_priority
-from twophase.scheduling.sequence import Sequence
+from twophase.core.rules import number, option, whole_number
+from twophase.scheduling.policy import Policy, Step
 
 
 @final
@@ -14,13 +12,7 @@ from twophase.scheduling.sequence import Sequence
 class StaticPolicy(Policy):
     """A batch of the waiting requests, up to `batch_size` completions; the next one starts when the last has ended."""
 
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        apply_rules(self, {"batch_size": whole_number(1)}, ConfigError)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
+    batch_size: int = option(MISSING, whole_number(1))
 
     def plan(self, step: Step) -> None:
         if step.running:
@@ -34,15 +26,8 @@ class StaticPolicy(Policy):
 class DynamicPolicy(Policy):
     """Dynamic batching: a batch starts when it is full, or when its oldest request has waited `timeout_s` seconds."""
 
-    batch_size: int
-    timeout_s: int | float
-
-    def __post_init__(self) -> None:
-        timeout = number("a finite number of seconds, at least 0", lambda x: x >= 0)
-        apply_rules(self, {"batch_size": whole_number(1), "timeout_s": timeout}, ConfigError)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
+    batch_size: int = option(MISSING, whole_number(1))
+    timeout_s: int | float = option(MISSING, number("a finite number of seconds, at least 0", lambda x: x >= 0))
 
     def plan(self, step: Step) -> None:
         if step.running:

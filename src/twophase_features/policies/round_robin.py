@@ -1,13 +1,12 @@
 """Round-robin over the chunks of prefills."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from itertools import count, islice
-from typing import Any, final
+from typing import final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, optional, whole_number
-from twophase.scheduling.policy import Policy, Step, by_priority
+from twophase.core.rules import option, optional, whole_number
+from twophase.scheduling.policy import Policy, Step
 from twophase.scheduling.sequence import Sequence
 
 
@@ -29,20 +28,13 @@ class RotatingPolicy(Policy):
             counted over all sequences of one scheduler.
     """
 
-    chunk_tokens: int
-    max_tokens: int | None = None
+    chunk_tokens: int = option(MISSING, whole_number(1))
+    max_tokens: int | None = option(None, optional(whole_number(1)))
     turns: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     clock: Iterator[int] = field(default_factory=lambda: count(1), init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        rules = {"chunk_tokens": whole_number(1), "max_tokens": optional(whole_number(1))}
-        apply_rules(self, rules, ConfigError)
-
     def fresh(self) -> Policy:
         return replace(self)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
 
     def note_waiting(self, sequence: Sequence) -> None:
         if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn

@@ -1,12 +1,10 @@
 """Policies that compute a prompt in one step: beside the decodes, or before them."""
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, optional, whole_number
-from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
-from twophase.scheduling.sequence import Sequence
+from twophase.core.rules import option, optional, whole_number
+from twophase.scheduling.policy import Policy, Step, decodes_first
 
 
 @final
@@ -14,9 +12,6 @@ from twophase.scheduling.sequence import Sequence
 class ContinuousPolicy(Policy):
     """Iteration-level scheduling with whole prompts (Orca, OSDI 2022): sequences join and leave at every step, and a
     prompt is computed in one step beside the decodes, which wait for it."""
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
 
     def plan(self, step: Step) -> None:
         for sequence in step.running:
@@ -40,13 +35,7 @@ class PrefillFirstPolicy(Policy):
         max_stalled_steps: Maximum consecutive steps without a decode; None: unlimited.
     """
 
-    max_stalled_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        apply_rules(self, {"max_stalled_steps": optional(whole_number(1))}, ConfigError)
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        return by_priority(sequence)
+    max_stalled_steps: int | None = option(None, optional(whole_number(1)))
 
     def plan(self, step: Step) -> None:
         if self.max_stalled_steps is None or step.num_stalled_steps < self.max_stalled_steps:

@@ -12,7 +12,6 @@ from twophase.core.rules import shown
 from twophase.model.json_file import Fields, JsonFile
 from twophase_features.quantization.schemes import Scheme
 
-METHODS = ("compressed-tensors", "awq", "gptq")
 COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
 
 
@@ -50,46 +49,31 @@ def read_quantization_config(values: Any) -> CheckpointFormat:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"quantization_config must be an object, found {shown(values)}")
-    method = values.get("quant_method")
-    if method == "compressed-tensors":
-        return _read_compressed(values)
-    if method == "awq":
-        return _read_awq(values)
-    if method == "gptq":
-        return _read_gptq(values)
-    raise ValueError(f"quant_method {shown(method)} is not supported; supported: {', '.join(METHODS)}")
+    readers = {"compressed-tensors": _read_compressed, "awq": _read_awq, "gptq": _read_gptq}
+    _require(values, "quant_method", tuple(readers), "weights")
+    return readers[values["quant_method"]](values)
 
 
 def _read_awq(values: Mapping[str, Any]) -> CheckpointFormat:
-    version = values.get("version", "gemm")
-    if str(version).lower() != "gemm":
-        raise ValueError(f"AWQ in the layout {shown(version)} is not supported, only 'gemm'")
-    _must_be(values, "zero_point", True, "AWQ")
-    bits = values.get("bits", values.get("w_bit"))
-    if bits != 4:
-        raise ValueError(f"AWQ of {shown(bits)} bits is not supported, only 4")
-    return CheckpointFormat("awq", Scheme(4, _group_size(values.get("group_size", values.get("q_group_size"))), False))
+    values = {"bits": values.get("w_bit"), "group_size": values.get("q_group_size"), **values}
+    _require(values, "version", (None, "gemm", "GEMM"), "AWQ")
+    _require(values, "zero_point", (None, True), "AWQ")
+    _require(values, "bits", (4,), "AWQ")
+    return CheckpointFormat("awq", Scheme(4, _group_size(values), is_symmetric=False))
 
 
 def _read_gptq(values: Mapping[str, Any]) -> CheckpointFormat:
-    bits, checkpoint_format = values.get("bits"), values.get("checkpoint_format", "gptq")
-    if bits not in (4, 8) or isinstance(bits, bool):
-        raise ValueError(f"GPTQ of {shown(bits)} bits is not supported, only 4 and 8")
-    if checkpoint_format not in ("gptq", "gptq_v2"):
-        raise ValueError(f"GPTQ's checkpoint_format {shown(checkpoint_format)} is not supported")
+    _require(values, "bits", (4, 8), "GPTQ")
+    _require(values, "checkpoint_format", (None, "gptq", "gptq_v2"), "GPTQ")
     if values.get("dynamic"):
         raise ValueError("GPTQ with other settings for some layers ('dynamic') is not supported")
-    scheme = Scheme(bits, _group_size(values.get("group_size")), is_symmetric=False)
-    return CheckpointFormat("gptq", scheme, has_shifted_zeros=checkpoint_format == "gptq")
+    scheme = Scheme(values["bits"], _group_size(values), is_symmetric=False)
+    return CheckpointFormat("gptq", scheme, has_shifted_zeros=values.get("checkpoint_format") != "gptq_v2")
 
 
 def _read_compressed(values: Mapping[str, Any]) -> CheckpointFormat:
     name, groups = values.get("format"), values.get("config_groups")
-    if name not in COMPRESSED_FORMATS:
-        raise ValueError(
-            f"compressed-tensors in the format {shown(name)} is not supported; supported: "
-            f"{', '.join(COMPRESSED_FORMATS)}"
-        )
+    _require(values, "format", COMPRESSED_FORMATS, "compressed-tensors")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise ValueError(f"compressed-tensors with one entry of config_groups is supported, found {shown(groups)}")
     if values.get("kv_cache_scheme") is not None:
@@ -98,29 +82,24 @@ def _read_compressed(values: Mapping[str, Any]) -> CheckpointFormat:
         if values.get(key):
             raise ValueError(f"compressed-tensors with a {key} is not supported")
     (group,) = groups.values()
-    if not isinstance(group, Mapping) or group.get("targets") != ["Linear"]:
-        raise ValueError(f"compressed-tensors for targets ['Linear'] is supported, found {shown(group)}")
-    if group.get("output_activations") is not None:
-        raise ValueError("quantised output_activations are not supported")
-    weights = group.get("weights")
+    weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise ValueError(f"compressed-tensors must say how weights are stored, found {shown(weights)}")
-    is_float = _is_float(weights)
+        raise ValueError(f"compressed-tensors must say how weights are stored, found {shown(group)}")
+    _require(group, "targets", (["Linear"],), "compressed-tensors")
+    _require(group, "output_activations", (None,), "compressed-tensors")
+    _require(weights, "strategy", ("group", "channel"), "weights")
+    is_float, is_packed = _is_float(weights), name == "pack-quantized"
     if is_float != (name == "float-quantized"):
         raise ValueError(f"weights of type {shown(weights.get('type'))} contradict the format {shown(name)}")
-    bits, strategy = weights.get("num_bits"), weights.get("strategy")
-    if bits not in (4, 8) or (is_float and bits != 8) or (name == "int-quantized" and bits != 8):
-        raise ValueError(f"{shown(name)} weights of {shown(bits)} bits are not supported, only 8, and 4 if packed")
-    if strategy not in ("group", "channel"):
-        raise ValueError(f"weights with a scale per {shown(strategy)} are not supported, only per group or channel")
+    _require(weights, "num_bits", (4, 8) if is_packed else (8,), f"{name} weights")
     scheme = Scheme(
-        bits,
-        _group_size(weights.get("group_size")) if strategy == "group" else None,
+        weights["num_bits"],
+        _group_size(weights) if weights["strategy"] == "group" else None,
         is_symmetric=weights.get("symmetric") is not False,
         is_float=is_float,
         activations=_activations(group.get("input_activations")),
     )
-    return CheckpointFormat("compressed-tensors", scheme, is_packed=name == "pack-quantized")
+    return CheckpointFormat("compressed-tensors", scheme, is_packed=is_packed)
 
 
 def _activations(values: Any) -> str | None:
@@ -136,18 +115,22 @@ def _activations(values: Any) -> str | None:
 
 
 def _is_float(values: Mapping[str, Any]) -> bool:
-    if values.get("type") not in ("int", "float"):
-        raise ValueError(f"type must be 'int' or 'float', found {shown(values.get('type'))}")
+    _require(values, "type", ("int", "float"), "weights or activations")
     return bool(values["type"] == "float")
 
 
-def _group_size(value: Any) -> int | None:
+def _group_size(values: Mapping[str, Any]) -> int | None:
     """-1 is how these tools write a group of all inputs."""
+    value = values.get("group_size")
     if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != -1):
         raise ValueError(f"group_size must be a whole number of at least 1, or -1, found {shown(value)}")
     return None if value == -1 else value
 
 
-def _must_be(values: Mapping[str, Any], key: str, wanted: Any, method: str) -> None:
-    if values.get(key, wanted) != wanted:
-        raise ValueError(f"{method} with {key} {shown(values[key])} is not supported, only {wanted!r}")
+def _require(values: Mapping[str, Any], key: str, supported: tuple[Any, ...], of: str) -> None:
+    """Raises ValueError for a value that is not supported; None among these is an absent key. True is not 1."""
+    found = values.get(key)
+    if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in supported):
+        names = [shown(each) for each in supported if each is not None]
+        only = f"supported: {', '.join(names)}" if names else "leave it out"
+        raise ValueError(f"{key} {shown(found)} of {of} is not supported; {only}")

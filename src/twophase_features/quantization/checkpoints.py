@@ -15,6 +15,7 @@ z).
 """
 
 from collections.abc import Callable, Container, Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int, Int32, Integer, UInt8
@@ -27,6 +28,26 @@ from twophase_features.quantization.weight import QuantizedWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ReadTensor = Callable[[str], Tensor]
+
+
+class _Parts(NamedTuple):
+    """The tensors of a layer, by name. Turned, they are transposed: inputs first, then outputs."""
+
+    codes: str
+    scales: str
+    zeros: str
+    order: str
+    is_turned: bool
+
+    def turned(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[::-1] if self.is_turned else shape
+
+
+PARTS = {
+    "compressed-tensors": _Parts("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", False),
+    "awq": _Parts("qweight", "scales", "qzeros", "", True),
+    "gptq": _Parts("qweight", "scales", "qzeros", "g_idx", True),
+}
 
 
 def is_quantized(stem: str, names: Container[str]) -> bool:
@@ -50,28 +71,21 @@ def stored_tensors(
         raise ModelFolderError(f"{stem} has {inputs} inputs, which groups of {scheme.group_size} do not divide.")
     if checkpoint.is_packed and (inputs % per_word or outputs % per_word):
         raise ModelFolderError(f"{stem} of shape {list(shape)} cannot be packed {per_word} to a word.")
-    if checkpoint.method == "compressed-tensors":
-        found, order = {"weight_scale": StoredTensor((outputs, num_groups))}, "weight_g_idx"
-        if checkpoint.is_packed:
-            found["weight_packed"] = StoredTensor((outputs, inputs // per_word), ("I32",))
-            found["weight_shape"] = StoredTensor((2,), ("I32", "I64"))
-            zeros = StoredTensor((outputs // per_word, num_groups), ("I32",))
-        else:
-            found["weight"] = StoredTensor(shape, ("F8_E4M3",) if scheme.is_float else ("I8",))
-            zeros = StoredTensor((outputs, num_groups), ("I8",))
-        if not scheme.is_symmetric:
-            found["weight_zero_point"] = zeros
+    parts = PARTS[checkpoint.method]
+    if checkpoint.is_packed:
+        codes = (outputs // per_word, inputs) if checkpoint.method == "awq" else (outputs, inputs // per_word)
+        found = {parts.codes: StoredTensor(parts.turned(codes), ("I32",))}
+        zeros = StoredTensor(parts.turned((outputs // per_word, num_groups)), ("I32",))
     else:
-        is_awq = checkpoint.method == "awq"
-        packed = (inputs, outputs // per_word) if is_awq else (inputs // per_word, outputs)
-        found = {
-            "qweight": StoredTensor(packed, ("I32",)),
-            "qzeros": StoredTensor((num_groups, outputs // per_word), ("I32",)),
-            "scales": StoredTensor((num_groups, outputs)),
-        }
-        order = "" if is_awq else "g_idx"
-    if f"{stem}.{order}" in names:
-        found[order] = StoredTensor((inputs,), ("I32", "I64"))
+        found = {"weight": StoredTensor(shape, ("F8_E4M3",) if scheme.is_float else ("I8",))}
+        zeros = StoredTensor((outputs, num_groups), ("I8",))
+    found[parts.scales] = StoredTensor(parts.turned((outputs, num_groups)))
+    if checkpoint.is_packed and checkpoint.method == "compressed-tensors":
+        found["weight_shape"] = StoredTensor((2,), ("I32", "I64"))
+    if not scheme.is_symmetric:
+        found[parts.zeros] = zeros
+    if f"{stem}.{parts.order}" in names:
+        found[parts.order] = StoredTensor((inputs,), ("I32", "I64"))
     return {f"{stem}.{name}": stored for name, stored in found.items()}
 
 
@@ -81,52 +95,30 @@ def read_weight(stem: str, checkpoint: CheckpointFormat, names: Container[str], 
     Raises:
         ModelFolderError: The groups of its inputs (g_idx) are not all of one size.
     """
-    if checkpoint.method == "awq":
-        return _read_awq(stem, tensor)
-    if checkpoint.method == "gptq":
-        return _read_gptq(stem, checkpoint, names, tensor)
-    return _read_compressed(stem, checkpoint, names, tensor)
+    scheme, parts = checkpoint.scheme, PARTS[checkpoint.method]
+    bits = scheme.bits
 
+    def part(name: str) -> Tensor:
+        stored = tensor(f"{stem}.{name}")
+        return stored.t() if parts.is_turned else stored
 
-def _read_awq(stem: str, tensor: ReadTensor) -> QuantizedWeight:
-    places = torch.tensor(AWQ_ORDER).argsort()  # where in a word each of eight neighbouring outputs is
+    def along_outputs(packed: Int32[Tensor, "words n"]) -> UInt8[Tensor, "O n"]:
+        codes = unpack(packed.t(), bits)
+        if checkpoint.method == "awq":
+            places = torch.tensor(AWQ_ORDER).argsort()  # where in a word each of eight neighbouring outputs is
+            codes = codes.unflatten(1, (-1, len(AWQ_ORDER)))[..., places].flatten(1)
+        return codes.t()
 
-    def outputs_of(packed: Int32[Tensor, "n words"]) -> UInt8[Tensor, "outputs n"]:
-        return unpack(packed, 4).unflatten(1, (-1, len(AWQ_ORDER)))[..., places].flatten(1).t()
-
-    scales = tensor(f"{stem}.scales").float().t()
-    zeros = outputs_of(tensor(f"{stem}.qzeros"))
-    return _from_unsigned(outputs_of(tensor(f"{stem}.qweight")), scales, zeros, bits=4)
-
-
-def _read_gptq(stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor) -> QuantizedWeight:
-    bits = checkpoint.scheme.bits
-    codes = unpack(tensor(f"{stem}.qweight").t(), bits)
-    scales = tensor(f"{stem}.scales").float().t()
-    zeros = unpack(tensor(f"{stem}.qzeros"), bits).t()
-    if checkpoint.has_shifted_zeros:
-        zeros = zeros.to(torch.int16) + 1  # up to one beyond the last code
-    order = _input_order(f"{stem}.g_idx", names, tensor, scales.shape[1])
-    return _from_unsigned(codes, scales, zeros, bits, order)
-
-
-def _read_compressed(
-    stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor
-) -> QuantizedWeight:
-    scheme = checkpoint.scheme
-    scales = tensor(f"{stem}.weight_scale").float()
-    zero_name = f"{stem}.weight_zero_point"
+    scales = part(parts.scales).float()
     if not checkpoint.is_packed:
-        codes = tensor(f"{stem}.weight")
-        minima = None if scheme.is_symmetric else -scales * tensor(zero_name).float()
-        return QuantizedWeight(codes, scales, minima, scheme.bits, scheme.activations)
-    codes = unpack(tensor(f"{stem}.weight_packed"), scheme.bits)
-    half = 2 ** (scheme.bits - 1)  # codes of either sign are stored with this added
-    zeros = torch.tensor(half).expand(scales.shape)
-    if not scheme.is_symmetric:
-        zeros = unpack(tensor(zero_name).t(), scheme.bits).t()
-    order = _input_order(f"{stem}.weight_g_idx", names, tensor, scales.shape[1])
-    return _from_unsigned(codes, scales, zeros, scheme.bits, order, scheme.activations)
+        minima = None if scheme.is_symmetric else -scales * part(parts.zeros).float()
+        return QuantizedWeight(part("weight"), scales, minima, bits, scheme.activations)
+    zeros = torch.tensor(2 ** (bits - 1)).expand(scales.shape)  # codes of either sign are stored with this added
+    if not scheme.is_symmetric:  # a zero may be up to one beyond the last code
+        zeros = along_outputs(part(parts.zeros)).to(torch.int16) + checkpoint.has_shifted_zeros
+    codes = along_outputs(part(parts.codes)) if checkpoint.method == "awq" else unpack(part(parts.codes), bits)
+    order = _input_order(f"{stem}.{parts.order}", names, tensor, scales.shape[1])
+    return _from_unsigned(codes, scales, zeros, bits, order, scheme.activations)
 
 
 def unpack(packed: Int32[Tensor, "n words"], bits: int) -> UInt8[Tensor, "n codes"]:
@@ -140,8 +132,8 @@ def _from_unsigned(
     scales: Tensor,
     zeros: Integer[Tensor, "O G"],
     bits: int,
-    order: Int[Tensor, "I"] | None = None,
-    activations: str | None = None,
+    order: Int[Tensor, "I"] | None,
+    activations: str | None,
 ) -> QuantizedWeight:
     """scale * (code - zero), with signed codes and no minima where every zero is in the middle."""
     half = 2 ** (bits - 1)

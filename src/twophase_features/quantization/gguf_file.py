@@ -56,8 +56,8 @@ class GGUFWeights:
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
         self._path = path
-        reader = _open(path)
-        architecture = _field(reader, "general.architecture")
+        reader = open_gguf(path)
+        architecture = field_of(reader, "general.architecture")
         if architecture not in (*REORDERED, *IN_ORDER):
             raise ModelFolderError(
                 f"{path}: GGUF files of the architecture {architecture!r} are not loaded, only of "
@@ -65,8 +65,8 @@ class GGUFWeights:
             )
         self._heads = {}
         if architecture in REORDERED:
-            num_heads = int(_field(reader, f"{architecture}.attention.head_count"))
-            num_kv_heads = int(_field(reader, f"{architecture}.attention.head_count_kv"))
+            num_heads = int(field_of(reader, f"{architecture}.attention.head_count"))
+            num_kv_heads = int(field_of(reader, f"{architecture}.attention.head_count_kv"))
             self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
         self._tensors = {self._name(tensor.name): tensor for tensor in reader.tensors if tensor.name not in HARMLESS}
         self._check()
@@ -136,7 +136,7 @@ def hugging_face_name(gguf_name: str) -> str:
     return f"model.layers.{parts[1]}.{LAYER_TENSORS[parts[2]]}.{kind}"
 
 
-def _open(path: Path) -> Any:
+def open_gguf(path: Path) -> Any:
     from gguf import GGUFReader
 
     try:
@@ -145,7 +145,7 @@ def _open(path: Path) -> Any:
         raise ModelFolderError(f"{path} cannot be read as a GGUF file ({error}). Download it again.") from error
 
 
-def _field(reader: Any, name: str) -> Any:
+def field_of(reader: Any, name: str) -> Any:
     if name not in reader.fields:
         raise ModelFolderError(f"{reader.data.filename}: the field {name} is missing. Download it again.")
     return reader.fields[name].contents()

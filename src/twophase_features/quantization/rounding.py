@@ -9,7 +9,6 @@ from twophase_features.quantization.schemes import Scheme
 from twophase_features.quantization.weight import QuantizedWeight
 
 E4M3_MAX = 448.0
-INT8_MAX = 127
 
 
 class NotFiniteError(ValueError):
@@ -29,8 +28,6 @@ def quantize(weight: Float[Tensor, "O I"], scheme: Scheme) -> QuantizedWeight:
     groups = weight.float().unflatten(1, (_num_groups(weight, scheme), -1))
     if not bool(groups.isfinite().all()):
         raise NotFiniteError("a weight that is not finite cannot be rounded to a code.")
-    if scheme.is_float:
-        return _to_e4m3(groups, scheme)
     return _symmetric(groups, scheme) if scheme.is_symmetric else _asymmetric(groups, scheme)
 
 
@@ -47,10 +44,11 @@ def _num_groups(weight: Tensor, scheme: Scheme) -> int:
 
 
 def _symmetric(groups: Float[Tensor, "O G S"], scheme: Scheme) -> QuantizedWeight:
-    last = 2 ** (scheme.bits - 1) - 1
+    last = E4M3_MAX if scheme.is_float else 2 ** (scheme.bits - 1) - 1
     scales = _scales(groups.abs().amax(-1) / last)
-    codes = (groups / scales[..., None]).round_()
-    return QuantizedWeight(codes.flatten(1).to(torch.int8), scales, None, scheme.bits, scheme.activations)
+    codes = groups / scales[..., None]
+    codes = codes.to(torch.float8_e4m3fn) if scheme.is_float else codes.round_().to(torch.int8)
+    return QuantizedWeight(codes.flatten(1), scales, None, scheme.bits, scheme.activations)
 
 
 def _asymmetric(groups: Float[Tensor, "O G S"], scheme: Scheme) -> QuantizedWeight:
@@ -61,12 +59,6 @@ def _asymmetric(groups: Float[Tensor, "O G S"], scheme: Scheme) -> QuantizedWeig
     minima = (lowest + middle).bfloat16().float() - middle
     codes = ((groups - minima[..., None]) / scales[..., None]).round_()
     return QuantizedWeight(codes.flatten(1).to(torch.int8), scales, minima, scheme.bits, scheme.activations)
-
-
-def _to_e4m3(groups: Float[Tensor, "O G S"], scheme: Scheme) -> QuantizedWeight:
-    scales = _scales(groups.abs().amax(-1) / E4M3_MAX)
-    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn)
-    return QuantizedWeight(codes.flatten(1), scales, None, scheme.bits, scheme.activations)
 
 
 def _scales(exact: Float[Tensor, "O G"]) -> Float[Tensor, "O G"]:

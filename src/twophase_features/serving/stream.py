@@ -23,6 +23,9 @@ class RequestStream:
         request_id: Unique among the unfinished ones.
         options: Keyword arguments of `Engine.prepare`.
         deadline_s: On the engine's clock; None: no deadline.
+
+    Attributes:
+        is_in_stats: Whether the engine's statistics count the request; the thread that runs it sets this.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class RequestStream:
         self.options, self.deadline_s = options, deadline_s
         self.loop = asyncio.get_running_loop()
         self.abort: Callable[[], None] = lambda: None  # set by the thread that runs the request
+        self.is_in_stats = False
         self._is_accepted = False
         self._newest: deque[RequestOutput] = deque(maxlen=1)  # taking and replacing it are atomic
         self._error: Exception | None = None

@@ -75,8 +75,6 @@ class EngineThread:
         self._jobs: dict[str, RequestStream] = {}  # unfinished
         # Never-scheduled jobs, and since when they have waited, the oldest first.
         self._unscheduled: dict[str, float] = {}
-        self._unseen: set[RequestStream] = set()  # not counted in `stats` yet
-        self._deadlines: dict[RequestStream, float] = {}  # of unfinished jobs that have one
         self._is_draining = False
         self._is_stopped = False
         self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
@@ -104,10 +102,7 @@ class EngineThread:
 
     @property
     def queue_age_s(self) -> float | None:
-        """Seconds that the oldest never-scheduled request has waited; None if every request has been scheduled.
-
-        Unlike `stats`, it grows while a step runs, so it also shows a step that hangs.
-        """
+        """See `AsyncLLM`. Unlike `stats`, it grows while a step runs, so it also shows a step that hangs."""
         with self._changed:
             since_s = next(iter(self._unscheduled.values()), None)
         return None if since_s is None else time.monotonic() - since_s
@@ -116,7 +111,7 @@ class EngineThread:
     def num_waiting(self) -> int:
         """Sequences that wait for a place or blocks, and requests submitted since `stats` were taken."""
         with self._changed:
-            return self.stats.num_waiting + len(self._unseen)
+            return self.stats.num_waiting + sum(not job.is_in_stats for job in self._jobs.values())
 
     def submit(self, job: RequestStream) -> None:
         """Hand over a request.
@@ -132,9 +127,7 @@ class EngineThread:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
             self._jobs[job.request_id] = job
             self._unscheduled[job.request_id] = time.monotonic()
-            self._unseen.add(job)
             if job.deadline_s is not None:
-                self._deadlines[job] = job.deadline_s
                 self._changed.notify_all()
             job.abort = partial(self.abort, job)
             has_grammar = getattr(job.params, "structured_outputs", None) is not None
@@ -228,7 +221,8 @@ class EngineThread:
         stats = self._engine.stats()
         with self._changed:  # before events are delivered, so that no receiver finds outdated stats
             self.stats = stats
-            self._unseen.difference_update(self._added)
+            for job in self._added:
+                job.is_in_stats = True
         self._added = []
         self._deliver()
         return True
@@ -236,8 +230,9 @@ class EngineThread:
     def _max_sleep_s(self) -> float | None:
         """Seconds to sleep unless a command is posted; None: no limit."""
         sleep_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
-        if sleep_s != 0 and self._deadlines:
-            left_s = max(0.0, min(self._deadlines.values()) - time.monotonic())
+        deadlines_s = [job.deadline_s for job in self._jobs.values() if job.deadline_s is not None]
+        if sleep_s != 0 and deadlines_s:
+            left_s = max(0.0, min(deadlines_s) - time.monotonic())
             sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
         return sleep_s
 
@@ -269,7 +264,7 @@ class EngineThread:
         """Abort jobs past their deadlines."""
         now_s = time.monotonic()
         with self._changed:
-            late = [job for job, deadline_s in self._deadlines.items() if deadline_s <= now_s]
+            late = [job for job in self._jobs.values() if job.deadline_s is not None and job.deadline_s <= now_s]
         for job in late:
             self._abort(job)
             self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
@@ -304,8 +299,6 @@ class EngineThread:
         with self._changed:
             del self._jobs[job.request_id]
             self._unscheduled.pop(job.request_id, None)
-            self._unseen.discard(job)
-            self._deadlines.pop(job, None)
             self._changed.notify_all()
 
     def _deliver(self) -> None:
@@ -327,8 +320,6 @@ class EngineThread:
         """Forget all jobs; returns the unfinished ones."""
         jobs, self._jobs, self._inbox = self._jobs, {}, []
         self._unscheduled.clear()
-        self._unseen.clear()
-        self._deadlines.clear()
         return jobs
 
     def _abort_all(self, jobs: Mapping[str, RequestStream]) -> str | None:

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from twophase.core.errors import ConfigError
-
-METHODS = ("ngram", "draft_model")
-MAX_SPECULATIVE_TOKENS = 32  # far more than pays
+from twophase.core.rules import apply_rules, one_of, option, rules_of, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +27,15 @@ class SpeculativeConfig:
         ConfigError: An invalid option.
     """
 
-    method: str = "ngram"
-    num_speculative_tokens: int = 4
-    prompt_lookup_max: int = 3
-    prompt_lookup_min: int = 1
+    method: str = option("ngram", one_of("ngram", "draft_model"))
+    num_speculative_tokens: int = option(4, whole_number(1, 32, "(later drafts are hardly ever accepted)"))
+    prompt_lookup_max: int = option(3, whole_number(1))
+    prompt_lookup_min: int = option(1, whole_number(1))
     model: str | None = None
     disable_when_losing: bool = True
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ConfigError(f"speculative method must be one of {', '.join(METHODS)}, got {self.method!r}.")
-        for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
-        if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
-            raise ConfigError(
-                f"num_speculative_tokens must be at most {MAX_SPECULATIVE_TOKENS}, got {self.num_speculative_tokens}: "
-                f"later drafts are hardly ever accepted."
-            )
+        apply_rules(self, rules_of(SpeculativeConfig), ConfigError)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min must not exceed prompt_lookup_max, got {self.prompt_lookup_min} > "

@@ -1,14 +1,12 @@
 """Opens an engine's drafter: a draft model is loaded before the K/V pool is sized, and then gets its own cache with the
 same number of blocks."""
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.config import EngineConfig
-from twophase.engine.drafter import Drafter
 from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig
 from twophase.model.llama import LlamaModel
@@ -23,56 +21,47 @@ from twophase_features.windows.sliding_window import SlidingWindow
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Speculation:
-    """An engine's drafter before the K/V cache exists.
-
-    Attributes:
-        options: The options of speculative decoding.
-        drafter: A custom drafter; None: a draft model, or n-gram lookup.
-        draft: A draft model, its cache's spec, and its sliding window.
-    """
-
-    options: SpeculativeConfig
-    drafter: Drafter | None
-    draft: tuple[LlamaModel, KVCacheSpec, SlidingWindow | None] | None
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes of the draft model's cache per block of the target model's."""
-        return 0 if self.draft is None else self.draft[1].bytes_per_block
-
-    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> Speculator:
-        """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
-        drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
-        if self.draft is not None:
-            model, spec, window = self.draft
-            cache = KVCache(spec, kv_cache.num_blocks, kv_cache.device)
-            runner = ModelRunner(model, cache, limits.max_model_len, use_cuda_graphs)
-            drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens, window)
-        gate = SpeculationGate() if self.options.disable_when_losing else None
-        return Speculator(drafter, self.options.num_speculative_tokens, gate)
-
-
-def open_speculation(
-    config: EngineConfig,
-    target: ModelConfig,
-    tokenizer: Tokenizer | None,
-    device: torch.device,
-    max_model_len: int,
-    window: SlidingWindow | None,
-) -> Speculation:
-    """The speculation that `config` asks for, with its draft model loaded. A custom drafter needs no options.
+    """An engine's drafter before the K/V cache exists, with its draft model loaded. A custom drafter needs no options.
 
     Args:
         target, tokenizer: The model that verifies drafts.
         window: The target's sliding window: blocks outside are freed for both models.
 
+    Attributes:
+        options, drafter: The configuration's, or the default options.
+
     Raises:
         ModelFolderError, ConfigError: As `open_draft_model`.
     """
-    options = config.speculative_config or SpeculativeConfig()
-    draft = None
-    if options.model is not None:
-        draft = open_draft_model(options.model, config, target, tokenizer, device, max_model_len, window)
-    return Speculation(options, config.drafter, draft)
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: ModelConfig,
+        tokenizer: Tokenizer | None,
+        device: torch.device,
+        max_model_len: int,
+        window: SlidingWindow | None,
+    ) -> None:
+        self.options, self.drafter = config.speculative_config or SpeculativeConfig(), config.drafter
+        self._draft: tuple[LlamaModel, KVCacheSpec, SlidingWindow | None] | None = None
+        if self.options.model is not None:
+            name = self.options.model
+            self._draft = open_draft_model(name, config, target, tokenizer, device, max_model_len, window)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of the draft model's cache per block of the target model's."""
+        return 0 if self._draft is None else self._draft[1].bytes_per_block
+
+    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> Speculator:
+        """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
+        drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
+        if self._draft is not None:
+            model, spec, window = self._draft
+            cache = KVCache(spec, kv_cache.num_blocks, kv_cache.device)
+            runner = ModelRunner(model, cache, limits.max_model_len, use_cuda_graphs)
+            drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens, window)
+        gate = SpeculationGate() if self.options.disable_when_losing else None
+        return Speculator(drafter, self.options.num_speculative_tokens, gate)

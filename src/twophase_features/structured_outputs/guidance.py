@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -65,18 +64,14 @@ class Guidance:
     Args:
         tokenizer_json: Returns the tokenizer as the text of a tokenizer.json.
         eos_token_ids: The model's end-of-text ids.
-        is_limited: False tries in this process, without limits.
     """
 
-    def __init__(
-        self, tokenizer_json: Callable[[], str], eos_token_ids: frozenset[int], *, is_limited: bool = True
-    ) -> None:
+    def __init__(self, tokenizer_json: Callable[[], str], eos_token_ids: frozenset[int]) -> None:
         self._tokenizer_json = tokenizer_json
         self._eos_token_ids = eos_token_ids
-        self._is_limited = is_limited
         self._loading = threading.Lock()
         self._vocabulary: Any = None
-        self._try: Callable[[StructuredOutputs], str] | None = None
+        self._worker: WorkerProcess | None = None
         self._latest: tuple[StructuredOutputs, str] | None = None  # the prompts of one request share a trial
 
     def compile(self, params: SamplingParams) -> "Grammar":
@@ -95,26 +90,23 @@ class Guidance:
                 "structured_outputs end with the model's end-of-text token, and its folder names none (eos_token_id)."
             )
         with self._loading:
-            if self._try is None:
-                self._try = self._load()
+            if self._worker is None:
+                self._worker = self._load()
         latest = self._latest
         if latest is None or latest[0] is not outputs:
             try:
-                latest = self._latest = outputs, self._try(outputs)
+                latest = self._latest = outputs, self._worker.call(_try_in_worker, outputs)
             except WorkLimitError as error:
                 raise _refusal(outputs, f"compiling it is too much work: {error}") from error
         matcher = _matcher(self._vocabulary, latest[1])
         return Grammar(self._vocabulary, matcher, self._eos_token_ids.union(params.stop_token_ids))
 
-    def _load(self) -> Callable[[StructuredOutputs], str]:
-        """Load the vocabulary; returns the function that tries an output out."""
+    def _load(self) -> WorkerProcess:
+        """Load the vocabulary; returns the process that tries outputs."""
         tokenizer_json = self._tokenizer_json()
         self._vocabulary = _load_vocabulary(tokenizer_json, self._eos_token_ids)
-        if not self._is_limited:
-            return partial(try_out, self._vocabulary)
         first = (_load_for_trials, tokenizer_json, self._eos_token_ids)
-        worker = WorkerProcess(cpu_s=MAX_COMPILE_S, max_bytes=MAX_COMPILE_BYTES, first=first)
-        return partial(worker.call, _try_in_worker)
+        return WorkerProcess(cpu_s=MAX_COMPILE_S, max_bytes=MAX_COMPILE_BYTES, first=first)
 
 
 @final

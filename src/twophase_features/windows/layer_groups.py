@@ -25,10 +25,6 @@ class LayerGroups:
     sees_all: tuple[bool, ...]
     places: tuple[tuple[int, int], ...]
 
-    @property
-    def num_groups(self) -> int:
-        return len(self.sees_all)
-
 
 def group_layers(sees_all: Sequence[bool]) -> LayerGroups:
     """Groups for layers that see all keys, or a window of them.

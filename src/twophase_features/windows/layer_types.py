@@ -1,6 +1,6 @@
 """Which layers of a model see a window of the keys: read from config.json, family by family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from twophase.core.rules import shown
@@ -11,18 +11,13 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 FULL, SLIDING = LAYER_TYPES
 
 
-def read(file: JsonFile) -> Fields:
-    """`sliding_window` and `layer_types` of a `ModelConfig`.
+def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
+    """`sliding_window` and `layer_types` of a `ModelConfig`, from the type of each layer.
 
     Raises:
-        ModelFolderError: The file asks for another kind of layer, or says two things; names both.
+        ModelFolderError: The window is not a positive number.
     """
-    return fields_of(file, KINDS[file.values["model_type"]](file, given_types(file)))
-
-
-def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
-    """The same two fields, from the type of each layer."""
-    has_window, window = SLIDING in types, file.values["sliding_window"]
+    has_window, window = SLIDING in types, file.values.get("sliding_window")
     if has_window or window is not None:
         window = file.positive_int("sliding_window")
     return {
@@ -32,7 +27,7 @@ def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
 
 
 def given_types(file: JsonFile) -> list[str] | None:
-    """`layer_types` of the file, if it has them."""
+    """`layer_types` of the file, if it has them. Raises ModelFolderError for another kind or number of layers."""
     given, num_layers = file.values.get("layer_types"), num_layers_of(file)
     if given is not None and not (
         isinstance(given, list) and len(given) == num_layers and all(kind in LAYER_TYPES for kind in given)
@@ -43,43 +38,36 @@ def given_types(file: JsonFile) -> list[str] | None:
     return given
 
 
-def _no_layer(file: JsonFile, given: list[str] | None) -> list[str]:
-    file.refuse_if(SLIDING in (given or ()), "layer_types has sliding_attention, but the model has no sliding window.")
-    return [FULL] * num_layers_of(file)
+def read_given_window(file: JsonFile) -> Fields:
+    """Mistral and Mixtral: a window for all layers, in `sliding_window` if at all."""
+    given_types(file)  # which must be valid, and say nothing more
+    return fields_of(file, [FULL if file.values.get("sliding_window") is None else SLIDING] * num_layers_of(file))
 
 
-def _all_layers(file: JsonFile, given: list[str] | None) -> list[str]:
-    return [FULL if file.values.get("sliding_window") is None else SLIDING] * num_layers_of(file)
-
-
-def _last_layers(file: JsonFile, given: list[str] | None) -> list[str]:
-    """Every layer but the first `max_window_layers`."""
-    if not file.flag("use_sliding_window"):
-        return _no_layer(file, given)
-    num_full = file.whole_number("max_window_layers")
+def read_switched_window(file: JsonFile) -> Fields:
+    """Qwen2 and Qwen3: behind `use_sliding_window`, for every layer but the first `max_window_layers`."""
+    num_full, given = file.whole_number("max_window_layers"), given_types(file)
     default = [FULL if layer < num_full else SLIDING for layer in range(num_layers_of(file))]
-    return default if given is None else given
+    return _switched(file, given, default if given is None else given)
 
 
-def _all_or_no_layers(file: JsonFile, given: list[str] | None) -> list[str]:
-    """transformers gives every layer of this family the window, and did not always: so no key may say otherwise."""
-    if not file.flag("use_sliding_window"):
-        return _no_layer(file, given)
+def read_switched_for_all(file: JsonFile) -> Fields:
+    """Qwen3-MoE: transformers gives every layer of this family the window, and did not always: so no key may say
+    otherwise."""
+    num_full, given = file.whole_number("max_window_layers"), given_types(file)
     file.refuse_if(
-        file.whole_number("max_window_layers") or given is not None,
+        file.flag("use_sliding_window") and (num_full or given is not None),
         "a sliding window is supported for all layers of this architecture or for none, so with use_sliding_window "
         "max_window_layers must be 0 and layer_types absent.",
     )
-    return [SLIDING] * num_layers_of(file)
+    return _switched(file, given, [SLIDING] * num_layers_of(file))
 
 
-KINDS: Mapping[str, Callable[[JsonFile, list[str] | None], list[str]]] = {
-    "mistral": _all_layers,
-    "mixtral": _all_layers,
-    "qwen2": _last_layers,
-    "qwen3": _last_layers,
-    "qwen3_moe": _all_or_no_layers,
-}
+def _switched(file: JsonFile, given: list[str] | None, types: list[str]) -> Fields:
+    if file.flag("use_sliding_window"):
+        return fields_of(file, types)
+    file.refuse_if(SLIDING in (given or ()), "layer_types has sliding_attention, but the model has no sliding window.")
+    return fields_of(file, [FULL] * num_layers_of(file))
 
 
 def _summary(values: Any) -> str:

@@ -12,19 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_kernels.kv_write import kv_write, kv_write_reference
-from twophase_kernels.paged_decode import fits_decode, paged_decode, paged_decode_reference
+from twophase_kernels.attend_range import paged_attention_reference
+from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
-from twophase_kernels.rope_kv_write import rope_kv_write, rope_reference
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_reference
 from twophase_kernels.silu_mul import silu_mul
 from twophase_tools.bench.kernel_linears import linear_cases
 from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
 from twophase_tools.kernels.work import (
     decode_work,
-    kv_write_work,
     prefill_work,
     rmsnorm_residual_work,
     rope_kv_write_work,
@@ -111,8 +110,7 @@ class CaseTable:
         yield self.prefill(sizes.chunks, f"B={len(sizes.chunks)}, mixed chunks")
         yield self.prefill((sizes.verified,), f"verify {sizes.verified[0]} of {sizes.verified[1]:,} tokens")
         for num_tokens in sizes.row_tokens:
-            yield from (self.kv_write(num_tokens, kv_format) for kv_format in ("none", "int8", "fp8_e4m3"))
-            yield self.rope_kv_write(num_tokens)
+            yield from (self.rope_kv_write(num_tokens, kv_format) for kv_format in ("none", "int8", "fp8_e4m3"))
             yield self.rmsnorm_residual(num_tokens)
             yield self.silu_mul(num_tokens)
         # A feed-forward layer's weights: gate and up, and down.
@@ -154,7 +152,7 @@ class CaseTable:
             options = {"scale": sizes.scale, "max_seq_len": num_keys, **scales}
             return {
                 OURS: lambda: Variant(lambda: paged_decode(*inputs, **options)),
-                REFERENCE: lambda: Variant(lambda: paged_decode_reference(*inputs, **options), is_timed=False),
+                REFERENCE: lambda: Variant(lambda: paged_attention_reference(*inputs, **options), is_timed=False),
             }
 
         label = f"B={batch_size}, {num_keys:,} keys, {kv_format} cache"
@@ -167,7 +165,7 @@ class CaseTable:
         work = prefill_work(list(query_lens), list(seq_lens), *self._heads, *itemsizes)
         # A few tokens after a long context, drafts to verify, are as memory-bound as decode, and go to its kernel.
         group = self.sizes.num_heads // self.sizes.num_kv_heads
-        few = query_lens != seq_lens and fits_decode(max(query_lens), group, self.sizes.head_dim)
+        few = query_lens != seq_lens and max(query_lens) * group <= max_rows(self.sizes.head_dim)
         kernel: Callable[..., Any] = paged_decode if few else paged_prefill
         longest = {"max_seq_len": max(seq_lens)} if few else {}
 
@@ -191,33 +189,9 @@ class CaseTable:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def kv_write(self, num_tokens: int, kv_format: KVFormat) -> KernelCase:
-        sizes = self.sizes
-        stored = cache_dtype(kv_format, self.dtype)
-        work = kv_write_work(num_tokens, sizes.num_kv_heads, sizes.head_dim, self.dtype.itemsize, stored.itemsize)
-
-        def make_variants() -> dict[str, MakeVariant]:
-            new_k, new_v = (self._randn(num_tokens, sizes.num_kv_heads, sizes.head_dim) for _ in range(2))
-            slots = self._scattered_slots(num_tokens)
-
-            def writer(write: Callable[..., None], is_timed: bool = True) -> Variant:
-                k, v, scales = self._empty_cache(num_tokens, kv_format)
-                written = k, v, *scales.values()
-                return Variant(lambda: write(new_k, new_v, k, v, slots, **scales), lambda _: written, is_timed)
-
-            rivals: dict[str, MakeVariant] = {"torch index_put": lambda: writer(_index_put)}
-            if kv_format != "none":
-                rivals = {REFERENCE: lambda: writer(kv_write_reference, is_timed=False)}
-            return {OURS: lambda: writer(kv_write)} | rivals
-
-        suffix, tolerance = "", self.tolerance
-        if kv_format != "none":
-            suffix, tolerance = f", {kv_format} cache", QUANTISED_WRITE_TOLERANCE
-        return KernelCase("kv_write", f"{num_tokens:,} tokens{suffix}", work, make_variants, tolerance)
-
-    def rope_kv_write(self, num_tokens: int) -> KernelCase:
-        sizes, itemsize = self.sizes, self.dtype.itemsize
-        work = rope_kv_write_work(num_tokens, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, itemsize, itemsize)
+    def rope_kv_write(self, num_tokens: int, kv_format: KVFormat) -> KernelCase:
+        sizes, itemsizes = self.sizes, (self.dtype.itemsize, cache_dtype(kv_format, self.dtype).itemsize)
+        work = rope_kv_write_work(num_tokens, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, *itemsizes)
 
         def make_variants() -> dict[str, MakeVariant]:
             new_q = self._randn(num_tokens, sizes.num_heads, sizes.head_dim)
@@ -227,11 +201,11 @@ class CaseTable:
             angles = positions[:, None] * 1e4 ** -torch.linspace(0, 1, sizes.head_dim // 2, device=self.device)
             cos, sin = angles.cos(), angles.sin()
 
-            def ours() -> Variant:
+            def writer(write: Callable[..., Tensor], is_timed: bool = True) -> Variant:
                 q = new_q.clone()  # rotated in place, again by each call; the first one is compared
-                k, v, _ = self._empty_cache(num_tokens, "none")
-                call = lambda: rope_kv_write(q, new_k, new_v, cos, sin, positions, slots, k, v)  # noqa: E731
-                return Variant(call, lambda _: (q, k, v))
+                k, v, scales = self._empty_cache(num_tokens, kv_format)
+                call = lambda: write(q, new_k, new_v, cos, sin, positions, slots, k, v, **scales)  # noqa: E731
+                return Variant(call, lambda _: (q, k, v, *scales.values()), is_timed)
 
             def rival(compile: Callable[[Callable[[], Tensor]], Callable[[], Any]]) -> Variant:
                 k, v, _ = self._empty_cache(num_tokens, "none")
@@ -243,13 +217,18 @@ class CaseTable:
 
                 return Variant(compile(rotate_and_put), lambda q: (q, k, v))
 
-            return {
-                OURS: ours,
+            ours: dict[str, MakeVariant] = {OURS: lambda: writer(rope_kv_write)}
+            if kv_format != "none":  # which only our kernels read
+                return ours | {REFERENCE: lambda: writer(rope_kv_write_reference, is_timed=False)}
+            return ours | {
                 "torch eager": lambda: rival(lambda function: function),
                 "torch.compile": lambda: rival(self._compiled),
             }
 
-        return KernelCase("rope_kv_write", f"{num_tokens:,} tokens", work, make_variants, self.tolerance)
+        suffix, tolerance = "", self.tolerance
+        if kv_format != "none":
+            suffix, tolerance = f", {kv_format} cache", QUANTISED_WRITE_TOLERANCE
+        return KernelCase("rope_kv_write", f"{num_tokens:,} tokens{suffix}", work, make_variants, tolerance)
 
     def rmsnorm_residual(self, num_tokens: int) -> KernelCase:
         work = rmsnorm_residual_work(num_tokens, self.sizes.hidden, self.dtype.itemsize)

@@ -18,7 +18,7 @@ import yaml
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.rules import shown
-from twophase_features.policies.named import policy_from_text
+from twophase_tools.named_policies import policy_from_text
 
 if TYPE_CHECKING:
     from twophase.llm import LLM

@@ -57,7 +57,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     given = {name.removeprefix(_PREFIX): value for name, value in vars(args).items() if name.startswith(_PREFIX)}
     if "policy" in given:
-        from twophase_features.policies.named import policy_from_text
+        from twophase_tools.named_policies import policy_from_text
 
         given["policy"] = policy_from_text(given["policy"])
     return given

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from twophase_kernels.fp8_linear import E4M3, fp8_linear, quantise_tokens
-from twophase_kernels.kv_write import kv_write
 from twophase_kernels.linear_splits import sum_splits
 from twophase_kernels.merge_splits import merge_splits
 from twophase_kernels.packed_codes import WORDS_PER_RUN, num_runs
@@ -102,7 +101,6 @@ PRODUCTION_LAYERS = (
 def production_configs() -> dict[str, tuple[AotConfig, ...]]:
     """Every kernel's configurations, by the name of its file."""
     return {
-        "kv_write": _kv_write_configs(),
         "rope_kv_write": _rope_kv_write_configs(),
         "rmsnorm_residual": _rmsnorm_residual_configs(),
         "silu_mul": _silu_mul_configs(),
@@ -113,25 +111,6 @@ def production_configs() -> dict[str, tuple[AotConfig, ...]]:
         "fp8_linear": (*_fp8_linear_configs(), *_quantise_tokens_configs()),
         "linear_splits": _sum_splits_configs(),
     }
-
-
-def _kv_write_configs() -> tuple[AotConfig, ...]:
-    """Llama-3-8B heads in bf16 for each cache format; SmolLM2's (3 heads of 64) in fp16."""
-
-    def launch(num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_format: KVFormat) -> None:
-        num_tokens, page = 8192, 64
-        qkv = torch.empty(num_tokens, 6, num_kv_heads, head_dim, dtype=dtype, device="meta")
-        cache_shape = (1024, num_kv_heads, page, head_dim)
-        cache = torch.empty(cache_shape, dtype=cache_dtype(kv_format, dtype), device="meta")
-        scale = None if kv_format == "none" else torch.empty(cache_shape[:3], device="meta")
-        slots = torch.empty(num_tokens, dtype=torch.int64, device="meta")
-        kv_write(qkv[:, 4], qkv[:, 5], cache, cache, slots, scale, scale)
-
-    llama = [
-        AotConfig(f"bf16 8/128 page 64 kv {kv_format}", partial(launch, 8, 128, torch.bfloat16, kv_format))
-        for kv_format in ("none", "int8", "fp8_e4m3")
-    ]
-    return (*llama, AotConfig("fp16 3/64 page 64 kv none", lambda: launch(3, 64, torch.float16, "none")))
 
 
 def _rope_kv_write_configs() -> tuple[AotConfig, ...]:
@@ -247,7 +226,7 @@ def _merge_splits_configs() -> tuple[AotConfig, ...]:
         def launch() -> object:
             partial = torch.empty(8, 32, 16, head_dim, dtype=torch.float32, device="meta")
             out = torch.empty(8, 32, head_dim, dtype=dtype, device="meta")
-            return merge_splits(partial, partial[..., 0].contiguous(), out=out)
+            return merge_splits(partial, partial[..., 0].contiguous(), out, torch.empty(8, 32, device="meta"), 16)
 
         return AotConfig(f"{str(dtype).removeprefix('torch.')} D={head_dim}", launch)
 

@@ -15,8 +15,9 @@ from typing import final
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
 from twophase.core.errors import ConfigError
 from twophase.core.request import Request
-from twophase_features.policies.named import MOST
 from twophase_tools.simulate.simulator import Replica
+
+MOST = 1e9  # of a parameter; neither infinity nor NaN is below it
 
 
 class Router(abc.ABC):

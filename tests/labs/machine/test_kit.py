@@ -8,9 +8,9 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
-from twophase_kernels.kv_write import kv_write_reference
-from twophase_kernels.paged_decode import paged_decode_kernel, paged_decode_reference
-from twophase_kernels.paged_prefill import paged_prefill_reference
+from twophase_kernels.attend_range import paged_attention_reference
+from twophase_kernels.paged_decode import paged_decode_kernel
+from twophase_kernels.rope_kv_write import kv_write_reference
 from twophase_labs.kit import timing
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.models import is_decided
@@ -156,10 +156,10 @@ class TestOwnAttention:
 
         def prefill(q, k, v, tables, lens, cu, scale):
             longest = int((cu[1:] - cu[:-1]).max())
-            return paged_prefill_reference(q, k, v, tables, lens, cu, max_query_len=longest, scale=scale)
+            return paged_attention_reference(q, k, v, tables, lens, cu, scale=scale)
 
         def decode(q, k, v, tables, lens, scale):
-            return paged_decode_reference(q, k, v, tables, lens, scale=scale)
+            return paged_attention_reference(q, k, v, tables, lens, scale=scale)
 
         def own(spec):
             backends.append(OwnAttention(spec, 16, write=kv_write_reference, prefill=prefill, decode=decode))

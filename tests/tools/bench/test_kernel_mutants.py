@@ -35,12 +35,12 @@ def check_attention(module):
 
 def check_quantised(module):
     table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
-    no_problems([table.quantised_decode(2, 20, "int8"), table.kv_write(8, "int8")])
+    no_problems([table.quantised_decode(2, 20, "int8"), table.rope_kv_write(8, "int8")])
 
 
 def check_rows(module):
     table = module.CaseTable(QUICK, torch.float32, CPU, may_compile=False)
-    no_problems([table.kv_write(8, "none"), table.rope_kv_write(8), table.rmsnorm_residual(8), table.silu_mul(8)])
+    no_problems([table.rope_kv_write(8, "none"), table.rmsnorm_residual(8), table.silu_mul(8)])
 
 
 MUTANTS = [
@@ -52,8 +52,8 @@ MUTANTS = [
     (RIVALS, check_attention, "flex without the scale", "block_mask=mask, scale=batch.scale", "block_mask=mask, scale=1.0"),
     (RIVALS, check_attention, "flex reads V for K", "batch.padded_q, batch.keys, batch.values, batch.context_lens", "batch.padded_q, batch.values, batch.values, batch.context_lens"),
     (CASES, check_attention, "a page in another's place", "cache[block_ids] = ", "cache[block_ids.flip(0)] = "),
-    (CASES, check_quantised, "codes read by other scales", "paged_decode_reference(*inputs, **options)", "paged_decode_reference(*inputs, **(options | {'k_scale': scales['v_scale']}))"),
-    (CASES, check_quantised, "a reference that writes nothing", "writer(kv_write_reference, is_timed=False)", "writer(lambda *args, **scales: None, is_timed=False)"),
+    (CASES, check_quantised, "codes read by other scales", "paged_attention_reference(*inputs, **options)", "paged_attention_reference(*inputs, **(options | {'k_scale': scales['v_scale']}))"),
+    (CASES, check_quantised, "a reference that writes nothing", "writer(rope_kv_write_reference, is_timed=False)", "writer(lambda *args, **scales: args[0], is_timed=False)"),
     (CASES, check_rows, "V not written", "    v[blocks, :, offsets] = new_v", "    pass"),
     (CASES, check_rows, "K not rotated", "_index_put(rotated_k, new_v", "_index_put(new_k, new_v"),
     (CASES, check_rows, "Q not rotated", "return q  # returned", "return new_q  # returned"),
