@@ -17,6 +17,7 @@ POOL, PREFIX, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
 )
 TIER = "twophase.cache.tier"
+TRANSFERS = "twophase_features.offloading.transfers"
 WINDOW, GROUPS, CACHE, HITS = (
     f"twophase_features.windows.{name}"
     for name in ("sliding_window", "layer_groups", "windowed_cache", "windowed_prefixes")
@@ -123,14 +124,14 @@ BOOKKEEPING_MUTANTS = [
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))", "self._require_free(self._num_places(table, num_tokens) * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
-    ("loaded without room", MANAGER, "self.room(table, start + table.num_offered_tokens, 0)", "self.room(table, start + table.num_offered_tokens, self.num_free_blocks)"),
+    ("loaded without room", TRANSFERS, "cache.room(table, start + table.num_offered_tokens, 0)", "cache.room(table, start + table.num_offered_tokens, cache.num_free_blocks)"),
     # The KV tier
     ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),
-    ("offloaded under another key", MANAGER, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
-    ("loaded into the blocks of the hit", MANAGER, "block_ids, keys = table.block_ids[first:behind], ", "block_ids, keys = table.block_ids[: behind - first], "),
-    ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places * self.block_size", "table.num_cached_tokens = end"),
+    ("offloaded under another key", TRANSFERS, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
+    ("loaded into the blocks of the hit", TRANSFERS, "block_ids, keys = table.block_ids[first:behind], ", "block_ids, keys = table.block_ids[: behind - first], "),
+    ("all that was offered counts as loaded", TRANSFERS, "table.num_cached_tokens += num_places * cache.block_size", "table.num_cached_tokens = end"),
     ("groups share a key", TIER, "if group else self", "if False else self"),
-    ("a block of one group alone counts as loaded", MANAGER, "or_nothing(self.tier.load, keys, block_ids) // self.num_groups if", "-(-or_nothing(self.tier.load, keys, block_ids) // self.num_groups) if"),
+    ("a block of one group alone counts as loaded", TRANSFERS, "or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups if", "-(-or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups) if"),
     # Giving slots back
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
     ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = (num_tokens // self.block_size + 1) *"),
@@ -254,6 +255,7 @@ def test_group_mutants_are_killed(mutant):
         (WINDOW, check_bookkeeping),
         (CACHE, check_bookkeeping),
         (HITS, check_bookkeeping),
+        (TRANSFERS, check_bookkeeping),
         (TENSORS, check_tensors),
         (GROUPS, test_groups.check_groups),
     ],

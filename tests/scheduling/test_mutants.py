@@ -6,6 +6,7 @@ import pytest
 
 import twophase.scheduling.planner as planner_module
 import twophase.scheduling.scheduler as scheduler_module
+import twophase_features.admission as admission_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
     test_failures,
@@ -27,8 +28,8 @@ from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
-MUTATED = ("twophase.scheduling.", "twophase_features.policies.")
-USERS = (scheduler_module, planner_module, test_policies, test_shares, TOLD, test_ways_of_admission)
+MUTATED = ("twophase.scheduling.", "twophase_features.policies.", "twophase_features.admission")
+USERS = (scheduler_module, planner_module, admission_module, test_policies, test_shares, TOLD, test_ways_of_admission)
 
 
 def running(*tests):
@@ -51,6 +52,10 @@ def running(*tests):
 
 def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "scheduler"):
     return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new), running(*tests), id=name)
+
+
+def admission_mutant(name: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, "twophase_features.admission", old, new), running(*tests), id=name)
 
 
 def policy_mutant(name: str, module: str, old: str, new: str, *tests):
@@ -499,7 +504,7 @@ MUTANTS = [
         "sequence.num_completions * cache.num_blocks_at_most(1) if",
         "sequence.num_completions if",
         groups_of_layers,
-        module="admission",
+        module="limits",
     ),
     scheduler_mutant(
         "a prefill takes what was reserved for others",
@@ -520,7 +525,7 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="admission",
+        module="limits",
     ),
     policy_mutant(
         "turns go by rank",
@@ -672,51 +677,46 @@ MUTANTS = [
         "                pass\n",
         FAIR.test_the_queue_of_tenants_follows_the_queue,
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the worst case is one token short",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens - 2)",
         exact_worst_case,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the worst case counts the token that is never written",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens)",
         exact_worst_case,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "completions that will part count as one",
         "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if",
         "return cache.num_blocks_at_most(num_beyond) if",
         WAYS.test_reserve_counts_each_completion,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the block that completions share is not copied",
         "- num_now // cache.block_size",
         "- -(-num_now // cache.block_size)",
         WAYS.test_reserve_counts_each_completion,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "what is taken at once is reserved besides",
         "else num_needed - cache.num_blocks_needed(table, num_now)",
         "else num_needed",
         exact_worst_case,
-        module="admission",
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
-        "num_own = 0 if is_running else self._growth(sequence, table)",
+        "num_own = 0 if is_running else self.growth(sequence, table)",
         "num_own = 0",
         exact_worst_case,
         module="planner",
     ),
     scheduler_mutant(
         "who was let in is not counted any more",
-        "            self._num_to_grow += self._growth(sequence, table)\n",
+        "            self._num_to_grow += self.growth(sequence, table)\n",
         "            pass\n",
         exact_worst_case,
         module="planner",
@@ -728,33 +728,29 @@ MUTANTS = [
         WAYS.test_what_one_gives_back_another_may_have,
         module="planner",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the estimate starts from the first end",
         "before = max_tokens if self.mean is None else self.mean",
         "before = num_tokens if self.mean is None else self.mean",
         ESTIMATE.test_the_average_by_hand,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the estimate never forgets",
         "DECAY * before + (1 - self.DECAY) * num_tokens",
         "DECAY * before + (1 - self.DECAY) * before",
         learns,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "more is expected than is allowed",
         "min(max_tokens, math.ceil(self.mean))",
         "math.ceil(self.mean)",
         ESTIMATE.test_the_average_by_hand,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "one that outlives the estimate is left nothing",
-        "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
-        "return num_blocks_up_to(cache, sequence, table, num_tokens)",
+        "return max(super().__call__(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))",
+        "return num_blocks_up_to(self.cache, sequence, table, num_tokens)",
         ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
-        module="admission",
     ),
     scheduler_mutant(
         "aborted ones teach lengths",

@@ -8,11 +8,13 @@ from typing import Any
 from twophase.cache.allocator import CacheStats, KVAllocator
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.prefix_cache import CachedPrefix, PrefixCache
-from twophase.cache.tier import BlockKey, KVTier, or_nothing
+from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
 from twophase.core.plan import BlockCopy
+from twophase.doors import feature
 
 NEVER = sys.maxsize
+TRANSFERS = "offloading.transfers"  # moves blocks to and from a KV tier
 
 
 @dataclass(slots=True, eq=False)
@@ -111,34 +113,13 @@ class CacheManager(KVAllocator):
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            behind = keys[table.num_tokens // self.block_size :]
-            of_groups = [key.of_group(group) for key in behind for group in range(self.num_groups)]
-            num_places = or_nothing(self.tier.match, of_groups) // self.num_groups
-            table.offered = of_groups[: num_places * self.num_groups]
-            table.num_offered_tokens = num_places * self.block_size
+            feature(TRANSFERS).offer(self, table, keys)
         self._tables.add(table)
         return table
 
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """As `KVAllocator`: loads the blocks after the prefix hit that the tier offered to `open`, up to a missing one,
-        as many at a time as the table has room for."""
-        loaded: list[int] = []
-        while self.tier is not None and table.num_offered_tokens:
-            start = table.num_cached_tokens
-            end = self.room(table, start + table.num_offered_tokens, 0)
-            if end > table.num_tokens:
-                self.grow(table, end)
-            first, behind = (tokens // self.block_size * self.num_groups for tokens in (start, end))
-            block_ids, keys = table.block_ids[first:behind], table.offered[: behind - first]
-            num_places = or_nothing(self.tier.load, keys, block_ids) // self.num_groups if keys else 0
-            table.num_cached_tokens += num_places * self.block_size
-            self.publish(table, token_ids, table.num_cached_tokens)
-            loaded += block_ids[: num_places * self.num_groups]
-            table.offered = table.offered[len(keys) :]
-            table.num_offered_tokens -= end - start
-            if not start < end == table.num_cached_tokens:  # no room, or a block was lost
-                table.num_offered_tokens = 0
-        return loaded
+        """As `KVAllocator`: the blocks after the prefix hit that the tier offered to `open`, up to a missing one."""
+        return [] if self.tier is None else feature(TRANSFERS).load(self, table, token_ids)
 
     # -- growing and shrinking
 
@@ -197,8 +178,7 @@ class CacheManager(KVAllocator):
         block_ids = self._pool.allocate(num_blocks)
         if self.tier is not None:
             keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
-            if keys:
-                self.num_offloaded += or_nothing(self.tier.store, list(keys.values()), list(keys))
+            self.num_offloaded += feature(TRANSFERS).store(self.tier, keys)
         for block_id in block_ids:
             self._prefixes.forget(block_id)
         return block_ids

@@ -1,11 +1,7 @@
 """A KV tier: K and V that are kept elsewhere, and found again by a block's tokens."""
 
-import logging
-from collections.abc import Callable, Sequence
-from operator import index
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-logger = logging.getLogger(__name__)
 
 
 class BlockKey(NamedTuple):
@@ -49,16 +45,3 @@ class KVTier(Protocol):
         """These blocks of the cache are about to be overwritten: keep copies of their contents, as far as wanted;
         returns how many blocks were copied."""
         ...
-
-
-def or_nothing(call: Callable[..., int], *arguments: Sequence[Any]) -> int:
-    """The number of blocks that a tier's call returns; 0, and a warning in the log, if it raises or returns no such
-    number: a tier may fail, a request must not."""
-    try:
-        num_blocks, most = index(call(*arguments)), len(arguments[0])
-        if not 0 <= num_blocks <= most:
-            raise ValueError(f"a number of blocks in [0, {most}] was expected, got {num_blocks}")
-        return num_blocks
-    except Exception:
-        logger.warning("the KV tier failed in %s: its blocks are computed instead", call.__name__, exc_info=True)
-        return 0

@@ -12,8 +12,7 @@ from sortedcontainers import SortedKeyList
 from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
-from twophase.scheduling.admission import OutputLengths, growth_rule
-from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig, growth_rule
 from twophase.scheduling.policy import Policy, Refusal
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
@@ -28,14 +27,14 @@ class Planner:
 
     - A running sequence has a table and one of `max_num_seqs` places per completion; a waiting sequence has neither.
     - An admission reserves blocks for all tokens of the sequence: a prefill, once begun, never waits for a block.
-    - An admission beside running sequences leaves free the watermark and the growth by its rule (admission.py).
+    - An admission beside running sequences leaves free the watermark and the growth by its rule (limits.py).
     - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
         refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
-        output_lengths: The lengths of ended completions, noted by the scheduler.
+        growth: The rule of admission; the scheduler tells it of ends.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -44,13 +43,12 @@ class Planner:
         self.cache = cache
         self.policy = policy
         self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
-        self.output_lengths = OutputLengths()
+        self.growth = growth_rule(config, cache)
         self.refusal: Refusal | None = None
         self.num_stalled_steps = 0
         self._running: list[Sequence] = []  # by rank
         self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
         self._num_places_taken = 0
-        self._growth = growth_rule(config, cache, self.output_lengths)
         self._failed: dict[int, Exception] = {}  # by seq_id: why a running sequence cannot continue
         self._preempted: list[Sequence] = []  # not yet reported in a plan
         self._drafting: list[Sequence] = []  # with room for drafts
@@ -213,7 +211,7 @@ class Planner:
         if is_first_time:
             sequence.num_cached_tokens = table.num_cached_tokens
         if self._num_to_grow is not None:
-            self._num_to_grow += self._growth(sequence, table)
+            self._num_to_grow += self.growth(sequence, table)
         return None
 
     def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
@@ -223,8 +221,8 @@ class Planner:
         if len(self._running) == is_running:
             return self.cache.num_free_blocks
         if self._num_to_grow is None:
-            self._num_to_grow = sum(self._growth(each, each.open_table) for each in self._running)
-        num_own = 0 if is_running else self._growth(sequence, table)
+            self._num_to_grow = sum(self.growth(each, each.open_table) for each in self._running)
+        num_own = 0 if is_running else self.growth(sequence, table)
         num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
         return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 

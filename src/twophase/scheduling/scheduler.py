@@ -240,12 +240,12 @@ class Scheduler:
         self.planner.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.seq_id]
-        request_id, num_prompt = sequence.request.request_id, sequence.num_prompt_tokens
+        request_id = sequence.request.request_id
         self._seq_ids_of[request_id].remove(sequence.seq_id)
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
         if reason in ("stop", "length"):
-            self.planner.output_lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
+            self.planner.growth.note_end(sequence)
         self._ended.append(sequence)
 
     def _tell_ends(self) -> None:
