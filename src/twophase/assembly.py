@@ -177,7 +177,9 @@ def _num_blocks(
     useful = limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
     if windows is not None:
         useful = windows.num_useful_blocks(limits, config.block_size)
-    for_a_step = memory.step_bytes(model.config, limits, model.weights.dtype) if model.device.type == "cuda" else 0
+    for_a_step = 0
+    if model.device.type == "cuda":
+        for_a_step = feature("step_memory").step_bytes(model.config, limits, model.weights.dtype)
     share = config.kv_memory_fraction
     return min(useful, memory.num_blocks_that_fit(bytes_per_block, model.device, share, for_a_step))
 

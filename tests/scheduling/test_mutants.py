@@ -4,6 +4,7 @@ from types import ModuleType
 
 import pytest
 
+import tests.scheduling.harness as harness_module
 import twophase.scheduling.planner as planner_module
 import twophase.scheduling.scheduler as scheduler_module
 import twophase_features.admission as admission_module
@@ -28,8 +29,22 @@ from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
-MUTATED = ("twophase.scheduling.", "twophase_features.policies.", "twophase_features.admission")
-USERS = (scheduler_module, planner_module, admission_module, test_policies, test_shares, TOLD, test_ways_of_admission)
+MUTATED = (
+    "twophase.scheduling.",
+    "twophase_features.policies.",
+    "twophase_features.admission",
+    "twophase_features.speculation.room",
+)
+USERS = (
+    harness_module,
+    scheduler_module,
+    planner_module,
+    admission_module,
+    test_policies,
+    test_shares,
+    TOLD,
+    test_ways_of_admission,
+)
 
 
 def running(*tests):
@@ -56,6 +71,10 @@ def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "sched
 
 def admission_mutant(name: str, old: str, new: str, *tests):
     return pytest.param(Mutant(name, "twophase_features.admission", old, new), running(*tests), id=name)
+
+
+def room_mutant(name: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, "twophase_features.speculation.room", old, new), running(*tests), id=name)
 
 
 def policy_mutant(name: str, module: str, old: str, new: str, *tests):
@@ -148,12 +167,11 @@ def fair_shares():
 
 
 MUTANTS = [
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the policy's tokens",
-        "chunks, budget = [], self.budget",
-        "chunks, budget = [], 64 - self._num_tokens",
+        "[], scheduler.planner.budget",
+        "[], 64 - plan.num_tokens",
         short_steps,
-        module="planner",
     ),
     scheduler_mutant(
         "any rank is taken",
@@ -169,35 +187,32 @@ MUTANTS = [
         short_steps,
         module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the budget",
-        "                budget -= num_drafts\n",
+        "            budget -= num_drafts\n",
         "",
         histories_with_drafts,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the blocks",
-        "end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)",
+        "end = cache.room(table, num_tokens + num_drafts, cache.num_free_blocks)",
         "end = num_tokens + num_drafts",
         histories_with_drafts,
         crowded_window,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the last token",
         "sequence.max_num_tokens - num_tokens - 1)",
         "sequence.max_num_tokens - num_tokens)",
         test_timelines.test_drafts_go_no_further_than_the_sequence,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "verifying chunks count as decodes of one token",
         "len(decodes) - num_verifying",
         "len(decodes)",
         histories_with_drafts,
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts are not counted",
         "plan.num_tokens + sum(map(len, drafts.values()))",
         "plan.num_tokens",
@@ -205,8 +220,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a dropped step keeps its room for drafts",
-        "        for sequence in self._drafting:\n            if sequence.table is not None:\n",
-        "        for sequence in self._drafting:\n            if False:\n",
+        "            if sequence.open_table.num_tokens > len(sequence.token_ids):\n",
+        "            if False:\n",
         histories_with_drafts,
         module="planner",
     ),
@@ -306,8 +321,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "decodes not first",
-        "chunks=(*self._decode_chunks(max_drafts), *self._prefills)",
-        "chunks=(*self._prefills, *self._decode_chunks(max_drafts))",
+        "chunks=(*self._decodes, *self._prefills)",
+        "chunks=(*self._prefills, *self._decodes)",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
         module="planner",
     ),

@@ -6,7 +6,7 @@ from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks, and the order in which free ones are reused. Only for `CacheManager`.
+    """Reference counts of `num_blocks` blocks, at least one, and the order in which free ones are reused.
 
     A block is in one of three states:
 
@@ -14,9 +14,6 @@ class BlockPool:
         blank    free, without contents worth keeping: allocated first, the most recently freed block first
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed block first
-
-    Raises:
-        ConfigError: `num_blocks` is below 1.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -48,8 +45,7 @@ class BlockPool:
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks, each with a reference count of 1; evicts cached blocks when the blank blocks run out.
 
-        Raises:
-            OutOfBlocksError: Fewer than `num_blocks` are free; nothing was taken.
+        Raises OutOfBlocksError if fewer than `num_blocks` are free.
         """
         if num_blocks > self.num_free:
             raise OutOfBlocksError(
@@ -67,8 +63,7 @@ class BlockPool:
     def acquire(self, block_id: int) -> None:
         """Add an owner to a block with contents; a cached block is no longer free.
 
-        Raises:
-            CacheStateError: No such block, or it is blank.
+        Raises CacheStateError if there is no such block, or it is blank.
         """
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
@@ -80,8 +75,7 @@ class BlockPool:
     def release(self, block_id: int, is_cached: bool) -> None:
         """Remove an owner; the last owner frees the block, as cached or as blank.
 
-        Raises:
-            CacheStateError: No such block, or it has no owner (double free).
+        Raises CacheStateError if there is no such block, or it has no owner (double free).
         """
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:

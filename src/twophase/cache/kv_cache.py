@@ -22,8 +22,8 @@ SCALE_DTYPE = torch.float32  # of SCALE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is
-    `k[block, h, offset]`.
+    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is `k[block, h,
+    offset]`.
 
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
@@ -40,14 +40,11 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The contents of a block.
+    """The contents of a block, of `block_size` slots, a power of two.
 
     Attributes:
         num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
-        num_kv_heads, head_dim: H_kv and D.
-        block_size: Slots per block; a power of two.
         dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
-        kv_format: 'none', or how K and V are quantised.
 
     Raises:
         ConfigError: Rows of `head_dim` values are not a multiple of 16 bytes.
@@ -101,9 +98,6 @@ class KVCache:
     attention backend writes into `layers`.
 
     Args:
-        spec: The contents of a block.
-        num_blocks: At least 1.
-        device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
         places: For each layer its group, and its place among the layers of a block; None: all are in one group.
 

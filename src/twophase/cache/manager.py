@@ -19,7 +19,7 @@ TRANSFERS = "offloading.transfers"  # moves blocks to and from a KV tier
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, in order. Only the allocator that opened it changes it; others read.
+    """The blocks of one sequence, in order; see `KVTable`. Only the allocator that opened it changes it; others read.
 
         [0, num_cached_tokens)                         K and V found by `CacheManager.open` (prefix hit) or `load`
         [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
@@ -29,7 +29,6 @@ class BlockTable:
     [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
 
     Attributes:
-        block_ids, num_tokens, num_cached_tokens, num_offered_tokens: See `KVTable`.
         salt: Tables share cached blocks only with tables of the same salt.
         publish_at: The number of computed tokens with which the next block can be published; NEVER: not at all.
         published: The contents of the last published block, the parent of the next.
@@ -56,18 +55,14 @@ class BlockTable:
 class CacheManager(KVAllocator):
     """Hands out the blocks of one pool to block tables, shares them between tables, and remembers their contents.
 
-    Knows nothing of requests or tensors. A method that raises has changed nothing, and all but `reset_prefix_cache`
-    take time independent of `num_blocks`.
+    Knows nothing of requests or tensors. All methods but `reset_prefix_cache` take time independent of `num_blocks`.
 
     Args:
-        num_blocks: Blocks in the pool, at least 1.
-        block_size: Slots per block, at least 1.
         enable_prefix_caching: Whether `open` looks up the prefix of its tokens.
         tier: The KV tier to which evicted blocks are offloaded, and from which they are loaded.
 
     Attributes:
         num_groups: Groups of layers; a table lists one block per group for the same tokens, side by side.
-        table_class: The class of the tables.
 
     Raises:
         ConfigError: `num_blocks` is below 1.
@@ -100,8 +95,7 @@ class CacheManager(KVAllocator):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
-        its logits, and whole blocks, so that a shared block is never written again. A table that never grows is not
-        counted in the statistics."""
+        its logits, and whole blocks, so that a shared block is never written again."""
         keys = [] if keys is None else keys
         if self.enable_prefix_caching or self.tier is not None:
             self._prefixes.extend_keys(keys, token_ids, salt, (len(token_ids) - 1) // self.block_size)
@@ -184,8 +178,7 @@ class CacheManager(KVAllocator):
         return block_ids
 
     def truncate(self, table: BlockTable, num_tokens: int) -> None:
-        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if a slot is
-        in a shared or published block."""
+        """As `KVAllocator`. Raises CacheStateError, too, if a slot is in a shared or published block."""
         self._require_open(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
@@ -207,8 +200,7 @@ class CacheManager(KVAllocator):
     # -- sharing, and giving back
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """As `KVAllocator`: adds the full blocks of tokens [0, num_computed) to the prefix cache. Raises
-        CacheStateError if the table is not open here, or if fewer tokens have a slot or an id."""
+        """As `KVAllocator`. Raises CacheStateError if the table is not open, or fewer tokens have a slot or an id."""
         if num_computed < table.publish_at:
             return
         self._require_computed(table, token_ids, num_computed)

@@ -102,8 +102,7 @@ class PrefixCache:
     ) -> CachedPrefix | None:
         """Publish `holders`, full blocks of the same tokens. If empty, only a parent for later blocks is registered.
 
-        Returns:
-            The blocks' contents; None, and no change, if their digest collides with other contents.
+        Returns their contents; None, and no change, if their digest collides with other contents.
         """
         token_bytes = tokens_to_bytes(token_ids)
         digest = block_digest(parent.digest if parent else salt_digest(salt), token_bytes)

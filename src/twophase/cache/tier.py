@@ -24,8 +24,8 @@ class KVTier(Protocol):
     a block's tokens, all tokens before them, the salt and the group of layers: blocks of one key hold the same K and V.
 
     Between `match` and `load` there may be a `store`, to make room for the very blocks that are loaded. So a tier with
-    a limit marks blocks in `match` as just used. A block that a tier has lost is a miss, and its tokens are
-    computed. A call that raises, or returns no number of blocks, is logged and counts as 0 blocks.
+    a limit marks blocks in `match` as just used. A block that a tier has lost is a miss. A call that raises, or returns
+    no number of blocks, is logged and counts as 0 blocks.
     """
 
     def attach(self, runner: Any) -> None:

@@ -60,13 +60,11 @@ class ModelConfig:
         norm_offset: Added to the gains of the norms: Gemma stores gain - 1.
         has_output_norms: The outputs of attention and MLP are normalised before they are added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
-        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP,
-            of `intermediate_size`.
-        quantization: How the folder stores the linear layers it has in few bits
+        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP.
+        quantization: How the folder stores linear layers in few bits
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
-        bos_token_id: Begin of text; None: the model has no such token.
-        eos_token_ids: Tokens that end a text; generation_config.json overrides config.json.
+        bos_token_id, eos_token_ids: Begin of text, if there is such a token, and the tokens that end a text.
     """
 
     architecture: str
@@ -215,7 +213,7 @@ def load_config(folder: Path) -> ModelConfig:
 
     Raises:
         ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or an unsupported
-            feature; names the file, the value and the supported ones.
+            feature.
         ConfigError: The file asks for a feature whose package is not installed.
     """
     path = folder / "config.json"

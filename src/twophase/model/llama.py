@@ -56,10 +56,7 @@ class LlamaModel:
         weights: On the device that the model runs on.
         backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
-        sum_over_ranks: The all-reduce, in place, of a layer's partial output when weights are sharded over ranks
-            (twophase_features.parallel.sharding). None: the weights are whole.
-        dispatch_experts: Sends each token to the ranks that hold its experts
-            (twophase_features.parallel.expert_parallel). None: this rank holds every expert, or a shard of each.
+        sum_over_ranks, dispatch_experts: See `Executor`.
 
     Attributes:
         watch_experts: Called in each layer with experts, with the layer's number and the number of tokens for each
@@ -104,10 +101,10 @@ class LlamaModel:
         kv_cache: KVCache,
         after_layer: Callable[[int], None] | None = None,
     ) -> Float[Tensor, "T N"]:
-        """Final hidden states of a step's tokens, before the last linear layer.
+        """Final hidden states of a step's tokens, before the last linear layer; their K and V go into `kv_cache`.
 
-        `plan` is `backend.plan` of the step's batch. Writes the tokens' K and V into `kv_cache`; `after_layer` is
-        called with a layer's number after its attention, when its K and V are written.
+        `plan` is `backend.plan` of the step's batch. `after_layer` is called with a layer's number when its K and V are
+        written.
         """
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):

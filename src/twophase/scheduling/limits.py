@@ -1,6 +1,5 @@
 """The scheduler's limits, the validation of requests by them, and the blocks that an admission leaves free."""
 
-import bisect
 from dataclasses import dataclass
 
 from twophase.cache.allocator import KVAllocator, KVTable
@@ -21,7 +20,7 @@ class SchedulerConfig:
         enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt that does not fit beside the
             running decodes holds up the queue until they end.
         admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
-            'optimistic': one block for each sequence (`Growth`). 'reserve', 'estimate': see twophase_features.admission.
+            'optimistic': one for each sequence (`Growth`). 'reserve', 'estimate': see twophase_features.admission.
         reserve_growth: Whether 'optimistic' and 'estimate' leave that one block. Without it a sequence may be preempted
             right after an admission, and a crowded pool thrashes; see lab 4.
         watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
@@ -89,16 +88,6 @@ def num_blocks_at_most(
         return num_blocks
     num_of_prompt = -(-num_prompt_tokens // cache.block_size) * cache.num_blocks_at_most(1)
     return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window gives any back
-
-
-def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator) -> int:
-    """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
-
-    def does_not_fit(max_tokens: int) -> bool:
-        return num_blocks_at_most(num_prompt_tokens, max_tokens, n, config, cache) > cache.num_blocks
-
-    most = max(1, config.max_model_len - num_prompt_tokens)
-    return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
 
 
 class Growth:

@@ -51,27 +51,25 @@ class Planner:
         self._num_places_taken = 0
         self._failed: dict[int, Exception] = {}  # by seq_id: why a running sequence cannot continue
         self._preempted: list[Sequence] = []  # not yet reported in a plan
-        self._drafting: list[Sequence] = []  # with room for drafts
         self._copies: list[BlockCopy] = []  # this and the next two: since the last completed step
         self._loaded: list[int] = []
         self._num_offloaded_before = 0
         self._begin(0.0)
 
     def _begin(self, now_s: int | float) -> None:
-        """Start a new step. If the previous step was dropped, take back its room for drafts."""
+        """Start a new step. If the previous step was dropped, take back the room that its drafts got."""
         self.now_s = now_s
         self._wake_s: int | float | None = None
         self._max_tokens = self.config.max_num_batched_tokens
         self._num_tokens = 0  # planned
-        self._decodes: list[Sequence] = []
+        self._decodes: list[ScheduledChunk] = []
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
         self._refusals: dict[int, Refusal] = {}
         self._num_to_grow: int | None = None  # growth of all running sequences, in blocks; None: not counted
-        for sequence in self._drafting:
-            if sequence.table is not None:
-                self.cache.truncate(sequence.table, len(sequence.token_ids))
-        self._drafting = []
+        for sequence in self._running:
+            if sequence.open_table.num_tokens > len(sequence.token_ids):
+                self.cache.truncate(sequence.open_table, len(sequence.token_ids))
 
     # -- what a policy sees
 
@@ -112,9 +110,10 @@ class Planner:
             raise PolicyError(
                 f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
             )
+        table, num_tokens = sequence.open_table, len(sequence.token_ids)
         while True:
             try:
-                copies = self.cache.grow(sequence.open_table, len(sequence.token_ids))
+                copies = self.cache.grow(table, num_tokens)
                 break
             except OutOfBlocksError:
                 victim = next(each for each in reversed(self._running) if each not in self._planned)
@@ -128,7 +127,8 @@ class Planner:
                 self._failed[sequence.seq_id] = error
                 return False
             self._copies += copies
-        self._decodes.append(sequence)
+        token_ids = sequence.token_ids[-1:]
+        self._decodes.append(ScheduledChunk(sequence.seq_id, token_ids, num_tokens - 1, table.block_ids, 1))
         self._planned.add(sequence)
         self._num_tokens += 1
         return True
@@ -265,8 +265,8 @@ class Planner:
     def add(self, sequence: Sequence) -> None:
         self._waiting.add(sequence)
 
-    def plan(self, now_s: int | float, max_drafts: int = 0) -> StepPlan:
-        """Plan a step, with room for up to `max_drafts` drafts behind each decode. Raises PolicyError."""
+    def plan(self, now_s: int | float) -> StepPlan:
+        """Plan a step. Raises PolicyError."""
         self._begin(now_s)
         if self._running or self._waiting:
             self.policy.plan(self)
@@ -279,7 +279,7 @@ class Planner:
             )
         preempted, self._preempted = self._preempted, []
         return StepPlan(
-            chunks=(*self._decode_chunks(max_drafts), *self._prefills),
+            chunks=(*self._decodes, *self._prefills),
             num_decodes=len(self._decodes),
             num_tokens=self._num_tokens,
             copies=tuple(self._copies),
@@ -290,29 +290,11 @@ class Planner:
             wake_s=self._wake_s if self.is_empty else None,
         )
 
-    def _decode_chunks(self, max_drafts: int) -> list[ScheduledChunk]:
-        """The chunks of the planned decodes. Drafts take only tokens of the budget and unreserved free blocks that the
-        policy has left over, so they delay no sequence."""
-        chunks, budget = [], self.budget
-        for sequence in self._decodes:
-            table, num_tokens = sequence.open_table, len(sequence.token_ids)
-            # If all drafts are accepted, one more token is drawn, and must not exceed the sequence's limit.
-            num_drafts = min(max_drafts, budget, sequence.max_num_tokens - num_tokens - 1)
-            if num_drafts:
-                end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)
-                self.cache.grow(table, end)  # no copy: after `decode` the last block is not shared
-                self._drafting.append(sequence)
-                num_drafts = end - num_tokens
-                budget -= num_drafts
-            token_ids = sequence.token_ids[-1:]
-            chunks.append(ScheduledChunk(sequence.seq_id, token_ids, num_tokens - 1, table.block_ids, 1, num_drafts))
-        return chunks
-
     def commit(self) -> None:
         """Count the latest step as completed. Called before its sequences change."""
         stalls = not self._decodes and any(each.is_decoding and each not in self._planned for each in self._running)
         self.num_stalled_steps = self.num_stalled_steps + 1 if stalls else 0
-        self._copies, self._loaded, self._drafting = [], [], []
+        self._copies, self._loaded = [], []
         self._num_offloaded_before = self.cache.num_offloaded
 
     def confirm(self, sequence: Sequence, num_computed: int) -> None:

@@ -34,7 +34,7 @@ from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
 from twophase.scheduling.limits import check_request

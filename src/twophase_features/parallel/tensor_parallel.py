@@ -32,9 +32,9 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine.engine import uninterrupted
+from twophase.engine.executor import Executor
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
-from twophase_features.experts.mixture import DispatchExperts
 from twophase_features.offloading.host_memory import PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
 from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
@@ -45,21 +45,24 @@ LENGTH_BYTES = 8
 
 
 @final
-class TensorParallelGroup:
+class TensorParallelGroup(Executor):
     """The `Executor` of a model that several processes share. A group of one rank has the whole model.
 
     Attributes:
         shard: This rank's part.
-        device: Where it computes.
     """
 
     def __init__(
         self, config: ModelConfig, device: torch.device, peers: Peers | None, has_whole_experts: bool = False
     ) -> None:
         self.peers = peers
-        self.device = device if peers is None else peers.device
         rank, world_size = (0, 1) if peers is None else (peers.rank, peers.world_size)
         self.shard = Shard(config, rank, world_size, has_whole_experts)
+        super().__init__(self.shard.config, device if peers is None else peers.device)
+        self.experts, self.is_driver = self.shard.experts, rank == 0
+        if peers is not None:
+            self.sum_over_ranks = self._sum
+            self.dispatch_experts = ExpertParallel(peers) if has_whole_experts else None
 
     @classmethod
     def join(
@@ -91,32 +94,10 @@ class TensorParallelGroup:
         peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
         return cls(config, device, peers, has_whole_experts)
 
-    @property
-    def part(self) -> ModelConfig:
-        return self.shard.config
-
-    @property
-    def experts(self) -> slice:
-        return self.shard.experts
-
-    @property
-    def is_driver(self) -> bool:
-        return self.shard.rank == 0
-
-    @property
-    def sum_over_ranks(self) -> Callable[[Tensor], Tensor] | None:
-        """The function that the model applies to the output of a layer cut by input; None: nothing is cut."""
-        return None if self.peers is None else self._sum
-
     def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
         assert self.peers is not None
         self.peers.all_reduce(x, "the sum of hidden states over the ranks")
         return x
-
-    @property
-    def dispatch_experts(self) -> DispatchExperts | None:
-        """How the model's experts are reached; None: each rank has all of them, or a part of each."""
-        return ExpertParallel(self.peers) if self.peers is not None and self.shard.has_whole_experts else None
 
     def cut(self, name: str, tensor: Any) -> Any:
         return self.shard.cut(name, tensor)

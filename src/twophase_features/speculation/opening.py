@@ -8,7 +8,6 @@ import torch
 
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.config import EngineConfig
-from twophase.engine.drafter import Drafter
 from twophase.engine.runner import ModelRunner
 from twophase.model.config import ModelConfig
 from twophase.model.llama import LlamaModel
@@ -16,6 +15,7 @@ from twophase.model.tokenizer import Tokenizer
 from twophase.scheduling.limits import SchedulerConfig
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
+from twophase_features.speculation.drafter import Drafter
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.gate import SpeculationGate
 from twophase_features.speculation.speculator import Speculator
