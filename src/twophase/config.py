@@ -10,17 +10,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import MAX_SEED
-from twophase.core.rules import (
-    FLAG,
-    Rule,
-    apply_rules,
-    number,
-    one_of,
-    option,
-    optional,
-    rules_of,
-    whole_number,
-)
+from twophase.core.rules import FLAG, Rule, apply_rules, number, one_of, option, optional, rules_of, whole_number
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"

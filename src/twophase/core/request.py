@@ -144,11 +144,6 @@ class SamplingParams:
         """Whether the most likely token is taken, without a draw."""
         return self.temperature == 0
 
-    @property
-    def logprobs_temperature(self) -> float | int:
-        """Divides the logits before log-probabilities are taken; 1 except in a beam search (`NextTokenParams`)."""
-        return 1
-
 
 RULES = rules_of(SamplingParams)
 

@@ -3,7 +3,6 @@
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention separates sequences.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -168,15 +167,7 @@ def rope_tables(
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_half"]:
     """Radians per position of each rotated pair: theta ** (-2 i / D) for i in [0, D/2), then the scaling."""
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.rope_type != "llama3":
-        return inv_freq / rope.factor  # a factor other than 1 is linear scaling
-    # Llama 3.1: slow pairs turn `factor` times slower, fast pairs are unchanged, others blended. A pair is slow if a
-    # full rotation takes more than original context / low_freq_factor positions, fast if it takes less than original
-    # context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)
-    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # in the original context
-    fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    fast = fast.clamp(0, 1)  # 0: slow pair, 1: fast pair
-    return (1 - fast) * inv_freq / rope.factor + fast * inv_freq
+    return inv_freq if rope.scaling is None else rope.scaling(inv_freq)
 
 
 def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:

@@ -1,4 +1,1 @@
-"""Which sequences run, and which blocks they have; no tensors.
-
-Public: `scheduler`, `planner`, `policy`, `limits` (request validation and admission too), `sequence`.
-"""
+"""Which sequences run, and which blocks they have; no tensors."""
