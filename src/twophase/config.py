@@ -94,8 +94,8 @@ class EngineConfig:
         policy: Chooses the sequences of a step and their order (twophase.scheduling.policy); None: `PriorityPolicy`.
         admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;
             'reserve', their worst case; 'estimate', as many as finished requests have needed.
-        kv_tier: Second-level storage of K/V blocks evicted from the pool (`twophase.cache.tier.KVTier`), from which a
-            request with the same prefix, or a preempted one, loads them back. Requires prefix caching.
+        kv_tier: Second-level storage of K/V blocks evicted from the pool (`KVTier`), from which a request with the same
+            prefix, or a preempted one, loads them back. Requires prefix caching.
         preemption_mode: 'swap' is short for a `kv_tier` in host memory: the K/V of a preempted request is offloaded and
             loaded back. 'recompute' computes it again.
         num_swap_blocks: Blocks of that tier, pinned for a CUDA device; None: as many as the pool has, and at most a
@@ -136,7 +136,7 @@ class EngineConfig:
     max_trace_steps: int | None = option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
     policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", "rank", "plan", "fresh")
     admission: str = option("optimistic", one_of(*ADMISSIONS))
-    kv_tier: Any = _own("a KV tier (twophase.cache.tier.KVTier)", "attach", "match", "load", "store")
+    kv_tier: Any = _own("a KV tier (twophase_features.offloading.tier.KVTier)", "attach", "match", "load", "store")
     preemption_mode: str = option("recompute", one_of("recompute", "swap"))
     num_swap_blocks: int | None = option(None, optional(whole_number(1)))
     admission_watermark: float | int = option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))

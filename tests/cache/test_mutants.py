@@ -16,7 +16,7 @@ from twophase.cache.manager import CacheManager
 POOL, PREFIX, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
 )
-TIER = "twophase.cache.tier"
+TIER = "twophase.core.plan"
 TRANSFERS = "twophase_features.offloading.transfers"
 WINDOW, GROUPS, CACHE, HITS = (
     f"twophase_features.windows.{name}"

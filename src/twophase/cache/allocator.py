@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,14 @@ class KVAllocator(Protocol):
 
     Attributes:
         num_blocks, block_size: Blocks in the pool, and slots per block.
-        tier, num_offloaded: The KV tier that `load` reads from, and the blocks that it has copied so far.
+        tier: The `KVTier` that `load` reads from (twophase_features.offloading.tier).
+        num_offloaded: Blocks that it has copied so far.
         description: For error messages: which part of its sequence a table holds, if not all.
     """
 
     num_blocks: int
     block_size: int
-    tier: KVTier | None = None
+    tier: Any = None
     num_offloaded: int = 0
     description: str = ""
 

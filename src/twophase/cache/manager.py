@@ -8,9 +8,8 @@ from typing import Any
 from twophase.cache.allocator import CacheStats, KVAllocator
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.prefix_cache import CachedPrefix, PrefixCache
-from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 from twophase.doors import feature
 
 NEVER = sys.maxsize
@@ -71,9 +70,7 @@ class CacheManager(KVAllocator):
     num_groups = 1
     table_class: type[BlockTable] = BlockTable
 
-    def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: KVTier | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: Any = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching

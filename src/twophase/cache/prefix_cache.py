@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 
 DIGEST_BYTES = 16
 

@@ -14,6 +14,17 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class BlockKey(NamedTuple):
+    """The key of a full block: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+
+    digest: bytes
+    token_bytes: bytes
+
+    def of_group(self, group: int) -> "BlockKey":
+        """The key of the block that a group of layers has for the same tokens."""
+        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
+
+
 class ScheduledChunk(NamedTuple):
     """The tokens one sequence computes in a step. (A NamedTuple: hundreds are made in every step.)
 
@@ -22,8 +33,8 @@ class ScheduledChunk(NamedTuple):
     Attributes:
         token_ids: At least one.
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
-            -1 where a block left the sliding window. Of groups of layers, the blocks for the same tokens are side by
-            side.
+            -1 where a block left the sliding window. The blocks that groups of layers have for the same tokens are
+            side by side.
         num_samples: Tokens to draw from the last position's logits: 0 while a prefill goes on, as a rule 1, n when a
             prompt is done and its n completions fork.
         num_drafts: How many of the last tokens are drafts: the step samples after each, and after the token before

@@ -5,7 +5,6 @@ Plain functions over frozen weights. The batch is one flat row of tokens; only a
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,19 +31,12 @@ def attention_spec(config: ModelConfig) -> AttentionSpec:
     )
 
 
-def layer_groups(config: ModelConfig) -> Any:
-    """Groups of layers with their own blocks (twophase_features.windows.layer_groups.LayerGroups); None: one group."""
-    return feature("windows.layer_groups").group_layers(config.sees_all) if config.is_mixed else None
-
-
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
     """The backend that `make` builds; for full and sliding layers, a backend that combines one of each kind."""
-    spec, groups = attention_spec(config), layer_groups(config)
-    if groups is None:
+    spec = attention_spec(config)
+    if not config.is_mixed:
         return make(spec)
-    mixed: AttentionBackend = feature("windows.mixed_backend").MixedBackend(
-        make(replace(spec, window=None)), make(spec), groups.sees_all
-    )
+    mixed: AttentionBackend = feature("windows.mixed_backend").mixed_backend(config, spec, make)
     return mixed
 
 

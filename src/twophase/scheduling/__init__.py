@@ -1,1 +1,4 @@
-"""Which sequences run, and which blocks they have; no tensors."""
+"""Which sequences run, and which blocks they have; no tensors.
+
+Public: `scheduler`, `planner`, `policy`, `limits` (request validation, admission), `sequence`.
+"""

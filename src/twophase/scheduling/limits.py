@@ -11,19 +11,16 @@ from twophase.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence. `EngineConfig` checks each option by itself; here they must fit together.
+    """Limits on one step and on one sequence: options of `EngineConfig`, which checks each by itself. Here they must
+    fit together.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
-        max_num_batched_tokens: Tokens computed in one step.
-        max_model_len: Prompt and output tokens of one sequence together.
-        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt that does not fit beside the
-            running decodes holds up the queue until they end.
-        admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
-            'optimistic': one for each sequence (`Growth`). 'reserve', 'estimate': see twophase_features.admission.
-        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block. Without it a sequence may be preempted
-            right after an admission, and a crowded pool thrashes; see lab 4.
-        watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
+        enable_chunked_prefill: Without it a prompt that does not fit beside the running decodes holds up the queue
+            until they end.
+        reserve_growth: Whether 'optimistic' and 'estimate' leave a block to each running sequence. Without it a
+            sequence may be preempted right after an admission, and a crowded pool thrashes; see lab 4.
+        watermark: `admission_watermark`; does not hold while no sequence runs.
 
     Raises:
         ConfigError: The token budget is below `max_num_seqs`.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.cache.allocator import KVTable
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.core.request import Request
 
 

@@ -6,13 +6,14 @@ from operator import index
 from typing import Any
 
 from twophase.cache.manager import BlockTable, CacheManager
-from twophase.cache.tier import BlockKey, KVTier
+from twophase.core.plan import BlockKey
+from twophase_features.offloading.tier import KVTier
 
 logger = logging.getLogger(__name__)
 
 
 def offer(cache: CacheManager, table: BlockTable, keys: Sequence[BlockKey]) -> None:
-    """Note which blocks behind a new table's prefix hit the tier has; `keys` are those of all its blocks, in order."""
+    """Note which blocks behind a new table's prefix hit the tier has; `keys` has a key for each block, in order."""
     assert cache.tier is not None
     behind = keys[table.num_tokens // cache.block_size :]
     of_groups = [key.of_group(group) for key in behind for group in range(cache.num_groups)]

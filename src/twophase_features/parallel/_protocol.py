@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.model.config import ModelConfig
 from twophase.scheduling.limits import SchedulerConfig
 

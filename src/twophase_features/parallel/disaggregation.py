@@ -28,9 +28,9 @@ from typing import Any, final
 import torch
 
 from twophase.cache.manager import CacheManager
-from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.plan import BlockKey
 from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats

@@ -1,18 +1,9 @@
-"""A KV tier: K and V that are kept elsewhere, and found again by a block's tokens."""
+"""The door for K and V that are kept elsewhere, and found again by a block's tokens."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-
-class BlockKey(NamedTuple):
-    """The key of a full block: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
-
-    digest: bytes
-    token_bytes: bytes
-
-    def of_group(self, group: int) -> "BlockKey":
-        """The key of the block that a group of layers has for the same tokens."""
-        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
+from twophase.core.plan import BlockKey
 
 
 @runtime_checkable
