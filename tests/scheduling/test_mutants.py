@@ -475,23 +475,16 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one place for n completions",
-        "self._num_places_taken += sequence.num_completions",
-        "self._num_places_taken += 1",
+        "elif sequence.num_completions > self.num_free_places:",
+        "elif self.num_free_places < 1:",
         test_timelines.test_places_are_kept_for_all_who_come_in_together,
         module="planner",
     ),
     scheduler_mutant(
         "running forks take one place",
-        "return self.config.max_num_seqs - self._num_places_taken",
-        "return self.config.max_num_seqs - len(self._running)",
+        "sum(each.num_completions for each in self._running)",
+        "len(self._running)",
         test_timelines.test_places_are_kept_for_completions_not_forked_yet,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "places of completions are lost",
-        "self._num_places_taken -= sequence.num_completions",
-        "self._num_places_taken -= 1",
-        test_planner.test_places_come_back_from_what_never_forked,
         module="planner",
     ),
     scheduler_mutant(

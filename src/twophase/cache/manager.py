@@ -78,7 +78,6 @@ class CacheManager(KVAllocator):
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size)
         self._tables: set[Any] = set()  # BlockTables
-        self._num_empty_slots = 0  # in last blocks that are not full, of one group
         self._num_queries = self._num_queried_tokens = self._num_hit_tokens = 0
 
     @property
@@ -139,7 +138,6 @@ class CacheManager(KVAllocator):
             and table in self._tables
         ):
             table.num_tokens = num_tokens
-            self._num_empty_slots -= num_new
             return ()
         return self._grow_by_blocks(table, num_tokens)
 
@@ -147,15 +145,14 @@ class CacheManager(KVAllocator):
         num_places = self._num_places(table, num_tokens)
         if num_tokens == table.num_tokens:
             return ()
-        num_empty, shared_ids = -table.num_tokens % self.block_size, []
+        shared_ids: list[int] = []
         new_ids = self._take(num_places * self.num_groups)  # raises before anything has changed
         if self._must_copy_tail(table):
-            num_empty, shared_ids = 0, table.block_ids[-self.num_groups :]
+            shared_ids = table.block_ids[-self.num_groups :]
             del table.block_ids[-self.num_groups :]
             for shared_id in shared_ids:
                 self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
         table.block_ids += new_ids
-        self._num_empty_slots += -num_tokens % self.block_size - num_empty
         table.num_tokens = num_tokens
         if table.num_uncounted_tokens:
             self._num_queries += 1
@@ -190,7 +187,6 @@ class CacheManager(KVAllocator):
         num_kept = -(-num_tokens // self.block_size) * self.num_groups
         for block_id in reversed(table.block_ids[num_kept:]):
             self._pool.release(block_id, is_cached=False)
-        self._num_empty_slots += -num_tokens % self.block_size - -table.num_tokens % self.block_size
         # A new list: a step plan may still hold the old one.
         table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens
 
@@ -240,9 +236,6 @@ class CacheManager(KVAllocator):
         """As `KVAllocator`; frees the last block first, so that a block is evicted before its prefix."""
         self._require_open(table)
         self._tables.remove(table)
-        num_empty = -table.num_tokens % self.block_size
-        if num_empty and self._pool.ref_counts[table.block_ids[-1]] == 1:
-            self._num_empty_slots -= num_empty
         for block_id in reversed(table.held_blocks):
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
         # A new list, not clear(): a step plan may still hold the old one.
@@ -258,9 +251,12 @@ class CacheManager(KVAllocator):
         self._pool.blank_all()
 
     def stats(self) -> CacheStats:
-        """As `KVAllocator`; takes constant time."""
-        pool, num_empty = self._pool, self.num_groups * self._num_empty_slots
-        num_slots = pool.num_in_use * self.block_size
+        """As `KVAllocator`; only last blocks have empty slots, and tables that share one have as many tokens."""
+        pool, num_slots = self._pool, self._pool.num_in_use * self.block_size
+        empty_in = {
+            table.block_ids[-1]: -table.num_tokens % self.block_size for table in self._tables if table.block_ids
+        }
+        num_empty = self.num_groups * sum(empty_in.values())
         return CacheStats(
             num_blocks=self.num_blocks,
             num_in_use=pool.num_in_use,

@@ -48,7 +48,6 @@ class Planner:
         self.num_stalled_steps = 0
         self._running: list[Sequence] = []  # by rank
         self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
-        self._num_places_taken = 0
         self._failed: dict[int, Exception] = {}  # by seq_id: why a running sequence cannot continue
         self._preempted: list[Sequence] = []  # not yet reported in a plan
         self._copies: list[BlockCopy] = []  # this and the next two: since the last completed step
@@ -78,7 +77,7 @@ class Planner:
 
     @property
     def num_free_places(self) -> int:
-        return self.config.max_num_seqs - self._num_places_taken
+        return self.config.max_num_seqs - sum(each.num_completions for each in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -158,7 +157,6 @@ class Planner:
             return 0
         self._waiting.remove(sequence)
         self._run(sequence)
-        self._num_places_taken += sequence.num_completions
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
@@ -311,6 +309,5 @@ class Planner:
             return
         self.cache.close(sequence.table)
         self._running.remove(sequence)
-        self._num_places_taken -= sequence.num_completions
         self._failed.pop(sequence.seq_id, None)
         sequence.table, sequence.num_computed_tokens = None, 0
