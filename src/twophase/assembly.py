@@ -130,11 +130,8 @@ def _find(model: str) -> Path:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
-    """The scheduler's limits, with defaults in place of None.
-
-    Raises:
-        ConfigError: An invalid limit, or more tokens than the model has positions.
-    """
+    """The scheduler's limits, with defaults in place of None. Raises ConfigError for an invalid limit, or more tokens
+    than the model has positions."""
     longest = model.max_position_embeddings
     max_model_len = longest if config.max_model_len is None else config.max_model_len
     if not 2 <= max_model_len <= longest:

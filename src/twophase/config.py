@@ -166,12 +166,8 @@ class EngineConfig:
 
 
 def configured(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig:
-    """`config`, or the default configuration, with these options replaced.
-
-    Raises:
-        TypeError: An unknown option; names the most similar option.
-        ConfigError: As `EngineConfig`.
-    """
+    """`config`, or the default configuration, with these options replaced. Raises TypeError for an unknown option, and
+    names the most similar one; ConfigError as `EngineConfig`."""
     for name in options:
         if name not in DEFAULTS:
             near = difflib.get_close_matches(name, DEFAULTS, n=1)

@@ -122,9 +122,7 @@ class LLM:
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
         """Search for the likeliest completions of each prompt; returns a `BeamSearchOutput` per prompt, in order.
-
-        `params` is `BeamSearchParams`. Raises as `generate`.
-        """
+        `params` is `BeamSearchParams`. Raises as `generate`."""
         self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))
         return feature("beam_search.search").search(self, several, params, use_tqdm)

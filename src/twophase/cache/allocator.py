@@ -94,10 +94,8 @@ class KVAllocator(Protocol):
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
         """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
-        for the copy of a shared last block (copy-on-write) among them.
-
-        Raises CacheStateError if the table is not open here, or has more than `num_tokens` tokens already.
-        """
+        for the copy of a shared last block (copy-on-write) among them. Raises CacheStateError if the table is not open
+        here, or has more tokens already."""
         return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
@@ -145,9 +143,7 @@ class KVAllocator(Protocol):
     @abstractmethod
     def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
-
-        Raises OutOfBlocksError if too few blocks are free, and CacheStateError as `num_blocks_needed`.
-        """
+        Raises OutOfBlocksError if too few blocks are free, and CacheStateError as `num_blocks_needed`."""
 
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         """Tokens [0, num_computed) have their K and V in the table's slots, so others may share the full blocks."""

@@ -44,9 +44,7 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks, each with a reference count of 1; evicts cached blocks when the blank blocks run out.
-
-        Raises OutOfBlocksError if fewer than `num_blocks` are free.
-        """
+        Raises OutOfBlocksError if fewer than `num_blocks` are free."""
         if num_blocks > self.num_free:
             raise OutOfBlocksError(
                 f"{num_blocks} blocks wanted, {self.num_free} of {self.num_blocks} free. Free or preempt a sequence, "
@@ -61,10 +59,8 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id: int) -> None:
-        """Add an owner to a block with contents; a cached block is no longer free.
-
-        Raises CacheStateError if there is no such block, or it is blank.
-        """
+        """Add an owner to a block with contents; a cached block is no longer free. Raises CacheStateError if there is
+        no such block, or it is blank."""
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
             if block_id not in self._cached:
@@ -73,10 +69,8 @@ class BlockPool:
         self.ref_counts[block_id] += 1
 
     def release(self, block_id: int, is_cached: bool) -> None:
-        """Remove an owner; the last owner frees the block, as cached or as blank.
-
-        Raises CacheStateError if there is no such block, or it has no owner (double free).
-        """
+        """Remove an owner; the last owner frees the block, as cached or as blank. Raises CacheStateError if there is no
+        such block, or it has no owner (double free)."""
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
             raise CacheStateError(f"Block {block_id} is free already; a block can be freed once per owner.")

@@ -150,7 +150,8 @@ RULES = rules_of(SamplingParams)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it.
+    """One prompt and how to continue it. A field that breaks its rule raises InvalidRequestError. (Policies sort by
+    these numbers: a NaN would disorder the queue.)
 
     Attributes:
         request_id: Unique among the engine's unfinished requests.
@@ -162,9 +163,6 @@ class Request:
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
         tenant: The request's owner, for `FairPolicy`.
         ttft_slo_s: Deadline of the first token, in seconds from arrival, for `DeadlinePolicy`; None: no deadline.
-
-    Raises:
-        InvalidRequestError: A field breaks its rule. (Policies sort by these numbers: a NaN would disorder the queue.)
     """
 
     request_id: str

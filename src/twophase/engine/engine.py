@@ -287,10 +287,8 @@ class Engine:
         return self._stat_logger.stats()
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
-
-        -1 stands for a block that left the sliding window and was freed.
-        """
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked). -1
+        stands for a block that left the sliding window and was freed."""
         sequences = self._scheduler.sequences.values()
         forked = {each.request.request_id for each in sequences if each.index}
         tables = {}

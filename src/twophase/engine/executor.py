@@ -43,18 +43,13 @@ class Executor:
         return count
 
     def run(self, runner: ModelRunner) -> Runner:
-        """The engine's runner, given the runner of this process's part.
-
-        Raises SystemExit in a process that is not the driver, when it has served and the driver has closed.
-        """
+        """The engine's runner, given the runner of this process's part. Raises SystemExit in a process that is not the
+        driver, when it has served and the driver has closed."""
         return runner
 
 
 def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> Executor:
-    """The executor for `config`, once all processes of the model have joined.
-
-    Raises ConfigError or PeerLostError as `TensorParallelGroup.join`.
-    """
+    """The executor for `config`, once all processes of the model have joined. Raises as `TensorParallelGroup.join`."""
     if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
         return Executor(model_config, device)
     group = feature("parallel.tensor_parallel").TensorParallelGroup

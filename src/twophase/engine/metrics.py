@@ -53,8 +53,7 @@ class EngineStats:
 
 
 class StepRecord(NamedTuple):
-    """A step that has run, and the engine's clock; `chunks` and `preempted` as in `StepTrace`, taken before any
-    sequence ends."""
+    """A step that has run, and the engine's clock. `chunks` and `preempted`, as in `StepTrace`, precede the ends."""
 
     plan: StepPlan
     chunks: tuple[tuple[str, int, int, int], ...]

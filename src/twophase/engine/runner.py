@@ -129,10 +129,8 @@ class PackedBatch:
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
     def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1].
-
-        Views of two buffers, which are tensors or NumPy arrays.
-        """
+        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1]: views of two
+        buffers, which are tensors or NumPy arrays."""
         num_seqs = len(self.query_lens)
         cu_start = _aligned(num_seqs)
         tables_start = cu_start + _aligned(num_seqs + 1)

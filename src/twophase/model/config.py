@@ -184,13 +184,9 @@ ARCHITECTURES = (*FAMILIES, *FAMILIES_OF_FEATURES)
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read `folder`/config.json (and the end-of-text ids of generation_config.json).
-
-    Raises:
-        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or an unsupported
-            feature.
-        ConfigError: The file asks for a feature whose package is not installed.
-    """
+    """Read `folder`/config.json (and the end-of-text ids of generation_config.json). Raises ModelFolderError for a
+    missing or broken file, a missing or nonsensical value, or an unsupported feature; ConfigError if the file asks for
+    a feature whose package is not installed."""
     path = folder / "config.json"
     if not path.is_file():
         problem = f"{path} is missing" if folder.is_dir() else f"{folder} is not a folder"

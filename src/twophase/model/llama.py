@@ -93,10 +93,8 @@ class LlamaModel:
         after_layer: Callable[[int], None] | None = None,
     ) -> Float[Tensor, "T N"]:
         """Final hidden states of a step's tokens, before the last linear layer; their K and V go into `kv_cache`.
-
         `plan` is `backend.plan` of the step's batch. `after_layer` is called with a layer's number when its K and V are
-        written.
-        """
+        written."""
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
             x = F.embedding(token_ids, weights.embed).to(weights.dtype)

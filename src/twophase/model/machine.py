@@ -50,9 +50,7 @@ def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
     """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
-
-    Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here.
-    """
+    Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here."""
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
         return TorchBackend(spec, block_size, fused_seqs=FUSED_SEQS if is_slow_in_parts else 0)

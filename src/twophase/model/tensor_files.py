@@ -29,10 +29,8 @@ class StoredTensor(NamedTuple):
 
 
 class TensorFiles:
-    """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied.
-
-    Raises ModelFolderError if a file is missing, truncated or not a safetensors file.
-    """
+    """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied. Raises
+    ModelFolderError if a file is missing, truncated or not a safetensors file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

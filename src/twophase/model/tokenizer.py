@@ -34,11 +34,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read tokenizer.json, and the lists of special and added tokens beside it.
-
-        Raises:
-            ModelFolderError: tokenizer.json is missing or unreadable, or a file beside it does not have its form.
-        """
+        """Read tokenizer.json, and the lists of special and added tokens beside it. Raises ModelFolderError if one of
+        them cannot be read, or does not have its form."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelFolderError(

@@ -89,9 +89,7 @@ def num_blocks_at_most(
 
 class Growth:
     """Counts the free blocks that an admission leaves to each running sequence: one each, by `admission='optimistic'`.
-
-    twophase_features.admission has the other rules.
-    """
+    Other rules are in twophase_features.admission."""
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         self.config, self.cache = config, cache

@@ -132,11 +132,8 @@ class Policy(abc.ABC):
 
 
 def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail.
-
-    Raises InvalidRequestError if the policy raises, or its key is not a tuple of numbers (or of such tuples), or has a
-    NaN.
-    """
+    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail. Raises
+    InvalidRequestError if the policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN."""
     request_id = sequence.request.request_id
     try:
         rank = policy.rank(sequence)
