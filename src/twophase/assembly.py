@@ -50,12 +50,9 @@ class Parts(NamedTuple):
 
 @plain_context()
 def assemble(model: str, config: EngineConfig) -> Parts:
-    """Open a model and build an engine around it. Invalid options are refused before a weight is read.
+    """Open a model and build an engine around it; raises as `LLM`. Invalid options are refused before a weight is read.
 
     On ranks other than the driver it does not return: `executor.run` serves until the driver closes.
-
-    Raises:
-        ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
     """
     # Check: each option alone, then pairs of options, then the options against the model's folder.
     device, folder = resolve_device(config.device), _find(model)

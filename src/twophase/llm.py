@@ -142,8 +142,8 @@ class LLM:
             special_tokens_in_content: Whether the text of a special token in a message is that token.
 
         Raises:
-            InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
-            ModelFolderError: The chat template cannot be read.
+            InvalidRequestError, ModelFolderError: There is no tokenizer or no chat template, or none that can be read;
+                or as `generate`.
         """
         prompts = feature("chat.conversation").prompts_of(self, messages, special_tokens_in_content)
         return self.generate(prompts, sampling_params, use_tqdm)
@@ -152,11 +152,8 @@ class LLM:
         """Continue one prompt, yielding the text piece by piece; joined, the pieces are `generate`'s text.
 
         The request is added at the first `next`, and aborted when the iterator is closed early. Several streams may be
-        read alternately.
-
-        Raises:
-            InvalidRequestError: As `generate`; or more than one completion is asked for.
-            GenerationError: The request failed while it ran.
+        read alternately. Raises InvalidRequestError as `generate`, or for n > 1; GenerationError if the request fails
+        while it runs.
         """
         self.check_usable()
         params = SamplingParams() if sampling_params is None else sampling_params

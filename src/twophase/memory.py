@@ -105,15 +105,13 @@ def _read_fields(path: Path) -> dict[str, int]:
 def num_blocks_that_fit(
     bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:
-    """The number of blocks that fill a share of the memory that is free on `device` now.
+    """The number of blocks that fill a share of the memory that is free on `device` now. Raises ConfigError if not even
+    one block fits.
 
     Args:
         bytes_per_block: Bytes of a block, including the draft model's block if there is one.
         fraction: The share to fill; None: the default for the device, and at most 2 GiB of a CPU's memory.
         reserved_bytes: Bytes to keep for a step (twophase_features.step_memory).
-
-    Raises:
-        ConfigError: Not even one block fits.
     """
     share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
     free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)

@@ -40,14 +40,12 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The contents of a block, of `block_size` slots, a power of two.
+    """The contents of a block, of `block_size` slots, a power of two. Raises ConfigError if rows of `head_dim` values
+    are not a multiple of 16 bytes.
 
     Attributes:
         num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
         dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
-
-    Raises:
-        ConfigError: Rows of `head_dim` values are not a multiple of 16 bytes.
     """
 
     num_layers: int
@@ -95,7 +93,7 @@ def spec_from_option(
 
 class KVCache:
     """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed. The
-    attention backend writes into `layers`.
+    attention backend writes into `layers`. Raises ConfigError if the memory is not there.
 
     Args:
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
@@ -105,9 +103,6 @@ class KVCache:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
         layers: Each layer's pages. Layers at the same place in different groups share pages, not blocks.
         num_groups: Groups of layers.
-
-    Raises:
-        ConfigError: The memory is not there.
     """
 
     def __init__(

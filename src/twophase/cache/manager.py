@@ -57,14 +57,12 @@ class CacheManager(KVAllocator):
     Knows nothing of requests or tensors. All methods but `reset_prefix_cache` take time independent of `num_blocks`.
 
     Args:
+        num_blocks: At least 1, or ConfigError is raised.
         enable_prefix_caching: Whether `open` looks up the prefix of its tokens.
         tier: The KV tier to which evicted blocks are offloaded, and from which they are loaded.
 
     Attributes:
         num_groups: Groups of layers; a table lists one block per group for the same tokens, side by side.
-
-    Raises:
-        ConfigError: `num_blocks` is below 1.
     """
 
     num_groups = 1

@@ -41,13 +41,9 @@ def parse_prompt(
 ) -> tuple[tuple[int, ...], str | None, str, str]:
     """Check a prompt and encode its text. Returns token ids, the text (None where ids were given), salt and tenant.
 
-    Args:
-        cache_salt, tenant: Override the prompt's own.
-        max_model_len: Longer prompts are refused before their ids are checked; None: unlimited.
-
-    Raises:
-        InvalidRequestError: The prompt is not a `Prompt`; it is text and there is no tokenizer; it is empty or too
-            long; an id is not in the vocabulary; or its salt or tenant is not text.
+    `cache_salt` and `tenant` override the prompt's own. Prompts longer than `max_model_len`, unless None, are refused
+    before their ids are checked. Raises InvalidRequestError if the prompt is not a `Prompt`; it is text and there is no
+    tokenizer; it is empty or too long; an id is not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):

@@ -11,8 +11,8 @@ from twophase.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence: options of `EngineConfig`, which checks each by itself. Here they must
-    fit together.
+    """Limits on one step and on one sequence: options of `EngineConfig`, which checks each by itself. Raises
+    ConfigError if the token budget is below `max_num_seqs`.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
@@ -21,9 +21,6 @@ class SchedulerConfig:
         reserve_growth: Whether 'optimistic' and 'estimate' leave a block to each running sequence. Without it a
             sequence may be preempted right after an admission, and a crowded pool thrashes; see lab 4.
         watermark: `admission_watermark`; does not hold while no sequence runs.
-
-    Raises:
-        ConfigError: The token budget is below `max_num_seqs`.
     """
 
     max_num_seqs: int

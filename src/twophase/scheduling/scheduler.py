@@ -102,13 +102,9 @@ class Scheduler:
     # -- one step
 
     def schedule(self, now_s: int | float = 0.0) -> StepPlan:
-        """Plan the next step. The plan is empty if no request is left, or if the policy waits until `plan.wake_s`.
-
-        `now_s` is the time on the clock of the requests' `arrival_s`.
-
-        Raises:
-            PolicyError: The policy broke a rule, or planned nothing though a request is unfinished.
-        """
+        """Plan the next step; `now_s` is the time on the clock of the requests' `arrival_s`. The plan is empty if no
+        request is left, or if the policy waits until `plan.wake_s`. Raises PolicyError if the policy broke a rule, or
+        planned nothing though a request is unfinished."""
         self._plan = None
         self._plan = self.planner.plan(now_s)
         return self._plan
@@ -119,14 +115,11 @@ class Scheduler:
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
         """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that
-        have ended since are skipped.
+        have ended since are skipped. Raises ValueError, and changes nothing, if `plan` is not the latest plan or
+        `sampled` does not match.
 
-        Args:
-            sampled: `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
-                the token drawn after them, which are cut after a stop token and at the length limit.
-
-        Raises:
-            ValueError: `plan` is not the latest plan, or `sampled` does not match it; nothing has changed.
+        `sampled` has `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
+        the token drawn after them, which are cut after a stop token and at the length limit.
         """
         if plan is not self._plan:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
