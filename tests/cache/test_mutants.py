@@ -150,7 +150,7 @@ BOOKKEEPING_MUTANTS = [
     ("layers that see all keys free too", CACHE, "groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]", "groups = list(range(self.num_groups))"),
     ("only the first sliding group frees", CACHE, "for group, sees_all in enumerate(self.sees_all) if not sees_all]\n        return [", "for group, sees_all in enumerate(self.sees_all) if not sees_all][:1]\n        return ["),
     ("freed in the neighbour's place", CACHE, "place * self.num_groups + group for place", "(place + (place == 0)) * self.num_groups + group for place"),
-    ("the tail of one group is copied", MANAGER, "shared_ids = 0, table.block_ids[-self.num_groups :]", "shared_ids = 0, table.block_ids[-1:]"),
+    ("the tail of one group is copied", MANAGER, "shared_ids = table.block_ids[-self.num_groups :]", "shared_ids = table.block_ids[-1:]"),
     ("copies of one group are announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
     ("a window is reserved for all", CACHE, "num_places if is_full or not num_places else", ""),
     ("all is reserved for sliding layers", CACHE, "num_places if is_full or not num_places else", "num_places if True else"),

@@ -13,7 +13,6 @@ from twophase.core.plan import BlockCopy, BlockKey
 from twophase.doors import feature
 
 NEVER = sys.maxsize
-TRANSFERS = "offloading.transfers"  # moves blocks to and from a KV tier
 
 
 @dataclass(slots=True, eq=False)
@@ -101,13 +100,13 @@ class CacheManager(KVAllocator):
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            feature(TRANSFERS).offer(self, table, keys)
+            feature("offloading.transfers").offer(self, table, keys)
         self._tables.add(table)
         return table
 
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
         """As `KVAllocator`: the blocks after the prefix hit that the tier offered to `open`, up to a missing one."""
-        return [] if self.tier is None else feature(TRANSFERS).load(self, table, token_ids)
+        return [] if self.tier is None else feature("offloading.transfers").load(self, table, token_ids)
 
     # -- growing and shrinking
 
@@ -164,7 +163,7 @@ class CacheManager(KVAllocator):
         block_ids = self._pool.allocate(num_blocks)
         if self.tier is not None:
             keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
-            self.num_offloaded += feature(TRANSFERS).store(self.tier, keys)
+            self.num_offloaded += feature("offloading.transfers").store(self.tier, keys)
         for block_id in block_ids:
             self._prefixes.forget(block_id)
         return block_ids
