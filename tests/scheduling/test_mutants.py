@@ -523,7 +523,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_free_blocks - num_to_grow - num_own - num_watermark",
+        "num_free_blocks - self._num_to_grow - num_own - num_watermark",
         "num_free_blocks - num_watermark",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="planner",
@@ -720,6 +720,20 @@ MUTANTS = [
         "num_own = 0 if is_running else self.growth(sequence, table)",
         "num_own = 0",
         exact_worst_case,
+        module="planner",
+    ),
+    scheduler_mutant(
+        "who was let in is not counted any more",
+        "            self._num_to_grow += self.growth(sequence, table)\n",
+        "            pass\n",
+        exact_worst_case,
+        module="planner",
+    ),
+    scheduler_mutant(
+        "the counts outlive what they count",
+        "        self._num_to_grow: int | None = None  #",
+        "        self._num_to_grow = getattr(self, '_num_to_grow', None)  #",
+        WAYS.test_what_one_gives_back_another_may_have,
         module="planner",
     ),
     admission_mutant(

@@ -65,6 +65,7 @@ class Planner:
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
         self._refusals: dict[int, Refusal] = {}
+        self._num_to_grow: int | None = None  # growth of all running sequences, in blocks; None: not counted
         for sequence in self._running:
             if sequence.open_table.num_tokens > len(sequence.token_ids):
                 self.cache.truncate(sequence.open_table, len(sequence.token_ids))
@@ -186,6 +187,9 @@ class Planner:
         """Open a waiting sequence's table and reserve blocks for all its tokens; or return the reason for a refusal."""
         num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
+        is_hit = table.num_cached_tokens > 0
+        if is_hit:  # a shared block does not become free when it leaves its owner's window
+            self._num_to_grow = None
         num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
         if may_split:
             fits = self.cache.num_blocks_needed(table, num_tokens) <= num_spare
@@ -195,6 +199,7 @@ class Planner:
         if not may_split and num_tokens - num_known > self.budget:
             refusal = Refusal.BUDGET
         if refusal is not None:
+            self._num_to_grow = None if is_hit else self._num_to_grow
             self.cache.close(table)
             return refusal
         self.cache.reserve(table, num_tokens)
@@ -203,6 +208,8 @@ class Planner:
         sequence.num_computed_tokens = table.num_cached_tokens
         if is_first_time:
             sequence.num_cached_tokens = table.num_cached_tokens
+        if self._num_to_grow is not None:
+            self._num_to_grow += self.growth(sequence, table)
         return None
 
     def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
@@ -211,10 +218,11 @@ class Planner:
         is_running = sequence.table is not None
         if len(self._running) == is_running:
             return self.cache.num_free_blocks
-        num_to_grow = sum(self.growth(each, each.open_table) for each in self._running)
+        if self._num_to_grow is None:
+            self._num_to_grow = sum(self.growth(each, each.open_table) for each in self._running)
         num_own = 0 if is_running else self.growth(sequence, table)
         num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
-        return self.cache.num_free_blocks - num_to_grow - num_own - num_watermark
+        return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
         """Plan the next chunk of a prefill, in reserved blocks and in blocks that an admission could take too; returns
@@ -227,6 +235,7 @@ class Planner:
         if end > table.num_tokens:
             end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))
             self.cache.grow(table, end)
+            self._num_to_grow = None
         if end > start:
             num_samples = sequence.num_completions if end == len(sequence.token_ids) else 0
             token_ids = sequence.token_ids[start:end]
