@@ -607,7 +607,7 @@ MUTANTS = [
         "an error of a policy loses the rest of a step",
         "        self._ended.append(sequence)\n",
         "        self.policy.note_ended(sequence)\n",
-        TOLD.test_an_error_of_a_note_leaves_nothing_half_done,
+        TOLD.test_an_error_at_one_completions_end_leaves_the_others_whole,
     ),
     scheduler_mutant(
         "an end is told of no sequence that was ended from outside",
