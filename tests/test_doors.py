@@ -28,7 +28,7 @@ def without_features(monkeypatch):
 def test_every_feature_that_the_engine_names_is_there():
     sources = [path.read_text() for path in (Path(__file__).parents[1] / "src/twophase").rglob("*.py")]
     named = {name for source in sources for name in re.findall(r'feature\("([\w.]+)"\)', source)}
-    assert {"windows.layer_groups", "experts.weights"} <= named
+    assert {"windows.mixed_backend", "experts.weights"} <= named
     for name in named | set(FAMILIES_OF_FEATURES.values()) | set(twophase._OF_FEATURES.values()):
         assert importlib.util.find_spec(f"{FEATURES}.{name}"), name
     assert all(name in feature(module).FAMILIES for name, module in FAMILIES_OF_FEATURES.items())
@@ -44,7 +44,7 @@ def test_a_missing_feature_is_named_with_the_fix(name):
         feature(name)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-biases", "smollm2", "llama3-rope", "linear-rope"])
+@pytest.mark.parametrize("family", ["llama", "llama-biases", "smollm2"])
 def test_plain_llama_is_read_without_any_feature(family, tmp_path, without_features):
     folder, _ = make_folder(family, tmp_path)
     assert len(load_weights(folder, load_config(folder), torch.float32, torch.device("cpu")).layers) == 2
@@ -52,7 +52,10 @@ def test_plain_llama_is_read_without_any_feature(family, tmp_path, without_featu
 
 @pytest.mark.parametrize(
     ("family", "module"),
-    [("mistral", "families"), ("qwen3", "families"), ("gemma3", "gemma3"), ("mixtral", "experts.config")],
+    [
+        *(("mistral", "families"), ("qwen3", "families"), ("gemma3", "gemma3"), ("mixtral", "experts.config")),
+        *(("llama3-rope", "rope_scaling"), ("linear-rope", "rope_scaling")),
+    ],
 )
 def test_another_model_names_the_feature_that_reads_it(family, module, tmp_path, without_features):
     folder, _ = make_folder(family, tmp_path)

@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 7_052,  # goal 6,000
-    "files of src/twophase": 45,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
-    "lines of the longest file": 345,  # goal 350
+    "lines of src/twophase": 6_417,  # goal 6,000
+    "files of src/twophase": 42,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
+    "lines of the longest file": 322,  # goal 350
     "modules that `import twophase` loads": 7,  # goal 30
-    "modules that `from twophase import LLM` loads": 50,
+    "modules that `from twophase import LLM` loads": 47,
     "modules of features that a greedy request loads": 0,  # goal 0
-    "files that a greedy request runs": 27,  # goal 25
+    "files that a greedy request runs": 25,  # goal 25
 }
 
 CHILD = """

@@ -50,12 +50,9 @@ class Parts(NamedTuple):
 
 @plain_context()
 def assemble(model: str, config: EngineConfig) -> Parts:
-    """Open a model and build an engine around it. Invalid options are refused before a weight is read.
+    """Open a model and build an engine around it; raises as `LLM`. Invalid options are refused before a weight is read.
 
     On ranks other than the driver it does not return: `executor.run` serves until the driver closes.
-
-    Raises:
-        ModelFolderError, ConfigError, BackendUnavailableError, PeerLostError, SystemExit: See `LLM`.
     """
     # Check: each option alone, then pairs of options, then the options against the model's folder.
     device, folder = resolve_device(config.device), _find(model)
@@ -130,11 +127,8 @@ def _find(model: str) -> Path:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
-    """The scheduler's limits, with defaults in place of None.
-
-    Raises:
-        ConfigError: An invalid limit, or more tokens than the model has positions.
-    """
+    """The scheduler's limits, with defaults in place of None. Raises ConfigError for an invalid limit, or more tokens
+    than the model has positions."""
     longest = model.max_position_embeddings
     max_model_len = longest if config.max_model_len is None else config.max_model_len
     if not 2 <= max_model_len <= longest:
@@ -177,7 +171,9 @@ def _num_blocks(
     useful = limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
     if windows is not None:
         useful = windows.num_useful_blocks(limits, config.block_size)
-    for_a_step = memory.step_bytes(model.config, limits, model.weights.dtype) if model.device.type == "cuda" else 0
+    for_a_step = 0
+    if model.device.type == "cuda":
+        for_a_step = feature("step_memory").step_bytes(model.config, limits, model.weights.dtype)
     share = config.kv_memory_fraction
     return min(useful, memory.num_blocks_that_fit(bytes_per_block, model.device, share, for_a_step))
 

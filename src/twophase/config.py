@@ -10,17 +10,7 @@ from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.request import MAX_SEED
-from twophase.core.rules import (
-    FLAG,
-    Rule,
-    apply_rules,
-    number,
-    one_of,
-    option,
-    optional,
-    rules_of,
-    whole_number,
-)
+from twophase.core.rules import FLAG, Rule, apply_rules, number, one_of, option, optional, rules_of, whole_number
 from twophase.doors import feature
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -78,14 +68,13 @@ class EngineConfig:
             output), 'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32),
             'int4_g64', 'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the
             folder has them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
-        attention_backend: The implementation of attention: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch).
-            Or an `AttentionBackend`, whose window is its own, or a function that makes one for the model's
-            `AttentionSpec`.
+        attention_backend: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch). Or an `AttentionBackend`, whose
+            window is its own, or a function that makes one for the model's `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
             are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.
-        kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25,
-            at most 2 GiB.
+        kv_memory_fraction: Share of the free memory for the pool, in (0, 1]. None is 0.9 on CUDA, and on a CPU 0.25, at
+            most 2 GiB.
         max_num_seqs: Sequences that run at once.
         max_num_batched_tokens: Tokens computed in one step. None is 8192 on CUDA and 512 on a CPU, but at least
             `max_num_seqs`, and without chunked prefill at least `max_model_len`.
@@ -104,9 +93,9 @@ class EngineConfig:
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
         policy: Chooses the sequences of a step and their order (twophase.scheduling.policy); None: `PriorityPolicy`.
         admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;
-            'reserve', their worst case; 'estimate', as many as finished requests have needed (`SchedulerConfig`).
-        kv_tier: Second-level storage of K/V blocks evicted from the pool (`twophase.cache.tier.KVTier`). A request with
-            the same prefix, or a preempted request, loads them back. Requires prefix caching.
+            'reserve', their worst case; 'estimate', as many as finished requests have needed.
+        kv_tier: Second-level storage of K/V blocks evicted from the pool (`KVTier`), from which a request with the same
+            prefix, or a preempted one, loads them back. Requires prefix caching.
         preemption_mode: 'swap' is short for a `kv_tier` in host memory: the K/V of a preempted request is offloaded and
             loaded back. 'recompute' computes it again.
         num_swap_blocks: Blocks of that tier, pinned for a CUDA device; None: as many as the pool has, and at most a
@@ -147,12 +136,12 @@ class EngineConfig:
     max_trace_steps: int | None = option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
     policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", "rank", "plan", "fresh")
     admission: str = option("optimistic", one_of(*ADMISSIONS))
-    kv_tier: Any = _own("a KV tier (twophase.cache.tier.KVTier)", "attach", "match", "load", "store")
+    kv_tier: Any = _own("a KV tier (twophase_features.offloading.tier.KVTier)", "attach", "match", "load", "store")
     preemption_mode: str = option("recompute", one_of("recompute", "swap"))
     num_swap_blocks: int | None = option(None, optional(whole_number(1)))
     admission_watermark: float | int = option(0.0, number("a share of the pool in [0, 1)", lambda x: 0 <= x < 1))
     speculative_config: Any = option(None, optional(_SPECULATION))
-    drafter: Any = _own("a drafter (twophase.engine.drafter.Drafter)", "note_plan", "propose", "forget")
+    drafter: Any = _own("a drafter (twophase_features.speculation.drafter.Drafter)", "note_plan", "propose", "forget")
     tensor_parallel_size: int = option(1, whole_number(1))
     enable_expert_parallel: bool = option(False, FLAG)
     peer_timeout_s: float | int = option(DEFAULT_STEP_TIMEOUT_S, number("a number of seconds > 0", lambda x: x > 0))
@@ -177,12 +166,8 @@ class EngineConfig:
 
 
 def configured(config: EngineConfig | None, options: Mapping[str, Any]) -> EngineConfig:
-    """`config`, or the default configuration, with these options replaced.
-
-    Raises:
-        TypeError: An unknown option; names the most similar option.
-        ConfigError: As `EngineConfig`.
-    """
+    """`config`, or the default configuration, with these options replaced. Raises TypeError for an unknown option, and
+    names the most similar one; ConfigError as `EngineConfig`."""
     for name in options:
         if name not in DEFAULTS:
             near = difflib.get_close_matches(name, DEFAULTS, n=1)

@@ -13,11 +13,8 @@ FEATURES = "twophase_features"
 
 
 def feature(name: str) -> ModuleType:
-    """The module `twophase_features.<name>`, for example `feature("quantization.linear")`.
-
-    Raises:
-        ConfigError: The package of features is not installed, or has no such module.
-    """
+    """The module `twophase_features.<name>`, for example `feature("quantization.linear")`. Raises ConfigError if the
+    package of features is not installed, or has no such module."""
     module = f"{FEATURES}.{name}"
     try:
         return importlib.import_module(module)

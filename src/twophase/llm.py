@@ -16,7 +16,7 @@ from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import items_of, shown
 from twophase.doors import feature
 from twophase.engine.engine import uninterrupted
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 
 PROGRESS_DELAY_S = 2.0  # short batches need no progress bar
 
@@ -37,7 +37,6 @@ class LLM:
         options: Fields of `EngineConfig`, in place of `config`'s.
 
     Attributes:
-        config: Every option of the engine.
         model_dir, model_config: The model's folder, and its config: of the whole model, also under tensor parallelism.
         tokenizer: None with `skip_tokenizer_init`.
         model, kv_cache: This process's part of the model, and its K/V cache.
@@ -46,8 +45,8 @@ class LLM:
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: An invalid option, or two options that exclude each other (see `twophase_features.pairs`).
-        TypeError: An unknown option.
+        ConfigError, TypeError: An invalid option, or two that exclude each other (`twophase_features.pairs`); an
+            unknown one.
         BackendUnavailableError: The attention backend asked for cannot run here.
         PeerLostError: A rank did not join.
         SystemExit: On the other ranks of a tensor-parallel model, after rank 0 has closed.
@@ -104,8 +103,7 @@ class LLM:
             use_tqdm: Show a progress bar when it takes longer than two seconds.
 
         Raises:
-            InvalidRequestError: A request could never be served (then no request is run), or an AsyncLLM runs the
-                engine.
+            InvalidRequestError: A request could never be served (then no request is run); or see `refusal`.
             EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
         self.check_usable()
@@ -124,13 +122,7 @@ class LLM:
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: Any, use_tqdm: bool = True) -> list[Any]:
         """Search for the likeliest completions of each prompt; returns a `BeamSearchOutput` per prompt, in order.
-
-        Args:
-            params: `BeamSearchParams`.
-
-        Raises:
-            InvalidRequestError: As `generate`.
-        """
+        `params` is `BeamSearchParams`. Raises as `generate`."""
         self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))
         return feature("beam_search.search").search(self, several, params, use_tqdm)
@@ -147,12 +139,11 @@ class LLM:
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
-            special_tokens_in_content: Whether the text of a special token in a message is that token; see
-                `twophase_features.chat.conversation.token_ids`.
+            special_tokens_in_content: Whether the text of a special token in a message is that token.
 
         Raises:
-            InvalidRequestError: There is no tokenizer or no chat template; or as `generate`.
-            ModelFolderError: The chat template cannot be read.
+            InvalidRequestError, ModelFolderError: There is no tokenizer or no chat template, or none that can be read;
+                or as `generate`.
         """
         prompts = feature("chat.conversation").prompts_of(self, messages, special_tokens_in_content)
         return self.generate(prompts, sampling_params, use_tqdm)
@@ -161,11 +152,8 @@ class LLM:
         """Continue one prompt, yielding the text piece by piece; joined, the pieces are `generate`'s text.
 
         The request is added at the first `next`, and aborted when the iterator is closed early. Several streams may be
-        read alternately.
-
-        Raises:
-            InvalidRequestError: As `generate`; or more than one completion is asked for.
-            GenerationError: The request failed while it ran.
+        read alternately. Raises InvalidRequestError as `generate`, or for n > 1; GenerationError if the request fails
+        while it runs.
         """
         self.check_usable()
         params = SamplingParams() if sampling_params is None else sampling_params

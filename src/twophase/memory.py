@@ -1,19 +1,14 @@
-"""Memory of activations and K/V blocks, free memory, and the number of blocks that fit. The engine and `twophase plan`
-share this arithmetic. Nothing heavy is imported.
-
-A shape has the size fields of a config.json (`ModelConfig`, or the `ModelShape` of `twophase plan`); under tensor
-parallelism, the sizes of one rank's part.
-"""
+"""Memory of K/V blocks, free memory, and the number of blocks that fit. Shared with `twophase plan`; nothing heavy is
+imported."""
 
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
-from twophase.scheduling.limits import SchedulerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +17,6 @@ GIB = 1024**3
 SCALE_BYTES = 4  # bytes of a scale, one for each token and head, for K and for V: float32
 ROW_ALIGNMENT_BYTES = 16  # GPUs load 16 bytes at a time, and Triton does so only when every row starts at a multiple
 MLP_UNIT = 16  # ranks split the MLP in units of 16 rows, so that each rank's part starts at a multiple of 16 bytes
-SAMPLING_COPIES = 4  # copies of a row's logits in float32: logits, scaled, sorted, probabilities
 SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before any row is sampled
 
 # A GPU serves only the engine; a CPU's memory is shared by all processes, and 2 GiB hold 46,000 tokens of the default
@@ -41,45 +35,8 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_
     return 2 * num_layers * num_kv_heads * (head_dim * value_bytes + scale_bytes)
 
 
-def activation_bytes(shape: Any, num_tokens: int, num_rows: int, value_bytes: int) -> int:
-    """Bytes that a step may need besides weights and K/V, added up as if nothing were freed in between.
-
-    Per token: the residual stream three times (old, new, normed), q, k, v, attention's output, gate, up and their
-    product. With experts, for each of a token's experts: gate, up, product and five hidden vectors (inputs and outputs,
-    sorted or not, and sent between ranks), and a weighted one in float32; per token router logits and probabilities in
-    float32. Per sampled row: `SAMPLING_COPIES` of its logits in float32, and at least `SCORED_ROWS` rows, for prompt
-    log-probabilities. The memory of libraries is in the share that the pool does not get.
-
-    Worked example: hidden 8, MLP 16, one head of 4 and one K/V head, vocabulary 10, 2 bytes, 5 tokens, 100 rows:
-    5 * (24 + 16 + 48) * 2 = 880 bytes, and 100 * 4 * 4 * 10 = 16,000 of logits.
-
-    Args:
-        shape: hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size; and experts, which is
-            None or has num_experts, num_experts_per_tok and intermediate_size.
-        num_tokens, num_rows, value_bytes: Tokens of the step, sampled rows, bytes of an activation.
-    """
-    attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
-    per_token = 3 * shape.hidden_size + attention + 3 * shape.intermediate_size
-    in_float32 = 0
-    if shape.experts is not None:
-        k = shape.experts.num_experts_per_tok
-        per_token += k * (3 * shape.experts.intermediate_size + 5 * shape.hidden_size)
-        in_float32 = k * shape.hidden_size + 2 * shape.experts.num_experts
-    logits = max(num_rows, SCORED_ROWS) * SAMPLING_COPIES * 4 * shape.vocab_size
-    return num_tokens * (per_token * value_bytes + 4 * in_float32) + logits
-
-
-def step_bytes(model: ModelConfig, limits: SchedulerConfig, dtype: "torch.dtype") -> int:
-    """Bytes that the largest step may need besides weights and K/V; `model` is this rank's part."""
-    return activation_bytes(model, limits.max_num_batched_tokens, limits.max_num_seqs, dtype.itemsize)
-
-
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
-    """Check the host memory for RoPE tables, before a model is loaded; the simulator skips this.
-
-    Raises:
-        ConfigError: This machine has too little memory for RoPE tables of `num_positions` positions.
-    """
+    """Raises ConfigError if this machine has too little memory for RoPE tables of `num_positions` positions."""
     # Angles, sines and cosines: an fp32 value for each pair of a head (`rope_tables` in model/llama.py).
     in_table, free = 3 * 4 * num_positions * (model.head_dim // 2), free_host_memory_bytes()
     in_tables = in_table if model.local_rope is None else 2 * in_table
@@ -124,8 +81,7 @@ def _reported_free_bytes(root: Path) -> Iterator[int]:
 
 
 def _available_from_sysconf() -> int:
-    """Free pages where the system reports them (not macOS), else half of all pages, else a fixed modest figure
-    (Windows)."""
+    """Free pages if the system reports them (not macOS), else half of all, else a fixed figure (Windows)."""
     for pages_name, share in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
         try:
             return int(os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE") * share)
@@ -149,15 +105,13 @@ def _read_fields(path: Path) -> dict[str, int]:
 def num_blocks_that_fit(
     bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:
-    """The number of blocks that fill a share of the memory that is free on `device` now.
+    """The number of blocks that fill a share of the memory that is free on `device` now. Raises ConfigError if not even
+    one block fits.
 
     Args:
         bytes_per_block: Bytes of a block, including the draft model's block if there is one.
         fraction: The share to fill; None: the default for the device, and at most 2 GiB of a CPU's memory.
-        reserved_bytes: Bytes to keep for a step (`step_bytes`).
-
-    Raises:
-        ConfigError: Not even one block fits.
+        reserved_bytes: Bytes to keep for a step (twophase_features.step_memory).
     """
     share = fraction or DEFAULT_KV_MEMORY_FRACTION[device.type]
     free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)

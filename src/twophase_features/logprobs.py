@@ -28,7 +28,7 @@ def with_logprobs(
     """
     place = {r: i for i, r in enumerate(r for r, p in enumerate(params) if p.logprobs is not None)}
     num_top = [params[r].logprobs or 0 for r in place]
-    temperature = logits.new_tensor([params[r].logprobs_temperature for r in place])
+    temperature = logits.new_tensor([getattr(params[r], "logprobs_temperature", 1) for r in place])
     logprobs = logits[list(place)].div_(temperature[:, None]).log_softmax(dim=-1)
     top = logprobs.topk(min(max(num_top), logprobs.shape[1]), dim=-1)
     ranked = [tuple(zip(*best, strict=True)) for best in zip(top.indices.tolist(), top.values.tolist(), strict=True)]

@@ -7,7 +7,7 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.request import SamplingParams
 from twophase.core.rules import shown
 from twophase.engine.detokenizer import TextDecoder
-from twophase.engine.prompts import TextCodec
+from twophase.engine.request_state import TextCodec
 
 
 @final

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -7,6 +8,8 @@ from starlette.responses import Response
 
 from twophase.core.request import MAX_LOGPROBS, RequestOutput, TokenLogprobs
 from twophase.core.rules import whole_number
+from twophase.scheduling.limits import num_blocks_at_most
+from twophase.scheduling.scheduler import Scheduler
 from twophase_server.answering import AnswerFormat, Part, answer
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported
@@ -77,7 +80,18 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
         )
     if given:
         return int(given.pop())
-    return service.llm.llm.scheduler.max_new_tokens(num_prompt_tokens, fields.get("n", 1))
+    return max_new_tokens(service.llm.llm.scheduler, num_prompt_tokens, fields.get("n", 1))
+
+
+def max_new_tokens(scheduler: Scheduler, num_prompt_tokens: int, n: int) -> int:
+    """The largest `max_tokens` with which the scheduler finds room for such a request, and at least 1."""
+    config, cache = scheduler.config, scheduler.cache
+
+    def does_not_fit(max_tokens: int) -> bool:
+        return num_blocks_at_most(num_prompt_tokens, max_tokens, n, config, cache) > cache.num_blocks
+
+    most = max(1, config.max_model_len - num_prompt_tokens)
+    return max(1, bisect_left(range(1, most + 1), True, key=does_not_fit))
 
 
 @final

@@ -13,12 +13,17 @@ from pathlib import Path
 from types import ModuleType
 
 from twophase.cache.manager import CacheManager
+from twophase_features.offloading import transfers
 from twophase_features.windows.windowed_cache import WindowedCache
 
 # Each imports some of those before it.
 CACHE = ("block_pool", "prefix_cache", "manager")
 WINDOWS = ("sliding_window", "windowed_prefixes", "windowed_cache")
-MODULES = (*(f"twophase.cache.{name}" for name in CACHE), *(f"twophase_features.windows.{name}" for name in WINDOWS))
+MODULES = (
+    *(f"twophase.cache.{name}" for name in CACHE),
+    transfers.__name__,
+    *(f"twophase_features.windows.{name}" for name in WINDOWS),
+)
 
 
 def cache_of(manager: type, windowed: type) -> Callable[..., CacheManager]:
@@ -49,7 +54,9 @@ def plain_modules(variant: ModuleType | None = None) -> dict[str, ModuleType]:
     try:
         for module in order:
             sys.modules[module] = load_plain(module, variant if name and module == mutated else None)
-        return {module: sys.modules[module] for module in order}
+        modules = {module: sys.modules[module] for module in order}
+        modules["twophase.cache.manager"].feature = lambda name: modules[f"twophase_features.{name}"]  # the door
+        return modules
     finally:
         sys.modules.update(originals)
 

@@ -10,8 +10,7 @@ from itertools import accumulate
 from tests.cache.integrity import check_integrity
 from twophase.cache.manager import BlockTable, CacheManager
 from twophase.cache.prefix_cache import PrefixCache
-from twophase.cache.tier import BlockKey
-from twophase.core.plan import BlockCopy, StepPlan
+from twophase.core.plan import BlockCopy, BlockKey, StepPlan
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 

@@ -16,7 +16,8 @@ from twophase.cache.manager import CacheManager
 POOL, PREFIX, MANAGER, TENSORS = (
     f"twophase.cache.{name}" for name in ("block_pool", "prefix_cache", "manager", "kv_cache")
 )
-TIER = "twophase.cache.tier"
+TIER = "twophase.core.plan"
+TRANSFERS = "twophase_features.offloading.transfers"
 WINDOW, GROUPS, CACHE, HITS = (
     f"twophase_features.windows.{name}"
     for name in ("sliding_window", "layer_groups", "windowed_cache", "windowed_prefixes")
@@ -123,14 +124,14 @@ BOOKKEEPING_MUTANTS = [
     ("a reservation is of no use", CACHE, "self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))", "self._require_free(self._num_places(table, num_tokens) * self.num_groups)"),
     ("a reservation beyond what is free", CACHE, "        self._require_free(self.num_blocks_needed(table, num_tokens))\n", ""),
     ("a fork keeps the reservation", CACHE, "        self._end_reservation(table)\n        return super().fork", "        return super().fork"),
-    ("loaded without room", MANAGER, "self.room(table, start + table.num_offered_tokens, 0)", "self.room(table, start + table.num_offered_tokens, self.num_free_blocks)"),
+    ("loaded without room", TRANSFERS, "cache.room(table, start + table.num_offered_tokens, 0)", "cache.room(table, start + table.num_offered_tokens, cache.num_free_blocks)"),
     # The KV tier
     ("offloaded too late", MANAGER, "        block_ids = self._pool.allocate(num_blocks)\n", "        block_ids = self._pool.allocate(num_blocks)\n        for block_id in block_ids:\n            self._prefixes.forget(block_id)\n"),
-    ("offloaded under another key", MANAGER, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
-    ("loaded into the blocks of the hit", MANAGER, "block_ids, keys = table.block_ids[first:behind], ", "block_ids, keys = table.block_ids[: behind - first], "),
-    ("all that was offered counts as loaded", MANAGER, "table.num_cached_tokens += num_places * self.block_size", "table.num_cached_tokens = end"),
+    ("offloaded under another key", TRANSFERS, "list(keys.values()), list(keys))", "list(keys.values()), list(keys)[::-1])"),
+    ("loaded into the blocks of the hit", TRANSFERS, "block_ids, keys = table.block_ids[first:behind], ", "block_ids, keys = table.block_ids[: behind - first], "),
+    ("all that was offered counts as loaded", TRANSFERS, "table.num_cached_tokens += num_places * cache.block_size", "table.num_cached_tokens = end"),
     ("groups share a key", TIER, "if group else self", "if False else self"),
-    ("a block of one group alone counts as loaded", MANAGER, "or_nothing(self.tier.load, keys, block_ids) // self.num_groups if", "-(-or_nothing(self.tier.load, keys, block_ids) // self.num_groups) if"),
+    ("a block of one group alone counts as loaded", TRANSFERS, "or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups if", "-(-or_nothing(cache.tier.load, keys, block_ids) // cache.num_groups) if"),
     # Giving slots back
     ("cut keeps its blocks", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)\n", ""),
     ("cut keeps an empty block", MANAGER, "num_kept = -(-num_tokens // self.block_size) *", "num_kept = (num_tokens // self.block_size + 1) *"),
@@ -139,19 +140,17 @@ BOOKKEEPING_MUTANTS = [
     ("cut of what was published", MANAGER, "self._pool.ref_counts[block_id] > 1 or block_id in self._prefixes:", "self._pool.ref_counts[block_id] > 1:"),
     ("cut overlooks the block it goes through", MANAGER, "table.block_ids[num_tokens // self.block_size * self.num_groups :]:", "table.block_ids[-(-num_tokens // self.block_size) * self.num_groups :]:"),
     ("cut blocks stay findable", MANAGER, "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=False)", "        for block_id in reversed(table.block_ids[num_kept:]):\n            self._pool.release(block_id, is_cached=True)"),
-    ("cut slots stay counted", MANAGER, "        self._num_empty_slots += -num_tokens % self.block_size - -table.num_tokens % self.block_size\n", ""),
     ("cut beyond the end", MANAGER, "if not 0 <= num_tokens <= table.num_tokens:", "if num_tokens < 0:"),
     ("cut in the step's own list", MANAGER, "        table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens", "        del table.block_ids[num_kept:]\n        table.num_tokens = num_tokens"),
     # Statistics
-    ("copied slots uncounted", MANAGER, "num_empty, shared_ids = 0, table", "shared_ids = table"),
-    ("empty slots of a closed table stay counted", MANAGER, "            self._num_empty_slots -= num_empty\n", "            pass\n"),
-    ("empty slots of a shared block are counted off twice", MANAGER, "if num_empty and self._pool.ref_counts[table.block_ids[-1]] == 1:", "if num_empty:"),
+    ("empty slots of a shared block are counted twice", MANAGER, "sum(empty_in.values())", "sum(-table.num_tokens % self.block_size for table in self._tables)"),
+    ("empty slots of one block", MANAGER, "sum(empty_in.values())", "max(empty_in.values(), default=0)"),
     ("retried request counted again", MANAGER, "            table.num_uncounted_tokens = 0\n", ""),
     # Groups of layers
     ("layers that see all keys free too", CACHE, "groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]", "groups = list(range(self.num_groups))"),
     ("only the first sliding group frees", CACHE, "for group, sees_all in enumerate(self.sees_all) if not sees_all]\n        return [", "for group, sees_all in enumerate(self.sees_all) if not sees_all][:1]\n        return ["),
     ("freed in the neighbour's place", CACHE, "place * self.num_groups + group for place", "(place + (place == 0)) * self.num_groups + group for place"),
-    ("the tail of one group is copied", MANAGER, "shared_ids = 0, table.block_ids[-self.num_groups :]", "shared_ids = 0, table.block_ids[-1:]"),
+    ("the tail of one group is copied", MANAGER, "shared_ids = table.block_ids[-self.num_groups :]", "shared_ids = table.block_ids[-1:]"),
     ("copies of one group are announced", MANAGER, "return tuple(map(BlockCopy, shared_ids, new_ids))", "return tuple(map(BlockCopy, shared_ids, new_ids))[:1]"),
     ("a window is reserved for all", CACHE, "num_places if is_full or not num_places else", ""),
     ("all is reserved for sliding layers", CACHE, "num_places if is_full or not num_places else", "num_places if True else"),
@@ -160,7 +159,7 @@ BOOKKEEPING_MUTANTS = [
     ("a hit looks at the window alone", HITS, "if self.sees_all[group]:", "if False:"),
     ("a hit looks at one group", HITS, "is_usable &= num_leading[group] >=", "is_usable = num_leading[group] >="),
     ("blocks of one group are published", CACHE, "for group, block_id in enumerate(block_ids) if block_id != FREED}", "for group, block_id in enumerate(block_ids[:1]) if block_id != FREED}"),
-    ("slots of one group", MANAGER, "self.num_groups * self._num_empty_slots", "self._num_empty_slots"),
+    ("slots of one group", MANAGER, "self.num_groups * sum(", "sum("),
     ("every kind is full", CACHE, 'held["full" if sees_all else "sliding"]', 'held["full"]'),
     ("another group's blocks", CACHE, "table.block_ids[group :: self.num_groups])", "table.block_ids[:: self.num_groups])"),
     ("request counted before it ran", MANAGER, "        self._tables.add(table)\n        return table\n", "        self._tables.add(table)\n        self._num_queries += 1\n        return table\n"),
@@ -254,6 +253,7 @@ def test_group_mutants_are_killed(mutant):
         (WINDOW, check_bookkeeping),
         (CACHE, check_bookkeeping),
         (HITS, check_bookkeeping),
+        (TRANSFERS, check_bookkeeping),
         (TENSORS, check_tensors),
         (GROUPS, test_groups.check_groups),
     ],

@@ -8,10 +8,11 @@ from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.engine import Engine
 from twophase.engine.runner import ModelRunner
-from twophase.model.llama import LlamaModel, layer_groups
+from twophase.model.llama import LlamaModel
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.scheduler import Scheduler
 from twophase_features.offloading.host_memory import HostMemoryTier
+from twophase_features.windows.layer_groups import layer_groups
 from twophase_features.windows.sliding_window import SlidingWindow
 
 BLOCK_SIZE = 4

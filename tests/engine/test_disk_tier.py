@@ -5,8 +5,8 @@ import pytest
 from tests.engine.engines import prompt_of
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
-from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
+from twophase.core.plan import BlockKey
 from twophase_features.offloading.disk import DiskTier
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)

@@ -11,8 +11,9 @@ from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import plain_outputs, speculating
 from twophase.core.request import SamplingParams
 from twophase.engine.constraint import Constraint, Grammar, GrammarCompiler
-from twophase.engine.drafter import Drafter, PacedDrafter
+from twophase.engine.drafter import PacedDrafter
 from twophase_features.speculation.draft_model import DraftModelDrafter
+from twophase_features.speculation.drafter import Drafter
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.speculator import Speculator
 from twophase_features.structured_outputs import guidance

@@ -14,6 +14,7 @@ from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.scheduling.limits import SchedulerConfig
+from twophase_features import step_memory
 from twophase_features.offloading import host_memory
 
 SPEC = KVCacheSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype=torch.bfloat16)
@@ -30,6 +31,9 @@ def config(tiny_folder):
 
 def check_step(module, config):
     assert module.step_bytes(config, LIMITS, torch.bfloat16) == EXPECTED_BYTES
+
+
+def check_what_is_left(module):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "free_memory_bytes", lambda device: 20 * 2**30)
         found = module.num_blocks_that_fit(SPEC.bytes_per_block, torch.device("cuda"), None, EXPECTED_BYTES)
@@ -43,7 +47,8 @@ def check_swap(module):
 
 
 def test_a_step_keeps_its_memory(config):
-    check_step(memory, config)
+    check_step(step_memory, config)
+    check_what_is_left(memory)
 
 
 def test_swapped_blocks_leave_the_host_half_of_its_memory():
@@ -59,14 +64,22 @@ def test_a_step_that_needs_all_memory_is_refused():
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("the step forgotten", "free_memory_bytes(device) - reserved_bytes)", "free_memory_bytes(device))"),
         ("one row's logits", "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)"),
         ("one token's activations", "(model, limits.max_num_batched_tokens,", "(model, 1,"),
     ],
     ids=lambda value: value if len(value) < 30 and "." not in value else "",
 )
 def test_step_mutants_are_killed(name, old, new, config):
-    KillTable.record(Mutant(name, "twophase.memory", old, new), lambda module: check_step(module, config))
+    mutant = Mutant(name, "twophase_features.step_memory", old, new)
+    KillTable.record(mutant, lambda module: check_step(module, config))
+
+
+@pytest.mark.mutants
+def test_a_mutant_that_forgets_the_step_is_killed():
+    old = "free_memory_bytes(device) - reserved_bytes)"
+    KillTable.record(
+        Mutant("the step forgotten", "twophase.memory", old, "free_memory_bytes(device))"), check_what_is_left
+    )
 
 
 @pytest.mark.mutants
@@ -89,7 +102,7 @@ def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, mon
 
 
 def check_sizes(module):
-    """The worked example of `activation_bytes`, and a token's K and V with their scales."""
+    """The worked example of `activation_bytes`."""
     sizes_of = {"hidden_size": 8, "intermediate_size": 16, "num_heads": 1, "num_kv_heads": 1, "head_dim": 4}
     shape = SimpleNamespace(**sizes_of, vocab_size=10, experts=None)
     assert module.activation_bytes(shape, 5, 100, 2) == 880 + 16_000
@@ -97,11 +110,15 @@ def check_sizes(module):
     # Two of four experts of 6: per token 2 (18 + 40) values of 2 bytes, and 2 * 8 + 2 * 4 of 4 bytes.
     shape.experts = SimpleNamespace(num_experts=4, num_experts_per_tok=2, intermediate_size=6)
     assert module.activation_bytes(shape, 5, 100, 2) == 880 + 5 * (232 + 96) + 16_000
+
+
+def check_kv_sizes(module):
     assert module.kv_bytes_per_token(3, 2, 16, 1, 4) == 2 * 3 * 2 * (16 + 4)
 
 
 def test_sizes_by_hand():
-    check_sizes(memory)
+    check_sizes(step_memory)
+    check_kv_sizes(memory)
 
 
 @pytest.mark.mutants
@@ -113,9 +130,14 @@ def test_sizes_by_hand():
         ("one expert for a token", "k = shape.experts.num_experts_per_tok", "k = 1"),
         ("experts' values of half size", "4 * in_float32", "value_bytes * in_float32"),
         ("q forgotten", "(2 * shape.num_heads +", "(shape.num_heads +"),
-        ("one scale for a token", "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes"),
     ],
     ids=lambda value: value if len(value) < 22 else "",
 )
 def test_size_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.memory", old, new), check_sizes)
+    KillTable.record(Mutant(name, "twophase_features.step_memory", old, new), check_sizes)
+
+
+@pytest.mark.mutants
+def test_a_mutant_with_one_scale_for_a_token_is_killed():
+    old, new = "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes"
+    KillTable.record(Mutant("one scale for a token", "twophase.memory", old, new), check_kv_sizes)

@@ -16,7 +16,7 @@ from twophase.core import rules
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
 from twophase.engine import engine as engine_module
-from twophase.engine import prompts
+from twophase.engine import request_state
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
@@ -103,7 +103,7 @@ def test_stop_strings_with_a_special_token_in_them(tiny_model):
 
 
 def test_prompts(tiny_model):
-    check_bad_prompts(prompts)
+    check_bad_prompts(request_state)
     engine = make_engine(tiny_model, codec=byte_level())
     for prompt, message in BAD_PROMPTS:
         with pytest.raises(InvalidRequestError, match=message):
@@ -118,7 +118,7 @@ def test_prompts(tiny_model):
         range(5, 7),
         [np.int64(5), torch.tensor(6)],
     ):
-        assert prompts.parse_prompt({"prompt_token_ids": ids}, None, 330) == ((5, 6), None, "", "")
+        assert request_state.parse_prompt({"prompt_token_ids": ids}, None, 330) == ((5, 6), None, "", "")
 
 
 BAD_PARAMS = [
@@ -285,9 +285,9 @@ MUTANTS = [
     ("scalars stay what they are", "core.rules", "found = value.item() if", "found = value if", "scalars"),
     ("upper bounds forgotten", "core.rules", "n <= at_most)", "n <= at_most or True)", "bounds"),
     ("half surrogates", "core.rules", "    value.encode()\n", "", "text"),
-    ("ids from a set", "engine.prompts", "tuple(items_of(given))", "tuple(given)", "prompts"),
-    ("ids beyond the vocabulary", "engine.prompts", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),
-    ("salt of any type", "engine.prompts", 'checked("cache_salt", given.get("cache_salt", ""), TEXT)', 'given.get("cache_salt", "")', "prompts"),
+    ("ids from a set", "engine.request_state", "tuple(items_of(given))", "tuple(given)", "prompts"),
+    ("ids beyond the vocabulary", "engine.request_state", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),
+    ("salt of any type", "engine.request_state", 'checked("cache_salt", given.get("cache_salt", ""), TEXT)', 'given.get("cache_salt", "")', "prompts"),
 ]  # fmt: skip
 
 

@@ -8,9 +8,8 @@ from tests.engine.engines import BLOCK_SIZE, check_idle, make_engine, prompt_of,
 from tests.engine.faults import Broken
 from twophase import LLM
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 from twophase.core.request import SamplingParams
 from twophase.scheduling.policy import Policy
 from twophase_features.offloading.host_memory import HostMemoryTier, PinnedBlocks

@@ -230,11 +230,11 @@ class TestBrokenDrafters:
         assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
         assert engine.stats().num_accepted_tokens == 0
 
-    @pytest.mark.parametrize("where", ["propose", "run", "put_drafts"])
+    @pytest.mark.parametrize("where", ["propose", "run", "amend"])
     def test_an_interrupted_step_is_repeated(self, tiny_model, greedy, where, monkeypatch):
         drafter = drafting_with(tiny_model)
         engine = speculating(tiny_model, drafter)
-        owner = {"propose": drafter, "run": engine._runner, "put_drafts": engine._scheduler}[where]
+        owner = {"propose": drafter, "run": engine._runner, "amend": engine._scheduler}[where]
         cls, calls = type(owner), []
         real = getattr(cls, where)
 

@@ -7,7 +7,8 @@ import torch
 
 from twophase.attention.interface import AttentionBatch
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.model.llama import LlamaModel, layer_groups
+from twophase.model.llama import LlamaModel
+from twophase_features.windows.layer_groups import layer_groups
 
 BLOCK_SIZE = 4
 

@@ -13,6 +13,7 @@ from twophase.core.errors import ModelFolderError
 from twophase.model import config as config_module
 from twophase.model.config import ARCHITECTURES, RopeConfig, family_of, load_config
 from twophase_features import gemma3
+from twophase_features.rope_scaling import LinearScaling, Llama3Scaling
 from twophase_features.windows import layer_types
 
 LLAMA = {
@@ -86,7 +87,7 @@ def test_older_and_newer_rope_forms_agree(type_key, tmp_path):
     scaling = {type_key if key == "rope_type" else key: value for key, value in LLAMA3.items()}
     older = load_config(write(tmp_path, rope_theta=5e5, rope_scaling=scaling)).rope
     newer = load_config(write(tmp_path, rope_parameters=LLAMA3 | {"rope_theta": 5e5})).rope
-    assert older == newer == RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+    assert older == newer == RopeConfig(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192))
 
 
 GEMMA = {
@@ -113,7 +114,7 @@ def check_gemma(tmp_path):
         config = load_config(write(tmp_path, **GEMMA))
         assert config.layer_types == (SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING)
         assert config.sees_all == (False, False, True, False, False, True, False)
-        assert config.rope == RopeConfig(1e6, "linear", 8.0)
+        assert config.rope == RopeConfig(1e6, LinearScaling(8.0))
         assert config.local_rope == RopeConfig(1e4)
         assert (config.attention_scale, config.embed_scale, config.norm_offset) == (0.25, 48**0.5, 1)
         assert (config.tie_word_embeddings, config.sliding_window, config.has_output_norms) == (True, 8, True)

@@ -83,12 +83,12 @@ def test_this_oracle_sees_a_wrong_scale(tmp_path):
 MUTANTS = [
     ("bases swapped", "llama", "full if sees_all else local for", "local if sees_all else full for"),
     ("one base for all", "llama", "full if sees_all else local for", "full for"),
-    ("a window everywhere", "llama", "make(replace(spec, window=None)), make(spec)", "make(spec), make(spec)"),
+    ("a window everywhere", "mixed_backend", "make(replace(spec, window=None)), make(spec)", "make(spec), make(spec)"),
     (
         "a window nowhere",
-        "llama",
-        "make(replace(spec, window=None)), make(spec), groups",
-        "make(replace(spec, window=None)), make(replace(spec, window=None)), groups",
+        "mixed_backend",
+        "make(replace(spec, window=None)), make(spec), group",
+        "make(replace(spec, window=None)), make(replace(spec, window=None)), group",
     ),
     ("a key too many", "llama", "window=config.sliding_window,", "window=config.sliding_window + 1,"),
     ("a key too few", "llama", "window=config.sliding_window,", "window=config.sliding_window - 1,"),
@@ -124,7 +124,8 @@ def check_gemma(variant, gemma):
     own = {name: getattr(variant, name, original) for name, original in PARTS.items()}
     weights = own["load_weights"](folder, config, dtype, device)
     make = partial(make_backend, "torch", device=device, dtype=dtype, block_size=4)
-    with patch.object(mixed_backend, "MixedBackend", getattr(variant, "MixedBackend", mixed_backend.MixedBackend)):
+    made = {name: getattr(variant, name, getattr(mixed_backend, name)) for name in ("MixedBackend", "mixed_backend")}
+    with patch.multiple(mixed_backend, **made):
         model = own["LlamaModel"](config, weights, own["model_backend"](config, make))
     prompt = random_prompts(3)[-1]
     pages = Pages(model, 1)

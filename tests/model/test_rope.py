@@ -7,8 +7,9 @@ import torch
 
 from twophase.model.config import RopeConfig
 from twophase.model.llama import inverse_frequencies
+from twophase_features.rope_scaling import LinearScaling, Llama3Scaling
 
-LLAMA3 = RopeConfig(5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+LLAMA3 = RopeConfig(5e5, Llama3Scaling(8.0, 1.0, 4.0, 8192))
 
 
 def test_frequencies_are_a_geometric_series():
@@ -17,7 +18,10 @@ def test_frequencies_are_a_geometric_series():
 
 
 def test_linear_scaling_divides_every_frequency():
-    plain, scaled = inverse_frequencies(RopeConfig(1e4), 64), inverse_frequencies(RopeConfig(1e4, "linear", 4.0), 64)
+    plain, scaled = (
+        inverse_frequencies(RopeConfig(1e4), 64),
+        inverse_frequencies(RopeConfig(1e4, LinearScaling(4.0)), 64),
+    )
     assert torch.equal(plain / 4, scaled)
 
 

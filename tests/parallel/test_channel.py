@@ -7,7 +7,7 @@ import torch
 
 from tests.parallel.thread_peers import ThreadPeers, lines_between
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase_features.parallel._channel import Channel, Inbox
 from twophase_features.parallel._protocol import Bye, Cancel, Done, Pages, Transfer
 from twophase_features.parallel.pages import pack_layer

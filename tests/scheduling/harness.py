@@ -21,6 +21,7 @@ from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_features.policies.round_robin import RotatingPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
+from twophase_features.speculation.room import with_drafts, with_room
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 DECODES_NEVER_WAIT = (
@@ -144,19 +145,20 @@ class Harness:
 
     def schedule(self) -> StepPlan:
         """Plan, and check the plan."""
-        plan = self.scheduler.schedule(self.now_s, self.max_drafts)
+        plan = self.scheduler.schedule(self.now_s)
         if self.max_drafts:
+            plan = with_room(plan, self.scheduler, self.max_drafts)
             self.check_plan(plan)
-            plan = self.scheduler.put_drafts(self.draft())
+            plan = with_drafts(plan, self.scheduler, self.draft(plan))
         self.check_plan(plan)
         for seq_id in plan.preempted:
             self.preempted.append((self.step_no, self.name(seq_id)))
         return plan
 
-    def draft(self) -> dict[int, list[int]]:
+    def draft(self, plan: StepPlan) -> dict[int, list[int]]:
         """Guesses for the decodes with room for them: some right, some wrong, some fewer than there is room for."""
         drafts = {}
-        for chunk in self.scheduler._plan.chunks:
+        for chunk in plan.chunks:
             sequence = self.scheduler.sequences[chunk.seq_id]
             tokens = list(sequence.token_ids)
             chance = hash((self.step_no, chunk.seq_id))

@@ -4,8 +4,10 @@ from types import ModuleType
 
 import pytest
 
+import tests.scheduling.harness as harness_module
 import twophase.scheduling.planner as planner_module
 import twophase.scheduling.scheduler as scheduler_module
+import twophase_features.admission as admission_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
     test_failures,
@@ -27,8 +29,22 @@ from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 
 SCHEDULER = "twophase.scheduling.scheduler"
-MUTATED = ("twophase.scheduling.", "twophase_features.policies.")
-USERS = (scheduler_module, planner_module, test_policies, test_shares, TOLD, test_ways_of_admission)
+MUTATED = (
+    "twophase.scheduling.",
+    "twophase_features.policies.",
+    "twophase_features.admission",
+    "twophase_features.speculation.room",
+)
+USERS = (
+    harness_module,
+    scheduler_module,
+    planner_module,
+    admission_module,
+    test_policies,
+    test_shares,
+    TOLD,
+    test_ways_of_admission,
+)
 
 
 def running(*tests):
@@ -51,6 +67,14 @@ def running(*tests):
 
 def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "scheduler"):
     return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new), running(*tests), id=name)
+
+
+def admission_mutant(name: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, "twophase_features.admission", old, new), running(*tests), id=name)
+
+
+def room_mutant(name: str, old: str, new: str, *tests):
+    return pytest.param(Mutant(name, "twophase_features.speculation.room", old, new), running(*tests), id=name)
 
 
 def policy_mutant(name: str, module: str, old: str, new: str, *tests):
@@ -143,12 +167,11 @@ def fair_shares():
 
 
 MUTANTS = [
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the policy's tokens",
-        "chunks, budget = [], self.budget",
-        "chunks, budget = [], 64 - self._num_tokens",
+        "[], scheduler.planner.budget",
+        "[], 64 - plan.num_tokens",
         short_steps,
-        module="planner",
     ),
     scheduler_mutant(
         "any rank is taken",
@@ -164,35 +187,32 @@ MUTANTS = [
         short_steps,
         module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the budget",
-        "                budget -= num_drafts\n",
+        "            budget -= num_drafts\n",
         "",
         histories_with_drafts,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the blocks",
-        "end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)",
+        "end = cache.room(table, num_tokens + num_drafts, cache.num_free_blocks)",
         "end = num_tokens + num_drafts",
         histories_with_drafts,
         crowded_window,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts beyond the last token",
         "sequence.max_num_tokens - num_tokens - 1)",
         "sequence.max_num_tokens - num_tokens)",
         test_timelines.test_drafts_go_no_further_than_the_sequence,
-        module="planner",
     ),
-    scheduler_mutant(
+    room_mutant(
         "verifying chunks count as decodes of one token",
         "len(decodes) - num_verifying",
         "len(decodes)",
         histories_with_drafts,
     ),
-    scheduler_mutant(
+    room_mutant(
         "drafts are not counted",
         "plan.num_tokens + sum(map(len, drafts.values()))",
         "plan.num_tokens",
@@ -200,8 +220,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a dropped step keeps its room for drafts",
-        "        for sequence in self._drafting:\n            if sequence.table is not None:\n",
-        "        for sequence in self._drafting:\n            if False:\n",
+        "            if sequence.open_table.num_tokens > len(sequence.token_ids):\n",
+        "            if False:\n",
         histories_with_drafts,
         module="planner",
     ),
@@ -301,8 +321,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "decodes not first",
-        "chunks=(*self._decode_chunks(max_drafts), *self._prefills)",
-        "chunks=(*self._prefills, *self._decode_chunks(max_drafts))",
+        "chunks=(*self._decodes, *self._prefills)",
+        "chunks=(*self._prefills, *self._decodes)",
         test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
         module="planner",
     ),
@@ -455,23 +475,16 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one place for n completions",
-        "self._num_places_taken += sequence.num_completions",
-        "self._num_places_taken += 1",
+        "elif sequence.num_completions > self.num_free_places:",
+        "elif self.num_free_places < 1:",
         test_timelines.test_places_are_kept_for_all_who_come_in_together,
         module="planner",
     ),
     scheduler_mutant(
         "running forks take one place",
-        "return self.config.max_num_seqs - self._num_places_taken",
-        "return self.config.max_num_seqs - len(self._running)",
+        "sum(each.num_completions for each in self._running)",
+        "len(self._running)",
         test_timelines.test_places_are_kept_for_completions_not_forked_yet,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "places of completions are lost",
-        "self._num_places_taken -= sequence.num_completions",
-        "self._num_places_taken -= 1",
-        test_planner.test_places_come_back_from_what_never_forked,
         module="planner",
     ),
     scheduler_mutant(
@@ -499,7 +512,7 @@ MUTANTS = [
         "sequence.num_completions * cache.num_blocks_at_most(1) if",
         "sequence.num_completions if",
         groups_of_layers,
-        module="admission",
+        module="limits",
     ),
     scheduler_mutant(
         "a prefill takes what was reserved for others",
@@ -520,7 +533,7 @@ MUTANTS = [
         "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
         "may_grow = True",
         test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="admission",
+        module="limits",
     ),
     policy_mutant(
         "turns go by rank",
@@ -594,7 +607,7 @@ MUTANTS = [
         "an error of a policy loses the rest of a step",
         "        self._ended.append(sequence)\n",
         "        self.policy.note_ended(sequence)\n",
-        TOLD.test_an_error_of_a_note_leaves_nothing_half_done,
+        TOLD.test_an_error_at_one_completions_end_leaves_the_others_whole,
     ),
     scheduler_mutant(
         "an end is told of no sequence that was ended from outside",
@@ -672,51 +685,46 @@ MUTANTS = [
         "                pass\n",
         FAIR.test_the_queue_of_tenants_follows_the_queue,
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the worst case is one token short",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens - 2)",
         exact_worst_case,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the worst case counts the token that is never written",
         "table, sequence.max_num_tokens - 1)",
         "table, sequence.max_num_tokens)",
         exact_worst_case,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "completions that will part count as one",
         "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if",
         "return cache.num_blocks_at_most(num_beyond) if",
         WAYS.test_reserve_counts_each_completion,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the block that completions share is not copied",
         "- num_now // cache.block_size",
         "- -(-num_now // cache.block_size)",
         WAYS.test_reserve_counts_each_completion,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "what is taken at once is reserved besides",
         "else num_needed - cache.num_blocks_needed(table, num_now)",
         "else num_needed",
         exact_worst_case,
-        module="admission",
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
-        "num_own = 0 if is_running else self._growth(sequence, table)",
+        "num_own = 0 if is_running else self.growth(sequence, table)",
         "num_own = 0",
         exact_worst_case,
         module="planner",
     ),
     scheduler_mutant(
         "who was let in is not counted any more",
-        "            self._num_to_grow += self._growth(sequence, table)\n",
+        "            self._num_to_grow += self.growth(sequence, table)\n",
         "            pass\n",
         exact_worst_case,
         module="planner",
@@ -728,33 +736,29 @@ MUTANTS = [
         WAYS.test_what_one_gives_back_another_may_have,
         module="planner",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the estimate starts from the first end",
         "before = max_tokens if self.mean is None else self.mean",
         "before = num_tokens if self.mean is None else self.mean",
         ESTIMATE.test_the_average_by_hand,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "the estimate never forgets",
         "DECAY * before + (1 - self.DECAY) * num_tokens",
         "DECAY * before + (1 - self.DECAY) * before",
         learns,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "more is expected than is allowed",
         "min(max_tokens, math.ceil(self.mean))",
         "math.ceil(self.mean)",
         ESTIMATE.test_the_average_by_hand,
-        module="admission",
     ),
-    scheduler_mutant(
+    admission_mutant(
         "one that outlives the estimate is left nothing",
-        "return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))",
-        "return num_blocks_up_to(cache, sequence, table, num_tokens)",
+        "return max(super().__call__(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))",
+        "return num_blocks_up_to(self.cache, sequence, table, num_tokens)",
         ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
-        module="admission",
     ),
     scheduler_mutant(
         "aborted ones teach lengths",

@@ -8,6 +8,7 @@ from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.limits import SchedulerConfig, num_blocks_at_most
 from twophase_features.windows.sliding_window import SlidingWindow
+from twophase_server.openai_chat import max_new_tokens
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_pool_of_just_the_worst_case_serves_and_one_block_less_is_refused(prom
 @pytest.mark.parametrize("num_blocks", [8, 9, 13, 40])
 def test_the_longest_answer_that_fits(prompt_len, n, num_blocks, chunked):
     harness = Harness(num_blocks=num_blocks, max_model_len=32, chunked=chunked, budget=32)
-    most = harness.scheduler.max_new_tokens(prompt_len, n)
+    most = max_new_tokens(harness.scheduler, prompt_len, n)
     harness.add(make_request("a", prompt_len, most, n=n))
     assert most <= 32 - prompt_len
     if most < 32 - prompt_len:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import tests.scheduling.harness as harness_module
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from twophase.core.plan import SampledToken
 from twophase.scheduling.policy import PriorityPolicy
@@ -303,11 +304,12 @@ def test_drafts_go_no_further_than_the_sequence():
     harness = Harness(budget=32)
     harness.add(make_request("a", 3, 5))
     harness.step()
-    assert [chunk.num_drafts for chunk in harness.scheduler.schedule(max_drafts=10).chunks] == [3]
+    with_room = harness_module.with_room(harness.scheduler.schedule(), harness.scheduler, 10)
+    assert [chunk.num_drafts for chunk in with_room.chunks] == [3]
     right = [50, 51, 52, 53]
     with pytest.raises(ValueError, match="room for 3 drafts, got 4"):
-        harness.scheduler.put_drafts({0: right})
-    plan = harness.scheduler.put_drafts({0: right[:3]})
+        harness_module.with_drafts(with_room, harness.scheduler, {0: right})
+    plan = harness_module.with_drafts(with_room, harness.scheduler, {0: right[:3]})
     assert (plan.num_decodes, plan.num_verifying, plan.num_tokens) == (0, 1, 4)
     (update,) = harness.scheduler.update(plan, {0: [SampledToken(token) for token in right]})
     assert ([token.token_id for token in update.tokens], update.finish_reason) == (right, "length")

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.scheduling.harness import Harness, make_request
+from tests.scheduling.harness import Harness, make_request, next_token
 from tests.scheduling.test_failures import crowded
 from twophase.scheduling.policy import Policy, PriorityPolicy, by_priority, decodes_first
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
@@ -116,6 +116,22 @@ def test_an_error_of_a_note_leaves_nothing_half_done():
     num_notes = len(run_until_an_error(None).notes)
     kinds = {run_until_an_error(number).notes[-1][0] for number in range(num_notes)}
     assert kinds == {"waiting", "computed", "ended"}
+
+
+def test_an_error_at_one_completions_end_leaves_the_others_whole():
+    """Completion 0 ends at its first token, and the policy fails when it is told; completion 1 goes on."""
+    policy, prompt = Told(2), (7, 8, 9)
+    harness = Harness(policy=policy)
+    harness.scheduler.policy = policy
+    end = next_token(prompt, 0)
+    assert end != next_token(prompt, 1)
+    harness.scheduler.add(make_request("a", prompt, 4, n=2, eos=[end]))
+    with pytest.raises(ZeroDivisionError, match="note 2"):
+        harness.step()
+    assert policy.notes[-1] == ("ended", "a/0")
+    policy.fails_at = None
+    (chunk,) = harness.scheduler.schedule().chunks
+    assert (chunk.start, chunk.token_ids) == (len(prompt), [next_token(prompt, 1)])
 
 
 def run_until_an_error(number: int | None) -> Told:

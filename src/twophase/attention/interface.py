@@ -18,24 +18,22 @@ from twophase.cache.kv_cache import LayerKV
 class AttentionBatch:
     """Where each token of a step lives, for S sequences and T tokens in all.
 
-    Sequence s owns tokens [cu_query_lens[s], cu_query_lens[s+1]) of the flat batch; they are the last
-    `query_lens[s]` of its `seq_lens[s]` tokens. Sequences [0, num_decodes) have exactly one token each.
+    Sequence s owns tokens [cu_query_lens[s], cu_query_lens[s+1]) of the flat batch; they are the last `query_lens[s]`
+    of its `seq_lens[s]` tokens. Sequences [0, num_decodes) have exactly one token each.
 
     Worked example, block size 4: a decode at position 6 (blocks 5, 2) and a fresh prompt of 3 tokens (block 7):
-    positions [6, 0, 1, 2], slot_mapping [2*4+2, 28, 29, 30], cu_query_lens [0, 1, 4], seq_lens [7, 3],
-    block_tables [[5, 2, ...], [7, ...]].
+    positions [6, 0, 1, 2], slot_mapping [2*4+2, 28, 29, 30], cu_query_lens [0, 1, 4], seq_lens [7, 3], block_tables
+    [[5, 2, ...], [7, ...]].
 
     Attributes:
         positions: Position of each token in its sequence.
         slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (graph padding).
         seq_lens: Tokens of each sequence, this step's included.
-        cu_query_lens: Cumulative query lengths.
         block_tables: Block ids, padded with 0 to a multiple of 16 columns. -1 stands for a block that was freed: no
             query of the batch sees its positions, and it must not be read.
-        num_decodes: Sequences at the front with one token each.
-        query_lens_host, seq_lens_host: The lengths again as Python ints, so that no backend needs a device sync.
-        groups: For a model with several kinds of layers: the same batch with each group's block tables and slots; this
-            batch has the first group's. Empty for a model with one kind of layer.
+        query_lens_host, seq_lens_host: The lengths as Python ints, so that no backend needs a device sync.
+        groups: For a model with several kinds of layers, the same batch with each group's block tables and slots; this
+            batch has the first group's.
     """
 
     positions: Int[Tensor, "T"]
@@ -67,7 +65,6 @@ class AttentionSpec:
 
     Attributes:
         num_heads, num_kv_heads: H and H_kv; query head h reads KV head h // (H // H_kv).
-        head_dim: D.
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         window: Sliding window: a query at position i sees keys at positions (i - window, i]; None sees all.
         num_sinks: Besides the window, keys at positions [0, num_sinks) stay visible (attention sinks,

@@ -2,8 +2,8 @@
 
 Decodes run batched, as in FlashDecoding (split-KV, Dao et al. 2023): each sequence's visible pages are cut into splits
 of a fixed length, all splits of all sequences form one rectangular batch, and partial results are merged by their
-maximum, without a loop over decodes or padding to the longest one. Each prefill chunk, and with `fused_seqs` the only
-decode of a step, runs one fused `scaled_dot_product_attention`. A page is a block's K or V in one layer.
+maximum, without padding to the longest. Each prefill chunk, and with `fused_seqs` the only decode of a step, runs one
+fused `scaled_dot_product_attention`. A page is a block's K or V in one layer.
 """
 
 import math
@@ -92,8 +92,8 @@ class TorchBackend(AttentionBackend):
 
     Args:
         split_keys: Keys of a split.
-        fused_seqs: Most decodes for one fused call, if each needs only one split. With 1 or more, the only decode of a
-            step is fused at any length, unless there are sinks. 0: decodes are never fused.
+        fused_seqs: Most decodes for one fused call, if each needs only one split; 0: none. With 1 or more, the only
+            decode of a step is fused at any length, unless there are sinks.
     """
 
     name = "torch"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +17,8 @@ class CacheStats:
 
     Attributes:
         num_in_use: Blocks that some table holds; a shared one counts once.
-        num_cached: Free blocks that a prefix hit can still find (evictable).
-        num_free: Free blocks with nothing worth keeping.
+        num_cached, num_free: Free blocks that a prefix hit can still find (evictable), and free blocks without
+            contents.
         num_slots_in_use: Slots of the blocks in use that a token was given; it has one in each group of layers.
         internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
@@ -74,16 +73,15 @@ class KVAllocator(Protocol):
     tier and without a window, in which a table holds ceil(num_tokens / block_size) blocks.
 
     Attributes:
-        num_blocks: Blocks in the pool.
-        block_size: Slots per block.
-        tier: The KV tier that `load` reads from.
-        num_offloaded: Blocks that the tier has copied so far.
+        num_blocks, block_size: Blocks in the pool, and slots per block.
+        tier: The `KVTier` that `load` reads from (twophase_features.offloading.tier).
+        num_offloaded: Blocks that it has copied so far.
         description: For error messages: which part of its sequence a table holds, if not all.
     """
 
     num_blocks: int
     block_size: int
-    tier: KVTier | None = None
+    tier: Any = None
     num_offloaded: int = 0
     description: str = ""
 
@@ -96,11 +94,8 @@ class KVAllocator(Protocol):
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
         """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
-        for the copy of a shared last block (copy-on-write) among them.
-
-        Raises:
-            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
-        """
+        for the copy of a shared last block (copy-on-write) among them. Raises CacheStateError if the table is not open
+        here, or has more tokens already."""
         return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
@@ -148,11 +143,7 @@ class KVAllocator(Protocol):
     @abstractmethod
     def grow(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
         """Make room so that `table.num_tokens == num_tokens`; returns the copies to do before anything is written.
-
-        Raises:
-            OutOfBlocksError: Not enough free blocks; nothing changed.
-            CacheStateError: As `num_blocks_needed`.
-        """
+        Raises OutOfBlocksError if too few blocks are free, and CacheStateError as `num_blocks_needed`."""
 
     def publish(self, table: Any, token_ids: Sequence[int], num_computed: int) -> None:
         """Tokens [0, num_computed) have their K and V in the table's slots, so others may share the full blocks."""

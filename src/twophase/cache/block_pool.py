@@ -6,7 +6,7 @@ from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks, and the order in which free ones are reused. Only for `CacheManager`.
+    """Reference counts of `num_blocks` blocks, at least one, and the order in which free ones are reused.
 
     A block is in one of three states:
 
@@ -14,9 +14,6 @@ class BlockPool:
         blank    free, without contents worth keeping: allocated first, the most recently freed block first
         cached   free, its contents findable in the prefix cache: evicted only when no blank block is left,
                  the least recently freed block first
-
-    Raises:
-        ConfigError: `num_blocks` is below 1.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -47,10 +44,7 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks, each with a reference count of 1; evicts cached blocks when the blank blocks run out.
-
-        Raises:
-            OutOfBlocksError: Fewer than `num_blocks` are free; nothing was taken.
-        """
+        Raises OutOfBlocksError if fewer than `num_blocks` are free."""
         if num_blocks > self.num_free:
             raise OutOfBlocksError(
                 f"{num_blocks} blocks wanted, {self.num_free} of {self.num_blocks} free. Free or preempt a sequence, "
@@ -65,11 +59,8 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id: int) -> None:
-        """Add an owner to a block with contents; a cached block is no longer free.
-
-        Raises:
-            CacheStateError: No such block, or it is blank.
-        """
+        """Add an owner to a block with contents; a cached block is no longer free. Raises CacheStateError if there is
+        no such block, or it is blank."""
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
             if block_id not in self._cached:
@@ -78,11 +69,8 @@ class BlockPool:
         self.ref_counts[block_id] += 1
 
     def release(self, block_id: int, is_cached: bool) -> None:
-        """Remove an owner; the last owner frees the block, as cached or as blank.
-
-        Raises:
-            CacheStateError: No such block, or it has no owner (double free).
-        """
+        """Remove an owner; the last owner frees the block, as cached or as blank. Raises CacheStateError if there is no
+        such block, or it has no owner (double free)."""
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
             raise CacheStateError(f"Block {block_id} is free already; a block can be freed once per owner.")

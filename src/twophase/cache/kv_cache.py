@@ -22,8 +22,8 @@ SCALE_DTYPE = torch.float32  # of SCALE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is
-    `k[block, h, offset]`.
+    """One layer's pages: views of `KVCache`'s storage. Slot block * block_size + offset of KV head h is `k[block, h,
+    offset]`.
 
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
@@ -40,17 +40,12 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """The contents of a block.
+    """The contents of a block, of `block_size` slots, a power of two. Raises ConfigError if rows of `head_dim` values
+    are not a multiple of 16 bytes.
 
     Attributes:
         num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
-        num_kv_heads, head_dim: H_kv and D.
-        block_size: Slots per block; a power of two.
         dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
-        kv_format: 'none', or how K and V are quantised.
-
-    Raises:
-        ConfigError: Rows of `head_dim` values are not a multiple of 16 bytes.
     """
 
     num_layers: int
@@ -98,12 +93,9 @@ def spec_from_option(
 
 class KVCache:
     """`num_blocks` blocks for every layer of a model, or for the layers of any one group, allocated once, zeroed. The
-    attention backend writes into `layers`.
+    attention backend writes into `layers`. Raises ConfigError if the memory is not there.
 
     Args:
-        spec: The contents of a block.
-        num_blocks: At least 1.
-        device: Where.
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
         places: For each layer its group, and its place among the layers of a block; None: all are in one group.
 
@@ -111,9 +103,6 @@ class KVCache:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
         layers: Each layer's pages. Layers at the same place in different groups share pages, not blocks.
         num_groups: Groups of layers.
-
-    Raises:
-        ConfigError: The memory is not there.
     """
 
     def __init__(

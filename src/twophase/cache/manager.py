@@ -8,16 +8,16 @@ from typing import Any
 from twophase.cache.allocator import CacheStats, KVAllocator
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.prefix_cache import CachedPrefix, PrefixCache
-from twophase.cache.tier import BlockKey, KVTier, or_nothing
 from twophase.core.errors import CacheStateError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
+from twophase.doors import feature
 
 NEVER = sys.maxsize
 
 
 @dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one sequence, in order. Only the allocator that opened it changes it; others read.
+    """The blocks of one sequence, in order; see `KVTable`. Only the allocator that opened it changes it; others read.
 
         [0, num_cached_tokens)                         K and V found by `CacheManager.open` (prefix hit) or `load`
         [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
@@ -27,7 +27,6 @@ class BlockTable:
     [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
 
     Attributes:
-        block_ids, num_tokens, num_cached_tokens, num_offered_tokens: See `KVTable`.
         salt: Tables share cached blocks only with tables of the same salt.
         publish_at: The number of computed tokens with which the next block can be published; NEVER: not at all.
         published: The contents of the last published block, the parent of the next.
@@ -54,29 +53,21 @@ class BlockTable:
 class CacheManager(KVAllocator):
     """Hands out the blocks of one pool to block tables, shares them between tables, and remembers their contents.
 
-    Knows nothing of requests or tensors. A method that raises has changed nothing, and all but `reset_prefix_cache`
-    take time independent of `num_blocks`.
+    Knows nothing of requests or tensors. All methods but `reset_prefix_cache` take time independent of `num_blocks`.
 
     Args:
-        num_blocks: Blocks in the pool, at least 1.
-        block_size: Slots per block, at least 1.
+        num_blocks: At least 1, or ConfigError is raised.
         enable_prefix_caching: Whether `open` looks up the prefix of its tokens.
         tier: The KV tier to which evicted blocks are offloaded, and from which they are loaded.
 
     Attributes:
         num_groups: Groups of layers; a table lists one block per group for the same tokens, side by side.
-        table_class: The class of the tables.
-
-    Raises:
-        ConfigError: `num_blocks` is below 1.
     """
 
     num_groups = 1
     table_class: type[BlockTable] = BlockTable
 
-    def __init__(
-        self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: KVTier | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: Any = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -84,7 +75,6 @@ class CacheManager(KVAllocator):
         self._pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(block_size)
         self._tables: set[Any] = set()  # BlockTables
-        self._num_empty_slots = 0  # in last blocks that are not full, of one group
         self._num_queries = self._num_queried_tokens = self._num_hit_tokens = 0
 
     @property
@@ -98,8 +88,7 @@ class CacheManager(KVAllocator):
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> BlockTable:
         """As `KVAllocator`. The hit is at most `len(token_ids) - 1` tokens, because the last token must be computed for
-        its logits, and whole blocks, so that a shared block is never written again. A table that never grows is not
-        counted in the statistics."""
+        its logits, and whole blocks, so that a shared block is never written again."""
         keys = [] if keys is None else keys
         if self.enable_prefix_caching or self.tier is not None:
             self._prefixes.extend_keys(keys, token_ids, salt, (len(token_ids) - 1) // self.block_size)
@@ -111,34 +100,13 @@ class CacheManager(KVAllocator):
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
         if self.tier is not None:
-            behind = keys[table.num_tokens // self.block_size :]
-            of_groups = [key.of_group(group) for key in behind for group in range(self.num_groups)]
-            num_places = or_nothing(self.tier.match, of_groups) // self.num_groups
-            table.offered = of_groups[: num_places * self.num_groups]
-            table.num_offered_tokens = num_places * self.block_size
+            feature("offloading.transfers").offer(self, table, keys)
         self._tables.add(table)
         return table
 
     def load(self, table: BlockTable, token_ids: Sequence[int]) -> list[int]:
-        """As `KVAllocator`: loads the blocks after the prefix hit that the tier offered to `open`, up to a missing one,
-        as many at a time as the table has room for."""
-        loaded: list[int] = []
-        while self.tier is not None and table.num_offered_tokens:
-            start = table.num_cached_tokens
-            end = self.room(table, start + table.num_offered_tokens, 0)
-            if end > table.num_tokens:
-                self.grow(table, end)
-            first, behind = (tokens // self.block_size * self.num_groups for tokens in (start, end))
-            block_ids, keys = table.block_ids[first:behind], table.offered[: behind - first]
-            num_places = or_nothing(self.tier.load, keys, block_ids) // self.num_groups if keys else 0
-            table.num_cached_tokens += num_places * self.block_size
-            self.publish(table, token_ids, table.num_cached_tokens)
-            loaded += block_ids[: num_places * self.num_groups]
-            table.offered = table.offered[len(keys) :]
-            table.num_offered_tokens -= end - start
-            if not start < end == table.num_cached_tokens:  # no room, or a block was lost
-                table.num_offered_tokens = 0
-        return loaded
+        """As `KVAllocator`: the blocks after the prefix hit that the tier offered to `open`, up to a missing one."""
+        return [] if self.tier is None else feature("offloading.transfers").load(self, table, token_ids)
 
     # -- growing and shrinking
 
@@ -167,7 +135,6 @@ class CacheManager(KVAllocator):
             and table in self._tables
         ):
             table.num_tokens = num_tokens
-            self._num_empty_slots -= num_new
             return ()
         return self._grow_by_blocks(table, num_tokens)
 
@@ -175,15 +142,14 @@ class CacheManager(KVAllocator):
         num_places = self._num_places(table, num_tokens)
         if num_tokens == table.num_tokens:
             return ()
-        num_empty, shared_ids = -table.num_tokens % self.block_size, []
+        shared_ids: list[int] = []
         new_ids = self._take(num_places * self.num_groups)  # raises before anything has changed
         if self._must_copy_tail(table):
-            num_empty, shared_ids = 0, table.block_ids[-self.num_groups :]
+            shared_ids = table.block_ids[-self.num_groups :]
             del table.block_ids[-self.num_groups :]
             for shared_id in shared_ids:
                 self._pool.release(shared_id, is_cached=False)  # others hold it: it does not become free
         table.block_ids += new_ids
-        self._num_empty_slots += -num_tokens % self.block_size - num_empty
         table.num_tokens = num_tokens
         if table.num_uncounted_tokens:
             self._num_queries += 1
@@ -197,15 +163,13 @@ class CacheManager(KVAllocator):
         block_ids = self._pool.allocate(num_blocks)
         if self.tier is not None:
             keys = {block_id: key for block_id in block_ids if (key := self._prefixes.key_of(block_id)) is not None}
-            if keys:
-                self.num_offloaded += or_nothing(self.tier.store, list(keys.values()), list(keys))
+            self.num_offloaded += feature("offloading.transfers").store(self.tier, keys)
         for block_id in block_ids:
             self._prefixes.forget(block_id)
         return block_ids
 
     def truncate(self, table: BlockTable, num_tokens: int) -> None:
-        """As `KVAllocator`. Raises CacheStateError if the table is not open here or has fewer tokens, or if a slot is
-        in a shared or published block."""
+        """As `KVAllocator`. Raises CacheStateError, too, if a slot is in a shared or published block."""
         self._require_open(table)
         if not 0 <= num_tokens <= table.num_tokens:
             raise CacheStateError(f"A table of {table.num_tokens} tokens can't be cut to {num_tokens}.")
@@ -220,15 +184,13 @@ class CacheManager(KVAllocator):
         num_kept = -(-num_tokens // self.block_size) * self.num_groups
         for block_id in reversed(table.block_ids[num_kept:]):
             self._pool.release(block_id, is_cached=False)
-        self._num_empty_slots += -num_tokens % self.block_size - -table.num_tokens % self.block_size
         # A new list: a step plan may still hold the old one.
         table.block_ids, table.num_tokens = table.block_ids[:num_kept], num_tokens
 
     # -- sharing, and giving back
 
     def publish(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
-        """As `KVAllocator`: adds the full blocks of tokens [0, num_computed) to the prefix cache. Raises
-        CacheStateError if the table is not open here, or if fewer tokens have a slot or an id."""
+        """As `KVAllocator`. Raises CacheStateError if the table is not open, or fewer tokens have a slot or an id."""
         if num_computed < table.publish_at:
             return
         self._require_computed(table, token_ids, num_computed)
@@ -271,9 +233,6 @@ class CacheManager(KVAllocator):
         """As `KVAllocator`; frees the last block first, so that a block is evicted before its prefix."""
         self._require_open(table)
         self._tables.remove(table)
-        num_empty = -table.num_tokens % self.block_size
-        if num_empty and self._pool.ref_counts[table.block_ids[-1]] == 1:
-            self._num_empty_slots -= num_empty
         for block_id in reversed(table.held_blocks):
             self._pool.release(block_id, is_cached=block_id in self._prefixes)
         # A new list, not clear(): a step plan may still hold the old one.
@@ -289,9 +248,12 @@ class CacheManager(KVAllocator):
         self._pool.blank_all()
 
     def stats(self) -> CacheStats:
-        """As `KVAllocator`; takes constant time."""
-        pool, num_empty = self._pool, self.num_groups * self._num_empty_slots
-        num_slots = pool.num_in_use * self.block_size
+        """As `KVAllocator`; only last blocks have empty slots, and tables that share one have as many tokens."""
+        pool, num_slots = self._pool, self._pool.num_in_use * self.block_size
+        empty_in = {
+            table.block_ids[-1]: -table.num_tokens % self.block_size for table in self._tables if table.block_ids
+        }
+        num_empty = self.num_groups * sum(empty_in.values())
         return CacheStats(
             num_blocks=self.num_blocks,
             num_in_use=pool.num_in_use,

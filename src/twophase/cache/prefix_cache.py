@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 
 DIGEST_BYTES = 16
 
@@ -100,11 +100,8 @@ class PrefixCache:
     def register(
         self, holders: Mapping[int, int], token_ids: Sequence[int], parent: CachedPrefix | None, salt: str
     ) -> CachedPrefix | None:
-        """Publish `holders`, full blocks of the same tokens. If empty, only a parent for later blocks is registered.
-
-        Returns:
-            The blocks' contents; None, and no change, if their digest collides with other contents.
-        """
+        """Publish `holders`, full blocks of the same tokens; if empty, only a parent for later blocks. Returns their
+        contents; None, and no change, if their digest collides with other contents."""
         token_bytes = tokens_to_bytes(token_ids)
         digest = block_digest(parent.digest if parent else salt_digest(salt), token_bytes)
         prefix = self._by_digest.get(digest)

@@ -14,24 +14,32 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class BlockKey(NamedTuple):
+    """The key of a full block: its chained digest, 16 bytes, and its own tokens, 8 bytes each."""
+
+    digest: bytes
+    token_bytes: bytes
+
+    def of_group(self, group: int) -> "BlockKey":
+        """The key of the block that a group of layers has for the same tokens."""
+        return BlockKey(self.digest + bytes((group,)), self.token_bytes) if group else self
+
+
 class ScheduledChunk(NamedTuple):
     """The tokens one sequence computes in a step. (A NamedTuple: hundreds are made in every step.)
 
     Positions [0, start) are in pages already; [start, start + len(token_ids)) are computed now.
 
     Attributes:
-        seq_id: Which sequence.
-        token_ids: The tokens to compute, at least one.
-        start: Position of the first of them.
+        token_ids: At least one.
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
-            -1 where a block left the sliding window and was freed. If layers are in groups, the blocks that the groups
-            have for the same tokens stand side by side.
-        num_samples: Tokens to draw from the last position's logits: 0 for a prefill that goes on in a later step,
-            1 as a rule, n when a prompt is done and its n completions fork.
-        num_drafts: How many of the last tokens are drafts, which this step verifies. The step samples after each draft
-            and after the token before the drafts. Before the drafts are filled in: the most there may be.
-        num_scored: How many of the tokens, the first ones, have a prompt token after them whose log-probability is
-            asked for.
+            -1 where a block left the sliding window. The blocks that groups of layers have for the same tokens are
+            side by side.
+        num_samples: Tokens to draw from the last position's logits: 0 while a prefill goes on, as a rule 1, n when a
+            prompt is done and its n completions fork.
+        num_drafts: How many of the last tokens are drafts: the step samples after each, and after the token before
+            them. Before the drafts are filled in, the most there may be.
+        num_scored: How many of the first tokens are followed by a prompt token whose log-probability is asked for.
     """
 
     seq_id: int
@@ -55,15 +63,13 @@ class StepPlan:
     """One step: decodes (one token each) first, then chunks that verify drafts, then prefill chunks.
 
     Attributes:
-        chunks: The tokens to compute, by sequence; `chunks[:num_decodes]` have exactly one token each.
-        num_decodes: Chunks that continue a running sequence by one token.
+        num_decodes, num_verifying: Chunks of each kind; the others are prefills.
         num_tokens: Tokens in all chunks together.
         copies: Block copies that were done for this step (copy-on-write).
         preempted: Ids of sequences that lost their blocks while this plan was made.
         wake_s: For an empty plan: when to ask the policy again, on the engine's clock.
-        num_verifying: Chunks after the decodes that continue a running sequence by a token and drafts.
-        loaded: Blocks that were filled from the KV tier since the last completed step.
-        num_offloaded: Blocks that the KV tier copied since then, before they were overwritten.
+        loaded, num_offloaded: Blocks that were filled from the KV tier since the last completed step, and the number of
+            blocks that it copied before they were overwritten.
         failed: By seq_id, why a running sequence cannot go on.
     """
 
@@ -106,9 +112,7 @@ class SequenceUpdate(NamedTuple):
     Attributes:
         seq_id: Its sequence. Completions that had not forked yet share that of completion 0.
         tokens: New tokens; a stop token is among them.
-        finish_reason: None while it goes on.
-        stop_reason: The stop token id or string that ended it; None for the model's end-of-text.
-        error: The failure's description, when `finish_reason` is 'error'.
+        finish_reason, stop_reason, error: See `CompletionOutput`.
     """
 
     seq_id: int
@@ -129,19 +133,17 @@ class StepTrace:
         start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
             sampling) and bookkeeping.
         chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
-        num_decodes: The first chunks, which are decodes of one token.
-        preempted: (request id, completion index) that lost their blocks.
-        finished: (request id, completion index) that ended in this step.
-        num_waiting, num_running: After the step.
-        blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are evictable.
-        blocks_offloaded, blocks_loaded: Moved to and from host memory in this step.
+        num_decodes, num_verifying: The first chunks, decodes of one token; and those after them, which verify drafts.
+        preempted, finished: (request id, completion index) that lost their blocks, or ended.
+        num_waiting, num_running, blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are
+            evictable.
+        blocks_offloaded, blocks_loaded: Moved to and from a KV tier.
         slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
-        num_verifying: Chunks after the decodes that are decodes with drafts behind their token.
-        num_draft_tokens, num_accepted_tokens: Drafts in them, and drafts that the model accepted.
+        num_draft_tokens, num_accepted_tokens: Drafts that were verified, and drafts that the model accepted.
         prefix_cache_queries, prefix_cache_hits: Tokens of the prompts admitted since the step before, and how many of
             them were found in the cache.
-        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None if
-            no request waits, or if it is not measured.
+        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None if no
+            request waits, or if it is not measured.
     """
 
     step: int

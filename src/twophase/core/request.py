@@ -64,30 +64,26 @@ _STOP_TOKEN_IDS = Rule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one request.
+    """Sampling parameters of one request. A value that breaks its rule raises InvalidRequestError.
 
     Order of application: logit bias, repetition penalty, presence and frequency penalties, structured outputs,
-    temperature, top-k, top-p, min-p. `temperature=0` is greedy decoding and ignores the truncations.
-
-    A value outside its range (`RULES`) raises InvalidRequestError.
+    temperature, top-k, top-p, min-p.
 
     Attributes:
         n: Completions for the prompt; they share its K/V blocks and diverge by copy-on-write.
-        temperature: Logits are divided by it; 0 means argmax.
+        temperature: Logits are divided by it; 0 means argmax, without truncation.
         top_k: Keep the k most likely tokens; 0 keeps all, and so does -1, which becomes 0.
         top_p: Keep the smallest set of most likely tokens with at least this probability mass.
         min_p: Drop tokens less likely than `min_p` times the most likely one.
         repetition_penalty: Logits of tokens already seen are divided by it when positive, else multiplied (CTRL,
             arXiv:1909.05858, section 4.1).
-        presence_penalty: Subtracted once from the logit of each token that the completion contains.
-        frequency_penalty: Subtracted once per occurrence in the completion. Both penalties ignore the prompt.
+        presence_penalty, frequency_penalty: Subtracted from the logit of each token that the completion contains, once,
+            and once per occurrence. The prompt does not count.
         seed: Makes the request's draws reproducible, alone or in any batch. None draws a fresh seed.
         max_tokens: Tokens to generate at most.
-        min_tokens: Tokens to generate before the completion may end by itself: until then, tokens that end it are not
-            drawn, and stop strings have no effect. At most `max_tokens`.
+        min_tokens: Tokens to generate, at most `max_tokens`, before a token or stop string may end the completion.
         stop: Strings that end the completion; the text is cut before the string. One string is a list of one, None is
-            an empty list. The text of a special token, "<|im_end|>" say, also stands for that token, which has no text
-            otherwise.
+            an empty list. The text of a special token, "<|im_end|>" say, also stands for that token.
         stop_token_ids: Token ids that end the completion, besides the model's end-of-text ids.
         ignore_eos: Go on past the model's end-of-text ids (benchmarks).
         include_stop_str_in_output: Keep the matched stop string in the text.
@@ -95,14 +91,12 @@ class SamplingParams:
         logit_bias: Added to the logits of these tokens, {id: bias}; -100 practically forbids a token, 100 practically
             forces it. Kept as pairs (id, bias).
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
-            token's; None reports none, 0 the chosen token's alone. They describe the model's distribution
-            (before structured outputs, temperature and truncation), in nats.
-        prompt_logprobs: The same for each token of the prompt, once for all n completions. This takes the logits of
-            every position, so the prompt is computed from its first token: it fills the prefix cache, but is not looked
-            up there.
+            token's; None reports none. In nats, of the model's distribution (before structured outputs, temperature and
+            truncation).
+        prompt_logprobs: The same for each token of the prompt, once for all n completions. The prompt is then computed
+            from its first token: it fills the prefix cache, but is not looked up there.
         structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
-            'length' it may be incomplete. Stop strings and stop token ids are ignored until the text before them has
-            the form.
+            'length' it may be incomplete. Stop strings and stop token ids are ignored until the text has the form.
     """
 
     n: int = option(1, whole_number(at_least=1))
@@ -150,33 +144,25 @@ class SamplingParams:
         """Whether the most likely token is taken, without a draw."""
         return self.temperature == 0
 
-    @property
-    def logprobs_temperature(self) -> float | int:
-        """Divides the logits before log-probabilities are taken; 1 except in a beam search (`NextTokenParams`)."""
-        return 1
-
 
 RULES = rules_of(SamplingParams)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it.
+    """One prompt and how to continue it. A field that breaks its rule raises InvalidRequestError. (Policies sort by
+    these numbers: a NaN would disorder the queue.)
 
     Attributes:
         request_id: Unique among the engine's unfinished requests.
         prompt_token_ids: At least one token.
-        sampling_params: How tokens are chosen and when to stop.
         arrival_s: Seconds on the engine's monotonic clock.
         eos_token_ids: The model's end-of-text ids.
         prompt: The prompt's text; None if token ids were given.
         priority: Lower runs first; ties go by arrival.
         cache_salt: Requests share prefix-cache blocks only with requests of the same salt.
-        tenant: The request's owner, for policies that share the engine fairly. See `FairPolicy`.
-        ttft_slo_s: Deadline of the first token, in seconds from arrival; None: no deadline. See `DeadlinePolicy`.
-
-    Raises:
-        InvalidRequestError: A field breaks its rule. (Policies sort by these numbers: a NaN would disorder the queue.)
+        tenant: The request's owner, for `FairPolicy`.
+        ttft_slo_s: Deadline of the first token, in seconds from arrival, for `DeadlinePolicy`; None: no deadline.
     """
 
     request_id: str
@@ -217,11 +203,10 @@ class CompletionOutput:
         index: 0 .. n-1.
         text: Detokenised output, cut before a stop string.
         token_ids: Every generated token, an end-of-text or stop token included.
-        logprobs: One entry per token when `SamplingParams.logprobs` was set, else None.
+        logprobs, cumulative_logprob: One entry per token, and their sum, if `SamplingParams.logprobs` was set.
         finish_reason: None while running; 'stop' (end-of-text, stop string or id), 'length', 'abort' or 'error'.
         stop_reason: The stop string or stop token id that ended the completion, if one did.
         error: The error's text, when `finish_reason` is 'error'.
-        cumulative_logprob: Sum of its tokens' log-probabilities, if requested; else None.
     """
 
     index: int
@@ -275,8 +260,8 @@ class RequestOutput:
     """A request's completions so far; `finished` when every one of them has a finish reason.
 
     Attributes:
-        prompt_logprobs: One entry per prompt token when `SamplingParams.prompt_logprobs` was set, else None. The first
-            entry is None, because the first token has no context; the last entries are missing until they are computed.
+        prompt_logprobs: One entry per prompt token that is computed, if `SamplingParams.prompt_logprobs` was set. The
+            first entry is None, because the first token has no context.
     """
 
     request_id: str

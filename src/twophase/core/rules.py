@@ -57,11 +57,8 @@ def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = 
 
 
 def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRequestError) -> Any:
-    """The normalised value.
-
-    Raises:
-        InvalidRequestError, or `error_type`: The value breaks the rule; names the field, the rule and the value.
-    """
+    """The normalised value. Raises InvalidRequestError, or `error_type`, with the field, the rule and the value, if the
+    value breaks the rule."""
     try:
         return rule.read(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

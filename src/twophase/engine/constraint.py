@@ -36,8 +36,7 @@ class Constraint(Protocol):
         """Bit i % 32 of word i // 32 is set if token i may come next; tokens beyond the last word may not.
 
         Args:
-            token_ids: The prompt and the completion's tokens so far.
-            num_prompt_tokens: How many of them are the prompt.
+            token_ids: The prompt, of `num_prompt_tokens`, and the completion's tokens so far.
             drafts: Draft tokens after `token_ids`; the constraint's own state stays before them.
         """
         ...

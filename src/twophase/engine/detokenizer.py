@@ -44,7 +44,6 @@ class Detokenizer:
     error there, and never releases half a character at the end of a text.)
 
     Args:
-        decoder: Turns token ids into text.
         params: Stop strings and how to treat them, and whether special tokens are skipped.
         prompt_token_ids: The tokens that the output continues.
         may_end: For structured outputs, whether a text may end; elsewhere in the text a stop string is ordinary text.

@@ -18,8 +18,15 @@ from twophase.engine.constraint import Grammar, GrammarCompiler
 from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
 from twophase.engine.model_run import BatchEntry, Results, isolate, plain_context, run_and_sample
-from twophase.engine.prompts import Prompt, TextCodec, check_params, parse_prompt
-from twophase.engine.request_state import Completion, PreparedRequest, RequestState
+from twophase.engine.request_state import (
+    Completion,
+    PreparedRequest,
+    Prompt,
+    RequestState,
+    TextCodec,
+    check_params,
+    parse_prompt,
+)
 from twophase.engine.runner import Runner
 from twophase.scheduling.scheduler import Scheduler
 
@@ -48,12 +55,11 @@ def uninterrupted() -> Iterator[None]:
 class Engine:
     """Serves requests by continuous batching. Not thread-safe, except `prepare`.
 
-    Faults: an exception while a sequence is computed, constrained, sampled or detokenised ends that sequence with
-        finish reason 'error' and frees its blocks; other sequences continue (see `isolate`). A Ctrl-C during a step
-        takes effect after the step, and the next call returns the step's outputs.
+    An exception while a sequence is computed, constrained, sampled or detokenised ends that sequence with finish reason
+    'error' and frees its blocks; other sequences continue (see `isolate`). A Ctrl-C during a step takes effect after
+    the step, and the next call returns the step's outputs.
 
     Args:
-        runner: The model with its K/V cache.
         scheduler: Has an allocator with as many blocks as the runner's K/V cache.
         vocab_size: Token ids are below it.
         codec: The model's tokenizer; None serves token ids only.
@@ -111,14 +117,14 @@ class Engine:
     ) -> PreparedRequest:
         """Validate a request, encode its prompt and compile its grammar. Any thread may call this, also during a step.
 
-        Raises InvalidRequestError for an invalid parameter, prompt or grammar; `add` checks the scheduler's limits.
-
         Args:
             request_id: Unique among the unfinished requests.
-            prompt, cache_salt, tenant: See `parse_prompt`.
-            priority, ttft_slo_s: See `Request`.
+            prompt, cache_salt, tenant, priority, ttft_slo_s: See `parse_prompt` and `Request`.
             arrival_s: Its arrival on the engine's clock; now if None.
             stream: Return its output after every step, not only at its end.
+
+        Raises:
+            InvalidRequestError: An invalid parameter, prompt or grammar; `add` checks the scheduler's limits.
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
@@ -198,7 +204,7 @@ class Engine:
         return outputs
 
     def _schedule(self, now_s: float) -> StepPlan:
-        plan = self._scheduler.schedule(now_s, 0 if self.speculator is None else self.speculator.num_wanted)
+        plan = self._scheduler.schedule(now_s)
         self._wake_s = plan.wake_s
         return plan
 
@@ -281,10 +287,8 @@ class Engine:
         return self._stat_logger.stats()
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked).
-
-        -1 stands for a block that left the sliding window and was freed.
-        """
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked). -1
+        stands for a block that left the sliding window and was freed."""
         sequences = self._scheduler.sequences.values()
         forked = {each.request.request_id for each in sequences if each.index}
         tables = {}

@@ -1,7 +1,7 @@
 """The door for several processes that hold parts of a model and run a step's plan together."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,8 @@ from twophase.model.config import ModelConfig
 from twophase.model.weights import ALL_EXPERTS
 
 
-@runtime_checkable
-class Executor(Protocol):
-    """A process's part of a model, and the communication between the parts. Each process makes an executor.
+class Executor:
+    """A process's part of a model, and the communication between the parts; here the whole model in one process.
 
     `twophase_features.parallel.tensor_parallel` cuts every layer and has rank 0 schedule for all.
 
@@ -28,60 +27,31 @@ class Executor(Protocol):
         dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
     """
 
-    part: ModelConfig
-    device: torch.device
-    experts: slice
-    is_driver: bool
-    sum_over_ranks: Callable[[Tensor], Tensor] | None
-    dispatch_experts: Any
+    def __init__(self, part: ModelConfig, device: torch.device) -> None:
+        self.part, self.device = part, device
+        self.experts = ALL_EXPERTS
+        self.is_driver = True
+        self.sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+        self.dispatch_experts: Any = None
 
     def cut(self, name: str, tensor: Any) -> Any:
         """This process's part of the linear layer's tensor that the model folder calls `name`."""
-        ...
-
-    def smallest(self, count: int) -> int:
-        """The least of the processes' counts."""
-        ...
-
-    def run(self, runner: ModelRunner) -> Runner:
-        """The engine's runner, given the runner of this process's part.
-
-        Raises:
-            SystemExit: This process is not the driver, has served, and the driver has closed.
-        """
-        ...
-
-
-@final
-class ThisProcess:
-    """The executor of a whole model in one process."""
-
-    experts: slice = ALL_EXPERTS
-    is_driver = True
-    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
-    dispatch_experts: Any = None
-
-    def __init__(self, model_config: ModelConfig, device: torch.device) -> None:
-        self.part, self.device = model_config, device
-
-    def cut(self, name: str, tensor: Any) -> Any:
         return tensor
 
     def smallest(self, count: int) -> int:
+        """The least of the processes' counts."""
         return count
 
     def run(self, runner: ModelRunner) -> Runner:
+        """The engine's runner, given the runner of this process's part. Raises SystemExit in a process that is not the
+        driver, when it has served and the driver has closed."""
         return runner
 
 
 def join(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> Executor:
-    """The executor for `config`, once all processes of the model have joined.
-
-    Raises:
-        ConfigError, PeerLostError: As `TensorParallelGroup.join`.
-    """
+    """The executor for `config`, once all processes of the model have joined. Raises as `TensorParallelGroup.join`."""
     if config.tensor_parallel_size == 1 and not config.enable_expert_parallel:
-        return ThisProcess(model_config, device)
+        return Executor(model_config, device)
     group = feature("parallel.tensor_parallel").TensorParallelGroup
     joined: Executor = group.join(
         model_config, config.tensor_parallel_size, device, config.peer_timeout_s, config.enable_expert_parallel

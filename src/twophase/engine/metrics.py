@@ -18,10 +18,8 @@ class EngineStats:
     """A snapshot. Counts begin at the engine's construction; `num_waiting`, `num_running` and `cache` are of now.
 
     Attributes:
-        num_steps: Steps that ran.
-        busy_s: Time spent in them.
-        num_computed_tokens: Tokens run through the model, recomputed ones again.
-        num_output_tokens: Tokens sampled.
+        num_steps, busy_s: Steps that ran, and the time spent in them.
+        num_computed_tokens, num_output_tokens: Tokens run through the model, recomputed ones again; tokens sampled.
         num_preemptions: Times a sequence lost its blocks.
         num_finished, num_aborted, num_failed: Completions by finish reason: 'stop' or 'length', 'abort', 'error'.
         num_draft_tokens, num_accepted_tokens: Drafts that the model verified, and drafts that it accepted.
@@ -55,10 +53,7 @@ class EngineStats:
 
 
 class StepRecord(NamedTuple):
-    """A step that has run: its sequences by name, taken before any of them ends, and the engine's clock.
-
-    See `StepTrace` for `chunks` and `preempted`.
-    """
+    """A step that has run, and the engine's clock. `chunks` and `preempted`, as in `StepTrace`, precede the ends."""
 
     plan: StepPlan
     chunks: tuple[tuple[str, int, int, int], ...]

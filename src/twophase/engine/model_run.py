@@ -28,8 +28,7 @@ def plain_context() -> Iterator[None]:
     """PyTorch as in a new thread: no autocast, no inference mode, no default device, no other `TorchFunctionMode`.
 
     A run's K and V stay in the prefix cache and its weights in the model, so a caller's context must not affect them.
-    Process-wide settings are left alone, because other threads share them: nothing in the engine depends on the default
-    dtype, and deterministic algorithms are used where the process asks for them.
+    Process-wide settings, which other threads share, are left alone.
     """
     casting = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     try:

@@ -44,8 +44,8 @@ class ModelRunner:
 
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
-            with a layer's number once the layer's K and V are written. None: runs are not watched. CUDA graphs are
-            not used while this or `model.watch_experts` is set.
+            with a layer's number once the layer's K and V are written. CUDA graphs are not used while this or
+            `model.watch_experts` is set.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
@@ -104,7 +104,7 @@ class PackedBatch:
         num_tokens: T.
         longs: Rows of token ids, of positions, and of slots for each group of layers; the first T columns are used.
         ints: Sequence lengths (S), cumulative query lengths (S + 1), block tables (S rows for each group).
-        query_lens, seq_lens: Query and sequence lengths as Python ints.
+        query_lens, seq_lens: As Python ints.
     """
 
     num_tokens: int
@@ -129,10 +129,8 @@ class PackedBatch:
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
     def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1].
-
-        Views of two buffers, which are tensors or NumPy arrays.
-        """
+        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1]: views of two
+        buffers, which are tensors or NumPy arrays."""
         num_seqs = len(self.query_lens)
         cu_start = _aligned(num_seqs)
         tables_start = cu_start + _aligned(num_seqs + 1)
@@ -159,9 +157,8 @@ def pack(
     Args:
         num_groups: Groups of layers; a chunk's block table has one block per group for the same tokens, side by side.
         num_rows, num_tokens, num_columns: Pad decodes to the fixed shape of a CUDA graph. A padding row is a sequence
-            of length 0 with one token (it attends to nothing); further tokens up to `num_tokens` belong to no sequence.
-            Padding has slot -1, so that its K and V are not written.
-        pin_memory: Allocate pinned memory, for a non-blocking copy to a GPU. PyTorch reuses it only after the copy.
+            of length 0 with one token; further tokens up to `num_tokens` belong to no sequence. Padding has slot -1.
+        pin_memory: For a non-blocking copy to a GPU. PyTorch reuses pinned memory only after the copy.
     """
     num_seqs, num_padding = len(chunks), max(0, num_rows - len(chunks))
     starts = _array((chunk.start for chunk in chunks), num_seqs)

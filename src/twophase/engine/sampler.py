@@ -34,14 +34,12 @@ class SampleRow(NamedTuple):
     """The sampling inputs of one row of logits.
 
     Attributes:
-        params: The request's sampling parameters.
         seed: The request's own seed, or the seed that the engine drew for it.
         first_index: Completion index of the first draw; a prompt with n completions draws for n consecutive indices.
         position: Output position of the token, counted from 0.
         num_samples: Draws from this row, at least one.
         token_ids: The sequence so far, prompt and output; read only when there is a penalty.
-        allowed: Bitmask of tokens that may be drawn: token i is bit i % 32 of word i // 32; tokens beyond the last word
-            are excluded. None: any token.
+        allowed: Bitmask of tokens that may be drawn, see `Constraint.allowed_after`; None: any token.
         banned: Tokens that may not be drawn, even if `allowed`.
         bias: The request's `logit_bias`, as `score_edits.bias_of` makes it; None: no bias.
     """

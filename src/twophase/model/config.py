@@ -13,32 +13,18 @@ from twophase.model.json_file import Fields, JsonFile, Rule
 
 MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
 
-# Types of RoPE scaling, and the numbers that each takes from the file.
-ROPE_TYPES = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding (RoPE, arXiv:2104.09864) and its scaling for longer contexts.
+    """Rotary position embedding (RoPE, arXiv:2104.09864).
 
     Attributes:
         theta: Base of the geometric series of wavelengths.
-        rope_type: 'default'; 'linear' divides every frequency by `factor` (arXiv:2306.15595);
-            'llama3' divides only the low ones (see `llama.py`).
-        factor: The scaling factor, >= 1.
-        low_freq_factor, high_freq_factor, original_max_position_embeddings: 'llama3' only.
+        scaling: Scales the frequencies for longer contexts (twophase_features.rope_scaling); None: it does not.
     """
 
     theta: float
-    rope_type: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_max_position_embeddings: int | float = 0
+    scaling: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +46,11 @@ class ModelConfig:
         norm_offset: Added to the gains of the norms: Gemma stores gain - 1.
         has_output_norms: The outputs of attention and MLP are normalised before they are added to the residual (Gemma).
         embed_scale: Factor on the embeddings.
-        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP,
-            of `intermediate_size`.
-        quantization: How the folder stores the linear layers it has in few bits
+        experts: The mixture of experts (twophase_features.experts.config.ExpertsConfig); None: every layer has one MLP.
+        quantization: How the folder stores linear layers in few bits
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
-        bos_token_id: Begin of text; None: the model has no such token.
-        eos_token_ids: Tokens that end a text; generation_config.json overrides config.json.
+        bos_token_id, eos_token_ids: Begin of text, if there is such a token, and the tokens that end a text.
     """
 
     architecture: str
@@ -156,19 +140,8 @@ def rope_of(file: JsonFile, parameters: Any, base: str) -> RopeConfig:
     if parameters.get("partial_rotary_factor", file.values.get("partial_rotary_factor")) not in (None, 1, 1.0):
         raise file.error("partial_rotary_factor other than 1 is not supported: RoPE rotates whole heads.")
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    if rope_type not in tuple(ROPE_TYPES):
-        raise file.error(
-            f"RoPE type {shown(rope_type)} is not supported; supported: 'default', 'linear', 'llama3'. "
-            "Removing the scaling from the file limits the model to the context it was first trained for."
-        )
-    given = {"original_max_position_embeddings": file.values.get("max_position_embeddings"), **parameters}
-    numbers = {key: file.check_positive(f"rope {key}", given.get(key)) for key in ROPE_TYPES[rope_type]}
-    theta = file.check_positive(base, parameters.get("rope_theta", file.values[base]))
-    rope = RopeConfig(theta, rope_type, **numbers)
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    if rope_type == "llama3" and low >= high:
-        raise file.error(f"rope low_freq_factor {low} must be below high_freq_factor {high}.")
-    return rope
+    scaling = None if rope_type == "default" else feature("rope_scaling").scaling_of(file, rope_type, parameters)
+    return RopeConfig(file.check_positive(base, parameters.get("rope_theta", file.values[base])), scaling)
 
 
 def read_attention_bias(file: JsonFile) -> Fields:
@@ -211,13 +184,9 @@ ARCHITECTURES = (*FAMILIES, *FAMILIES_OF_FEATURES)
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read `folder`/config.json (and the end-of-text ids of generation_config.json).
-
-    Raises:
-        ModelFolderError: No such folder or file, broken JSON, a missing or nonsensical value, or an unsupported
-            feature; names the file, the value and the supported ones.
-        ConfigError: The file asks for a feature whose package is not installed.
-    """
+    """Read `folder`/config.json (and the end-of-text ids of generation_config.json). Raises ModelFolderError for a
+    missing or broken file, a missing or nonsensical value, or an unsupported feature; ConfigError if the file asks for
+    a feature whose package is not installed."""
     path = folder / "config.json"
     if not path.is_file():
         problem = f"{path} is missing" if folder.is_dir() else f"{folder} is not a folder"

@@ -3,10 +3,8 @@
 Plain functions over frozen weights. The batch is one flat row of tokens; only attention separates sequences.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,19 +31,12 @@ def attention_spec(config: ModelConfig) -> AttentionSpec:
     )
 
 
-def layer_groups(config: ModelConfig) -> Any:
-    """Groups of layers with their own blocks (twophase_features.windows.layer_groups.LayerGroups); None: one group."""
-    return feature("windows.layer_groups").group_layers(config.sees_all) if config.is_mixed else None
-
-
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
     """The backend that `make` builds; for full and sliding layers, a backend that combines one of each kind."""
-    spec, groups = attention_spec(config), layer_groups(config)
-    if groups is None:
+    spec = attention_spec(config)
+    if not config.is_mixed:
         return make(spec)
-    mixed: AttentionBackend = feature("windows.mixed_backend").MixedBackend(
-        make(replace(spec, window=None)), make(spec), groups.sees_all
-    )
+    mixed: AttentionBackend = feature("windows.mixed_backend").mixed_backend(config, spec, make)
     return mixed
 
 
@@ -56,10 +47,7 @@ class LlamaModel:
         weights: On the device that the model runs on.
         backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
-        sum_over_ranks: The all-reduce, in place, of a layer's partial output when weights are sharded over ranks
-            (twophase_features.parallel.sharding). None: the weights are whole.
-        dispatch_experts: Sends each token to the ranks that hold its experts
-            (twophase_features.parallel.expert_parallel). None: this rank holds every expert, or a shard of each.
+        sum_over_ranks, dispatch_experts: See `Executor`.
 
     Attributes:
         watch_experts: Called in each layer with experts, with the layer's number and the number of tokens for each
@@ -104,11 +92,9 @@ class LlamaModel:
         kv_cache: KVCache,
         after_layer: Callable[[int], None] | None = None,
     ) -> Float[Tensor, "T N"]:
-        """Final hidden states of a step's tokens, before the last linear layer.
-
-        `plan` is `backend.plan` of the step's batch. Writes the tokens' K and V into `kv_cache`; `after_layer` is
-        called with a layer's number after its attention, when its K and V are written.
-        """
+        """Final hidden states of a step's tokens, before the last linear layer; their K and V go into `kv_cache`.
+        `plan` is `backend.plan` of the step's batch. `after_layer` is called with a layer's number when its K and V are
+        written."""
         weights, backend, eps = self.weights, self.backend, self.config.rms_norm_eps
         with _current(token_ids.device):
             x = F.embedding(token_ids, weights.embed).to(weights.dtype)
@@ -171,15 +157,7 @@ def rope_tables(
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_half"]:
     """Radians per position of each rotated pair: theta ** (-2 i / D) for i in [0, D/2), then the scaling."""
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.rope_type != "llama3":
-        return inv_freq / rope.factor  # a factor other than 1 is linear scaling
-    # Llama 3.1: slow pairs turn `factor` times slower, fast pairs are unchanged, others blended. A pair is slow if a
-    # full rotation takes more than original context / low_freq_factor positions, fast if it takes less than original
-    # context / high_freq_factor. (Meta, llama-models, models/llama3/model.py, apply_scaling.)
-    turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)  # in the original context
-    fast = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    fast = fast.clamp(0, 1)  # 0: slow pair, 1: fast pair
-    return (1 - fast) * inv_freq / rope.factor + fast * inv_freq
+    return inv_freq if rope.scaling is None else rope.scaling(inv_freq)
 
 
 def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:

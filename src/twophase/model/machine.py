@@ -28,11 +28,8 @@ def resolve_dtype(option: str, config: ModelConfig, device: torch.device, is_qua
 
 
 def resolve_device(option: str | torch.device) -> torch.device:
-    """The device for a user's option; 'auto' is CUDA where there is one.
-
-    Raises:
-        ConfigError: No such device, or a kind of device that this engine does not run on.
-    """
+    """The device for a user's option; 'auto' is CUDA where there is one. Raises ConfigError if there is no such device,
+    or the engine does not run on its kind."""
     if option == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -53,10 +50,7 @@ def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
     """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
-
-    Raises:
-        BackendUnavailableError: 'triton' was asked for and cannot run here; names the reason and the fix.
-    """
+    Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here."""
     if name == "torch" or (name == "auto" and device.type != "cuda"):
         is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
         return TorchBackend(spec, block_size, fused_seqs=FUSED_SEQS if is_slow_in_parts else 0)

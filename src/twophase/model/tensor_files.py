@@ -29,11 +29,8 @@ class StoredTensor(NamedTuple):
 
 
 class TensorFiles:
-    """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied.
-
-    Raises:
-        ModelFolderError: A file is missing, truncated or not a safetensors file.
-    """
+    """The safetensors files of a folder, opened. They are mapped: a tensor is a view, read when it is copied. Raises
+    ModelFolderError if a file is missing, truncated or not a safetensors file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,11 +53,8 @@ class TensorFiles:
         return self._open[self._path_of[name]].get_tensor(name)
 
     def check(self, expected: Mapping[str, StoredTensor]) -> None:
-        """The files must hold these tensors, no more and no fewer.
-
-        Raises:
-            ModelFolderError: A tensor is missing, unexpected, of another shape or of another dtype.
-        """
+        """Raises ModelFolderError unless the files hold these tensors, no more and no fewer, in these shapes and
+        dtypes."""
         missing = [name for name in expected if name not in self]
         if missing:
             where = ", ".join(path.name for path in self._open)

@@ -6,7 +6,7 @@ q, k and v are one matrix, gate and up another, because one large product is fas
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -60,9 +60,9 @@ class LayerWeights:
         qkv: N -> (H + 2 H_kv) D: queries, then keys, then values.
         o: H D -> N.
         mlp: `DenseMLP`, or experts (twophase_features.experts.weights.SparseMLP).
-        input_norm, post_attention_norm: [N], RMSNorm gains before attention and before the MLP.
-        q_norm, k_norm: [D], gains per head (Qwen3), else None.
-        attention_output_norm, mlp_output_norm: [N], gains after attention and MLP (Gemma), else None.
+        input_norm, post_attention_norm: RMSNorm gains before attention and before the MLP.
+        q_norm, k_norm: Gains per head (Qwen3), else None.
+        attention_output_norm, mlp_output_norm: Gains after attention and MLP (Gemma), else None.
     """
 
     qkv: Linear
@@ -82,10 +82,8 @@ class ModelWeights:
 
     Attributes:
         dtype: The dtype of activations and weights, except `embed` and gains with an offset, which are fp32.
-        embed: [V, N]. Keeps the file's dtype if that is smaller: only the rows of a step's tokens are read and
-            converted, which is exact.
-        layers: In order.
-        final_norm: [N].
+        embed: Keeps the file's dtype if that is smaller: only the rows of a step's tokens are read and converted, which
+            is exact.
         lm_head: N -> V.
     """
 
@@ -96,22 +94,51 @@ class ModelWeights:
     lm_head: Linear
 
 
-@runtime_checkable
-class WeightLoader(Protocol):
-    """The door of a folder's weights: `PlainLoader` copies floats from safetensors files;
-    twophase_features.quantization.loader reads or makes quantised weights."""
+class WeightLoader:
+    """The door of a folder's weights: here floats, converted and copied into the memory of layers.
+
+    twophase_features.quantization.loader reads or makes quantised weights.
+
+    Args:
+        files: Stored tensors by name: `TensorFiles`, or a feature's files with `read` and `in`.
+    """
+
+    def __init__(self, files: Any, dtype: torch.dtype, device: torch.device, cut: Cut) -> None:
+        self._files, self._cut = files, cut
+        self.dtype, self.device = dtype, device
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """A whole tensor; in the dtype of activations if `dtype` is None."""
+        return self._files.read(name).to(self.device, dtype or self.dtype, copy=True)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The dtype of a tensor as stored; float32 for a quantised one, which holds its values exactly."""
+        stored: Tensor = self._files.read(name)
+        return stored.dtype
 
     def linear(self, *names: str) -> Linear:
         """This process's part of several linear layers of the same input, as one layer."""
+        return make_linear(self._stacked(*(f"{name}.weight" for name in names)), self.bias(*names))
 
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
         """The last linear layer; tied to the embedding, it shares the memory of `embed` where it can."""
+        if name == EMBED and embed.dtype == self.dtype:  # a CPU needs another layout, a GPU shares the memory
+            return make_linear(self._cut(EMBED, embed))
+        return self.linear(name.removesuffix(".weight"))
+
+    def bias(self, *names: str) -> Tensor | None:
+        """The biases of several layers, concatenated; None for layers without biases."""
+        stored = [f"{name}.bias" for name in names if f"{name}.bias" in self._files]
+        return self._stacked(*stored) if stored else None
+
+    def _stacked(self, *names: str) -> Tensor:
+        """This process's parts of several tensors, one after the other along the first dimension."""
+        parts = [self._cut(name, self._files.read(name)) for name in names]
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        stacked = torch.empty(shape, dtype=self.dtype, device=self.device)
+        for target, part in zip(stacked.split([len(part) for part in parts]), parts, strict=True):
+            target.copy_(part)  # converts and moves in one pass
+        return stacked
 
 
 def load_weights(
@@ -126,7 +153,7 @@ def load_weights(
     """Read every tensor the configuration calls for.
 
     Args:
-        cut: Given the name and the whole of a linear layer's tensor, the part of it to keep.
+        cut: See `Cut`.
         experts: Which of each layer's experts to keep; nothing is read of the others.
         scheme: How linear layers are rounded to fewer bits (twophase_features.quantization.schemes.Scheme); None: they
             stay as the folder has them.
@@ -136,11 +163,10 @@ def load_weights(
             dtype that is not a plain float. Names the file and the tensor.
         ConfigError: A layer's size is not a multiple of the scheme's groups; or a feature is not installed.
     """
-    loader: WeightLoader
     if scheme is None and not has_quantized_weights(folder, config):
         files = TensorFiles(folder)
         files.check({name: StoredTensor(shape) for name, shape in expected_shapes(config).items()})
-        loader = PlainLoader(files, dtype, device, cut)
+        loader = WeightLoader(files, dtype, device, cut)
     else:
         loader = feature("quantization.loader").QuantizedLoader(folder, config, dtype, device, cut, scheme)
     embed = loader.tensor(EMBED, min(dtype, loader.dtype_of(EMBED), key=lambda each: each.itemsize))
@@ -216,44 +242,3 @@ def _gain(loader: WeightLoader, config: ModelConfig, name: str) -> Tensor:
     if not config.norm_offset:
         return loader.tensor(f"{name}.weight")
     return loader.tensor(f"{name}.weight", torch.float32).add_(config.norm_offset)
-
-
-class PlainLoader:
-    """Copies floats, converted, into the memory of layers: no second copy of the model is made.
-
-    Args:
-        files: Stored tensors by name: `TensorFiles`, or a feature's files with `read` and `in`.
-    """
-
-    def __init__(self, files: Any, dtype: torch.dtype, device: torch.device, cut: Cut) -> None:
-        self._files, self._cut = files, cut
-        self.dtype, self.device = dtype, device
-
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return self._files.read(name).to(self.device, dtype or self.dtype, copy=True)
-
-    def dtype_of(self, name: str) -> torch.dtype:
-        stored: Tensor = self._files.read(name)
-        return stored.dtype
-
-    def linear(self, *names: str) -> Linear:
-        return make_linear(self._stacked(*(f"{name}.weight" for name in names)), self.bias(*names))
-
-    def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
-        if name == EMBED and embed.dtype == self.dtype:  # a CPU needs another layout, a GPU shares the memory
-            return make_linear(self._cut(EMBED, embed))
-        return self.linear(name.removesuffix(".weight"))
-
-    def bias(self, *names: str) -> Tensor | None:
-        """The biases of several layers, concatenated; None for layers without biases."""
-        stored = [f"{name}.bias" for name in names if f"{name}.bias" in self._files]
-        return self._stacked(*stored) if stored else None
-
-    def _stacked(self, *names: str) -> Tensor:
-        """This process's parts of several tensors, one after the other along the first dimension."""
-        parts = [self._cut(name, self._files.read(name)) for name in names]
-        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-        stacked = torch.empty(shape, dtype=self.dtype, device=self.device)
-        for target, part in zip(stacked.split([len(part) for part in parts]), parts, strict=True):
-            target.copy_(part)  # converts and moves in one pass
-        return stacked

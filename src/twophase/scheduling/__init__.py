@@ -1,4 +1,4 @@
 """Which sequences run, and which blocks they have; no tensors.
 
-Public: `scheduler`, `planner`, `policy`, `admission` (blocks left free), `limits` (request validation too), `sequence`.
+Public: `scheduler`, `planner`, `policy`, `limits` (request validation, admission), `sequence`.
 """

@@ -1,33 +1,26 @@
-"""The scheduler's limits, and validation: a request that can never be served as asked is refused when it is added."""
+"""The scheduler's limits, the validation of requests by them, and the blocks that an admission leaves free."""
 
-import bisect
 from dataclasses import dataclass
 
-from twophase.cache.allocator import KVAllocator
+from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import ConfigError, InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
+from twophase.doors import feature
+from twophase.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence. `EngineConfig` checks each option by itself; here they must fit together.
+    """Limits on one step and on one sequence: options of `EngineConfig`, which checks each by itself. Raises
+    ConfigError if the token budget is below `max_num_seqs`.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
-        max_num_batched_tokens: Tokens computed in one step.
-        max_model_len: Prompt and output tokens of one sequence together.
-        enable_chunked_prefill: Spread a prompt over several steps. Without it a prompt that does not fit beside the
-            running decodes holds up the queue until they end.
-        admission: How many free blocks an admission leaves to the running sequences and the admitted one to grow into.
-            'optimistic': one block for each sequence (in each group of layers). 'reserve': the worst case, prompt and
-            `max_tokens`, so that no sequence is preempted for want of a block. 'estimate': the blocks of an output of
-            the average length so far; one block more for a sequence that is longer already.
-        reserve_growth: Whether 'optimistic' and 'estimate' leave that one block. Without it a sequence may be preempted
-            right after an admission, and a crowded pool thrashes; see lab 4.
-        watermark: Share of the pool in [0, 1) that an admission leaves free as well, unless no sequence runs.
-
-    Raises:
-        ConfigError: The token budget is below `max_num_seqs`.
+        enable_chunked_prefill: Without it a prompt that does not fit beside the running decodes holds up the queue
+            until they end.
+        reserve_growth: Whether 'optimistic' and 'estimate' leave a block to each running sequence. Without it a
+            sequence may be preempted right after an admission, and a crowded pool thrashes; see lab 4.
+        watermark: `admission_watermark`; does not hold while no sequence runs.
     """
 
     max_num_seqs: int
@@ -91,11 +84,32 @@ def num_blocks_at_most(
     return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window gives any back
 
 
-def max_new_tokens(num_prompt_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator) -> int:
-    """The largest `max_tokens` with which `check_request` finds room for such a request, and at least 1."""
+class Growth:
+    """Counts the free blocks that an admission leaves to each running sequence: one each, by `admission='optimistic'`.
+    Other rules are in twophase_features.admission."""
 
-    def does_not_fit(max_tokens: int) -> bool:
-        return num_blocks_at_most(num_prompt_tokens, max_tokens, n, config, cache) > cache.num_blocks
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
+        self.config, self.cache = config, cache
 
-    most = max(1, config.max_model_len - num_prompt_tokens)
-    return max(1, bisect.bisect_left(range(1, most + 1), True, key=does_not_fit))
+    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+        """Free blocks left to a sequence, beyond the blocks that it has or reserves; to all its completions together,
+        if they have not forked yet."""
+        cache, num_tokens = self.cache, len(sequence.token_ids)
+        num_slots = -(-num_tokens // cache.block_size) * cache.block_size
+        may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
+        if not may_grow and sequence.is_decoding:  # a decode that is not planned yet: into a new block, or a copy
+            may_grow = cache.num_blocks_needed(table, num_tokens) > 0
+        can_grow = may_grow and self.config.reserve_growth
+        return sequence.num_completions * cache.num_blocks_at_most(1) if can_grow else 0
+
+    def note_end(self, sequence: Sequence) -> None:
+        """A sequence has ended by itself."""
+        return
+
+
+def growth_rule(config: SchedulerConfig, cache: KVAllocator) -> Growth:
+    """The rule that `config.admission` names."""
+    if config.admission == "optimistic":
+        return Growth(config, cache)
+    rule: Growth = feature("admission").by_lengths(config, cache)
+    return rule

@@ -12,8 +12,7 @@ from sortedcontainers import SortedKeyList
 from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
-from twophase.scheduling.admission import OutputLengths, growth_rule
-from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.limits import SchedulerConfig, growth_rule
 from twophase.scheduling.policy import Policy, Refusal
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
@@ -28,14 +27,14 @@ class Planner:
 
     - A running sequence has a table and one of `max_num_seqs` places per completion; a waiting sequence has neither.
     - An admission reserves blocks for all tokens of the sequence: a prefill, once begun, never waits for a block.
-    - An admission beside running sequences leaves free the watermark and the growth by its rule (admission.py).
+    - An admission beside running sequences leaves free the watermark and the growth by its rule (limits.py).
     - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
         refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
-        output_lengths: The lengths of ended completions, noted by the scheduler.
+        growth: The rule of admission; the scheduler tells it of ends.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -44,36 +43,32 @@ class Planner:
         self.cache = cache
         self.policy = policy
         self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
-        self.output_lengths = OutputLengths()
+        self.growth = growth_rule(config, cache)
         self.refusal: Refusal | None = None
         self.num_stalled_steps = 0
         self._running: list[Sequence] = []  # by rank
         self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
-        self._num_places_taken = 0
-        self._growth = growth_rule(config, cache, self.output_lengths)
         self._failed: dict[int, Exception] = {}  # by seq_id: why a running sequence cannot continue
         self._preempted: list[Sequence] = []  # not yet reported in a plan
-        self._drafting: list[Sequence] = []  # with room for drafts
         self._copies: list[BlockCopy] = []  # this and the next two: since the last completed step
         self._loaded: list[int] = []
         self._num_offloaded_before = 0
         self._begin(0.0)
 
     def _begin(self, now_s: int | float) -> None:
-        """Start a new step. If the previous step was dropped, take back its room for drafts."""
+        """Start a new step. If the previous step was dropped, take back the room that its drafts got."""
         self.now_s = now_s
         self._wake_s: int | float | None = None
         self._max_tokens = self.config.max_num_batched_tokens
         self._num_tokens = 0  # planned
-        self._decodes: list[Sequence] = []
+        self._decodes: list[ScheduledChunk] = []
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
         self._refusals: dict[int, Refusal] = {}
         self._num_to_grow: int | None = None  # growth of all running sequences, in blocks; None: not counted
-        for sequence in self._drafting:
-            if sequence.table is not None:
-                self.cache.truncate(sequence.table, len(sequence.token_ids))
-        self._drafting = []
+        for sequence in self._running:
+            if sequence.open_table.num_tokens > len(sequence.token_ids):
+                self.cache.truncate(sequence.open_table, len(sequence.token_ids))
 
     # -- what a policy sees
 
@@ -83,7 +78,7 @@ class Planner:
 
     @property
     def num_free_places(self) -> int:
-        return self.config.max_num_seqs - self._num_places_taken
+        return self.config.max_num_seqs - sum(each.num_completions for each in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -114,9 +109,10 @@ class Planner:
             raise PolicyError(
                 f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
             )
+        table, num_tokens = sequence.open_table, len(sequence.token_ids)
         while True:
             try:
-                copies = self.cache.grow(sequence.open_table, len(sequence.token_ids))
+                copies = self.cache.grow(table, num_tokens)
                 break
             except OutOfBlocksError:
                 victim = next(each for each in reversed(self._running) if each not in self._planned)
@@ -130,7 +126,8 @@ class Planner:
                 self._failed[sequence.seq_id] = error
                 return False
             self._copies += copies
-        self._decodes.append(sequence)
+        token_ids = sequence.token_ids[-1:]
+        self._decodes.append(ScheduledChunk(sequence.seq_id, token_ids, num_tokens - 1, table.block_ids, 1))
         self._planned.add(sequence)
         self._num_tokens += 1
         return True
@@ -161,7 +158,6 @@ class Planner:
             return 0
         self._waiting.remove(sequence)
         self._run(sequence)
-        self._num_places_taken += sequence.num_completions
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
@@ -213,7 +209,7 @@ class Planner:
         if is_first_time:
             sequence.num_cached_tokens = table.num_cached_tokens
         if self._num_to_grow is not None:
-            self._num_to_grow += self._growth(sequence, table)
+            self._num_to_grow += self.growth(sequence, table)
         return None
 
     def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
@@ -223,8 +219,8 @@ class Planner:
         if len(self._running) == is_running:
             return self.cache.num_free_blocks
         if self._num_to_grow is None:
-            self._num_to_grow = sum(self._growth(each, each.open_table) for each in self._running)
-        num_own = 0 if is_running else self._growth(sequence, table)
+            self._num_to_grow = sum(self.growth(each, each.open_table) for each in self._running)
+        num_own = 0 if is_running else self.growth(sequence, table)
         num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
         return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
 
@@ -267,8 +263,8 @@ class Planner:
     def add(self, sequence: Sequence) -> None:
         self._waiting.add(sequence)
 
-    def plan(self, now_s: int | float, max_drafts: int = 0) -> StepPlan:
-        """Plan a step, with room for up to `max_drafts` drafts behind each decode. Raises PolicyError."""
+    def plan(self, now_s: int | float) -> StepPlan:
+        """Plan a step. Raises PolicyError."""
         self._begin(now_s)
         if self._running or self._waiting:
             self.policy.plan(self)
@@ -281,7 +277,7 @@ class Planner:
             )
         preempted, self._preempted = self._preempted, []
         return StepPlan(
-            chunks=(*self._decode_chunks(max_drafts), *self._prefills),
+            chunks=(*self._decodes, *self._prefills),
             num_decodes=len(self._decodes),
             num_tokens=self._num_tokens,
             copies=tuple(self._copies),
@@ -292,29 +288,11 @@ class Planner:
             wake_s=self._wake_s if self.is_empty else None,
         )
 
-    def _decode_chunks(self, max_drafts: int) -> list[ScheduledChunk]:
-        """The chunks of the planned decodes. Drafts take only tokens of the budget and unreserved free blocks that the
-        policy has left over, so they delay no sequence."""
-        chunks, budget = [], self.budget
-        for sequence in self._decodes:
-            table, num_tokens = sequence.open_table, len(sequence.token_ids)
-            # If all drafts are accepted, one more token is drawn, and must not exceed the sequence's limit.
-            num_drafts = min(max_drafts, budget, sequence.max_num_tokens - num_tokens - 1)
-            if num_drafts:
-                end = self.cache.room(table, num_tokens + num_drafts, self.cache.num_free_blocks)
-                self.cache.grow(table, end)  # no copy: after `decode` the last block is not shared
-                self._drafting.append(sequence)
-                num_drafts = end - num_tokens
-                budget -= num_drafts
-            token_ids = sequence.token_ids[-1:]
-            chunks.append(ScheduledChunk(sequence.seq_id, token_ids, num_tokens - 1, table.block_ids, 1, num_drafts))
-        return chunks
-
     def commit(self) -> None:
         """Count the latest step as completed. Called before its sequences change."""
         stalls = not self._decodes and any(each.is_decoding and each not in self._planned for each in self._running)
         self.num_stalled_steps = self.num_stalled_steps + 1 if stalls else 0
-        self._copies, self._loaded, self._drafting = [], [], []
+        self._copies, self._loaded = [], []
         self._num_offloaded_before = self.cache.num_offloaded
 
     def confirm(self, sequence: Sequence, num_computed: int) -> None:
@@ -340,6 +318,5 @@ class Planner:
             return
         self.cache.close(sequence.table)
         self._running.remove(sequence)
-        self._num_places_taken -= sequence.num_completions
         self._failed.pop(sequence.seq_id, None)
         sequence.table, sequence.num_computed_tokens = None, 0

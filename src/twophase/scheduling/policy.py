@@ -92,8 +92,9 @@ class Policy(abc.ABC):
     One order decides which waiting sequence is admitted next (smallest rank) and which running sequence is preempted
     (largest rank). So no sequence preempts a sequence of better rank.
 
-    The scheduler reports events by the `note_` methods, which do nothing here (twophase_features.policies.round_robin
-    counts them). An exception in one of them is not caught, and the tokens of the step are lost.
+    The scheduler reports events by the `note_` methods, which do nothing here. A policy that counts events returns a
+    copy with new counters from `fresh`. An exception in a `note_` method is not caught, and the tokens of the step are
+    lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
@@ -134,11 +135,8 @@ class Policy(abc.ABC):
 
 
 def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail.
-
-    Raises:
-        InvalidRequestError: The policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN.
-    """
+    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail. Raises
+    InvalidRequestError if the policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN."""
     request_id = sequence.request.request_id
     try:
         rank = policy.rank(sequence)

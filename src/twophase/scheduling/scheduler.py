@@ -8,14 +8,13 @@ room for tokens not yet computed.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any, final
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import FinishReason, Request
-from twophase.scheduling.limits import SchedulerConfig, check_request, max_new_tokens
+from twophase.scheduling.limits import SchedulerConfig, check_request
 from twophase.scheduling.planner import Planner
 from twophase.scheduling.policy import Policy, PriorityPolicy, usable_rank
 from twophase.scheduling.sequence import Sequence, SequenceStatus
@@ -26,8 +25,7 @@ class Scheduler:
     """Plans and confirms steps; owns every Sequence. Not thread-safe.
 
     The policy chooses the chunks of a step (policy.py); the planner enforces the token budget, `max_num_seqs` and the
-    pool (planner.py). By default each step has one token of every decoding sequence, then prefills in progress, then
-    new prefills: a decode never waits for a prefill.
+    pool (planner.py).
 
     Attributes:
         sequences: Unfinished sequences by seq_id; read-only to others.
@@ -101,60 +99,27 @@ class Scheduler:
         self.sequences[sequence.seq_id] = sequence
         self._seq_ids_of.setdefault(sequence.request.request_id, []).append(sequence.seq_id)
 
-    def max_new_tokens(self, num_prompt_tokens: int, n: int = 1) -> int:
-        """The largest `max_tokens` that a request may ask for, by the context and the pool; at least 1."""
-        return max_new_tokens(num_prompt_tokens, n, self.config, self.cache)
-
     # -- one step
 
-    def schedule(self, now_s: int | float = 0.0, max_drafts: int = 0) -> StepPlan:
-        """Plan the next step. The plan is empty if no request is left, or if the policy waits until `plan.wake_s`.
-
-        Args:
-            now_s: The time, on the clock of the requests' `arrival_s`.
-            max_drafts: Drafts for which each decode gets room at most; its chunk's `num_drafts` is the room it got.
-
-        Raises:
-            PolicyError: The policy broke a rule, or planned nothing though a request is unfinished.
-        """
+    def schedule(self, now_s: int | float = 0.0) -> StepPlan:
+        """Plan the next step; `now_s` is the time on the clock of the requests' `arrival_s`. The plan is empty if no
+        request is left, or if the policy waits until `plan.wake_s`. Raises PolicyError if the policy broke a rule, or
+        planned nothing though a request is unfinished."""
         self._plan = None
-        self._plan = self.planner.plan(now_s, max_drafts)
+        self._plan = self.planner.plan(now_s)
         return self._plan
 
-    def put_drafts(self, drafts: Mapping[int, Seq[int]]) -> StepPlan:
-        """Put drafts, by seq_id, into the room that the latest plan has for them; returns the plan to be run. A decode
-        without drafts stays a decode. Raises ValueError, and changes nothing, if there is less room."""
-        plan = self._plan
-        assert plan is not None
-        rooms = {chunk.seq_id: chunk.num_drafts for chunk in plan.chunks}
-        for seq_id, tokens in drafts.items():
-            if len(tokens) > rooms.get(seq_id, 0):
-                raise ValueError(f"sequence {seq_id} has room for {rooms.get(seq_id, 0)} drafts, got {len(tokens)}.")
-        decodes = []
-        for chunk in plan.decodes:
-            tokens = drafts.get(chunk.seq_id, ())
-            decodes.append(chunk._replace(token_ids=[*chunk.token_ids, *tokens], num_drafts=len(tokens)))
-        decodes.sort(key=lambda chunk: chunk.num_drafts > 0)  # stable; plain decodes first
-        num_verifying = sum(chunk.num_drafts > 0 for chunk in decodes)
-        self._plan = replace(
-            plan,
-            chunks=(*decodes, *plan.prefills),
-            num_decodes=len(decodes) - num_verifying,
-            num_verifying=num_verifying,
-            num_tokens=plan.num_tokens + sum(map(len, drafts.values())),
-        )
-        return self._plan
+    def amend(self, plan: StepPlan) -> None:
+        """Put `plan`, the latest plan with drafts in it, in the place of the latest plan."""
+        self._plan = plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
         """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that
-        have ended since are skipped.
+        have ended since are skipped. Raises ValueError, and changes nothing, if `plan` is not the latest plan or
+        `sampled` does not match.
 
-        Args:
-            sampled: `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
-                the token drawn after them, which are cut after a stop token and at the length limit.
-
-        Raises:
-            ValueError: `plan` is not the latest plan, or `sampled` does not match it; nothing has changed.
+        `sampled` has `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
+        the token drawn after them, which are cut after a stop token and at the length limit.
         """
         if plan is not self._plan:
             raise ValueError("update() takes the latest plan, once; this one was dropped or confirmed before.")
@@ -240,12 +205,12 @@ class Scheduler:
         self.planner.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         del self.sequences[sequence.seq_id]
-        request_id, num_prompt = sequence.request.request_id, sequence.num_prompt_tokens
+        request_id = sequence.request.request_id
         self._seq_ids_of[request_id].remove(sequence.seq_id)
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
         if reason in ("stop", "length"):
-            self.planner.output_lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
+            self.planner.growth.note_end(sequence)
         self._ended.append(sequence)
 
     def _tell_ends(self) -> None:

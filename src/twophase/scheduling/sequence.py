@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twophase.cache.allocator import KVTable
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.core.request import Request
 
 
@@ -27,17 +27,14 @@ class Sequence:
 
     Attributes:
         seq_id: Unique in one scheduler, counts up.
-        request: The request that it belongs to.
         index: Which completion of the request, 0 .. n-1.
         arrival_order: seq_id of the request's completion 0: later requests have larger ones.
         token_ids: Prompt and output.
-        num_prompt_tokens: Tokens of the prompt.
-        max_num_tokens: The sequence ends ('length') when it has this many tokens.
-        stop_token_ids: Tokens that end it ('stop').
-        num_completions: Completions it stands for: the request's n until the prompt is computed and the sequence
-            forks, then 1. A running sequence takes as many places (of max_num_seqs).
+        max_num_tokens, stop_token_ids: The sequence ends when it has this many tokens ('length'), or after one of these
+            tokens ('stop').
+        num_completions: Completions it stands for, each with a place of max_num_seqs: the request's n until the prompt
+            is computed and the sequence forks, then 1.
         rank: The policy's sort key; the smallest runs first.
-        num_computed_tokens: Tokens whose K and V are in its pages.
         table: Its pages while it runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.

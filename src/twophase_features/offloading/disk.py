@@ -9,9 +9,8 @@ from typing import Any, final
 
 from safetensors.torch import load_file, save_file
 
-from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
-from twophase.core.plan import ScheduledChunk
+from twophase.core.plan import BlockKey, ScheduledChunk
 
 SUFFIX = ".safetensors"
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, final
 import torch
 
 from twophase.cache.kv_cache import KVCache
-from twophase.cache.tier import BlockKey
 from twophase.core.errors import ConfigError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 from twophase.memory import num_blocks_that_fit
 
 # Share of the free host memory when no number of blocks is given: other processes need memory too.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.model.config import ModelConfig
 from twophase.scheduling.limits import SchedulerConfig
 

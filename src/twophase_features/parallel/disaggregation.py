@@ -28,13 +28,13 @@ from typing import Any, final
 import torch
 
 from twophase.cache.manager import CacheManager
-from twophase.cache.tier import BlockKey
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.plan import BlockKey
 from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 from twophase.llm import LLM
 from twophase.model.config import load_config
 from twophase.scheduling.limits import check_request

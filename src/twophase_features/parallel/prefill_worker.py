@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import final
 
-from twophase.cache.tier import BlockKey
 from twophase.core.errors import InvalidRequestError
-from twophase.core.plan import ScheduledChunk
+from twophase.core.plan import BlockKey, ScheduledChunk
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.engine.runner import ModelRunner
 from twophase.llm import LLM

@@ -11,9 +11,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from twophase.cache.kv_cache import KVCache
-from twophase.cache.tier import BlockKey, KVTier
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
 from twophase_features.offloading.host_memory import PinnedBlocks
+from twophase_features.offloading.tier import KVTier
 from twophase_features.parallel.pages import unpack_layer
 
 

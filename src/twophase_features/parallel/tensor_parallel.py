@@ -32,7 +32,7 @@ from torch import Tensor
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy, ScheduledChunk
 from twophase.engine.engine import uninterrupted
-from twophase.engine.executor import Executor, ThisProcess
+from twophase.engine.executor import Executor
 from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
@@ -45,20 +45,19 @@ LENGTH_BYTES = 8
 
 
 @final
-class TensorParallelGroup:
+class TensorParallelGroup(Executor):
     """The `Executor` of a model that several processes share.
 
     Attributes:
         shard: This rank's part.
-        device: Where it computes.
     """
 
     def __init__(self, config: ModelConfig, peers: Peers, has_whole_experts: bool) -> None:
-        self.peers, self.device = peers, peers.device
+        self.peers = peers
         self.shard = Shard(config, peers.rank, peers.world_size, has_whole_experts)
-        self.part, self.experts, self.cut = self.shard.config, self.shard.experts, self.shard.cut
-        self.is_driver = peers.rank == 0
-        self.sum_over_ranks: Callable[[Tensor], Tensor] | None = self._sum
+        super().__init__(self.shard.config, peers.device)
+        self.experts, self.is_driver = self.shard.experts, peers.rank == 0
+        self.sum_over_ranks = self._sum
         self.dispatch_experts = ExpertParallel(peers) if has_whole_experts else None
 
     @classmethod
@@ -76,7 +75,7 @@ class TensorParallelGroup:
         """
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
         if size == 1:
-            return ThisProcess(config, device)
+            return Executor(config, device)
         _, _, world_size = place()
         if world_size != size:
             raise ConfigError(
@@ -90,6 +89,9 @@ class TensorParallelGroup:
         """The sum of the outputs of a layer cut by input."""
         self.peers.all_reduce(x, "the sum of hidden states over the ranks")
         return x
+
+    def cut(self, name: str, tensor: Any) -> Any:
+        return self.shard.cut(name, tensor)
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""

@@ -13,7 +13,7 @@ from twophase.memory import free_host_memory_bytes
 from twophase.model.config import ModelConfig
 from twophase.model.linear import Linear
 from twophase.model.tensor_files import EMBED, HEAD, StoredTensor, TensorFiles, has_safetensors
-from twophase.model.weights import Cut, PlainLoader, expected_shapes
+from twophase.model.weights import Cut, WeightLoader, expected_shapes
 from twophase_features.quantization.checkpoint_config import CheckpointFormat
 from twophase_features.quantization.checkpoints import is_quantized, read_weight, stored_tensors
 from twophase_features.quantization.gguf_file import GGUFWeights, find_gguf
@@ -78,7 +78,7 @@ def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFW
     return GGUFWeights(gguf, shapes)
 
 
-class QuantizedLoader:
+class QuantizedLoader(WeightLoader):
     """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
 
     For arguments see `load_weights`.
@@ -96,36 +96,34 @@ class QuantizedLoader:
         cut: Cut,
         scheme: Scheme | None,
     ) -> None:
-        self.dtype, self.device = dtype, device
-        self._files = open_tensors(folder, config)
-        self._plain = PlainLoader(self._files, dtype, device, cut)
-        self._cut = cut
+        super().__init__(open_tensors(folder, config), dtype, device, cut)
         self._scheme = scheme
         in_plain = sum(math.prod(shape) for shape in self._files.shapes.values()) * dtype.itemsize
         self._keeps_plain = in_plain <= PLAIN_MEMORY_FRACTION * free_host_memory_bytes()
 
     def dtype_of(self, name: str) -> torch.dtype:
-        return self._files.dtype_of(name)
+        dtype: torch.dtype = self._files.dtype_of(name)
+        return dtype
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         stored = self._files.read(name)
         if isinstance(stored, QuantizedWeight):
             return stored.dequantize(dtype or self.dtype).to(self.device)
-        return self._plain.tensor(name, dtype)
+        return super().tensor(name, dtype)
 
     def linear(self, *names: str) -> Linear:
         if all(map(self._stays_plain, names)):
-            return self._plain.linear(*names)
+            return super().linear(*names)
         parts = [self._weight(f"{name}.weight") for name in names]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) < len(parts) or not can_stack(quantized):
             return ConcatLinear(tuple(self.linear(name) for name in names))
-        weight, bias = stack(quantized).to(self.device), self._plain.bias(*names)
+        weight, bias = stack(quantized).to(self.device), self.bias(*names)
         return make_quantized_linear(weight, bias, self.dtype, self._keeps_plain)
 
     def head(self, name: str, embed: Float[Tensor, "V N"]) -> Linear:
         stem = name.removesuffix(".weight")
-        return self._plain.head(name, embed) if self._stays_plain(stem) else self.linear(stem)
+        return super().head(name, embed) if self._stays_plain(stem) else self.linear(stem)
 
     def _stays_plain(self, name: str) -> bool:
         return self._scheme is None and self._files.is_plain(f"{name}.weight")

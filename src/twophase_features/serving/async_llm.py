@@ -15,7 +15,7 @@ from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import DURATION, checked, optional, whole_number
 from twophase.engine.metrics import EngineStats
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 from twophase.llm import LLM
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.model_store.prepare import DEFAULT_MODEL

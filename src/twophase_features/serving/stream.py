@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from twophase.core.request import RequestOutput, SamplingParams
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 
 # None once the engine has accepted the request, then its outputs; or an error, which is the last event.
 Event = RequestOutput | Exception | None

@@ -30,7 +30,6 @@ from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan
-from twophase.engine.drafter import DraftRequest
 from twophase.engine.runner import ModelRunner
 from twophase.engine.sampler import SamplingError, sample
 from twophase.model.config import ModelConfig, load_config
@@ -39,6 +38,7 @@ from twophase.model.machine import make_backend, resolve_dtype
 from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
 from twophase_features.model_store.prepare import resolve_model
+from twophase_features.speculation.drafter import DraftRequest
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 from twophase.core.plan import StepPlan
-from twophase.engine.drafter import DraftRequest
+from twophase_features.speculation.drafter import DraftRequest
 
 
 def usable(drafts: Sequence[int], vocab_size: int, stop_token_ids: frozenset[int]) -> list[int]:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import final
 
 from twophase.core.plan import SampledToken, ScheduledChunk, StepPlan
-from twophase.engine.drafter import Drafter, DraftRequest
 from twophase.engine.model_run import BatchEntry, isolate, row_after
 from twophase.scheduling.scheduler import Scheduler
+from twophase_features.speculation.drafter import Drafter, DraftRequest
 from twophase_features.speculation.drafters import usable
 from twophase_features.speculation.gate import SpeculationGate
+from twophase_features.speculation.room import with_drafts, with_room
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,12 @@ class Speculator:
     def draft(
         self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
     ) -> StepPlan:
-        """The plan with drafts in the room that it has for them."""
+        """The plan with drafts, as far as there is room for them."""
+        plan = with_room(plan, scheduler, self.num_wanted)
         self.note_plan(plan)
         requests = [_request(entry_of(chunk), vocab_size) for chunk in plan.decodes if chunk.num_drafts]
         drafts = zip(requests, self.propose(requests), strict=True)
-        return scheduler.put_drafts({request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
+        return with_drafts(plan, scheduler, {request.chunk.seq_id: tokens for request, tokens in drafts if tokens})
 
     def note_plan(self, plan: StepPlan) -> None:
         try:

@@ -8,6 +8,8 @@ hybrid KV cache manager shares a pool in this way: docs.vllm.ai, design/hybrid_k
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twophase.model.config import ModelConfig
+
 MOST_PADDING = 1 / 8  # of the layers: fewer groups mean fewer block tables, and room for layers that are not there
 
 
@@ -24,6 +26,11 @@ class LayerGroups:
     size: int
     sees_all: tuple[bool, ...]
     places: tuple[tuple[int, int], ...]
+
+
+def layer_groups(config: ModelConfig) -> LayerGroups | None:
+    """Groups of a model's layers with their own blocks; None: all layers are of one kind."""
+    return group_layers(config.sees_all) if config.is_mixed else None
 
 
 def group_layers(sees_all: Sequence[bool]) -> LayerGroups:

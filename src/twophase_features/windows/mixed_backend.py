@@ -1,13 +1,16 @@
 """Attention of a model whose layers are of different kinds: a backend for each kind, a plan for each group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase.attention.interface import AttentionBackend, AttentionBatch
+from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
+from twophase.model.config import ModelConfig
+from twophase_features.windows.layer_groups import group_layers
 
 
 @final
@@ -49,3 +52,10 @@ class MixedBackend(AttentionBackend):
 
     def silu_mul(self, gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
         return self.of_group[0].silu_mul(gate_up)
+
+
+def mixed_backend(
+    config: ModelConfig, spec: AttentionSpec, make: Callable[[AttentionSpec], AttentionBackend]
+) -> MixedBackend:
+    """The backend of a model with full and sliding layers; `spec` is that of the sliding ones."""
+    return MixedBackend(make(replace(spec, window=None)), make(spec), group_layers(config.sees_all).sees_all)

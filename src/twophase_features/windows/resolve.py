@@ -6,13 +6,12 @@ from typing import final
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
 from twophase.cache.manager import CacheManager
-from twophase.cache.tier import KVTier
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.model.config import ModelConfig
-from twophase.model.llama import layer_groups
 from twophase.scheduling.limits import SchedulerConfig
-from twophase_features.windows.layer_groups import LayerGroups
+from twophase_features.offloading.tier import KVTier
+from twophase_features.windows.layer_groups import LayerGroups, layer_groups
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.cache.manager import NEVER, BlockTable, CacheManager
-from twophase.cache.tier import BlockKey, KVTier
 from twophase.core.errors import CacheStateError, OutOfBlocksError
-from twophase.core.plan import BlockCopy
+from twophase.core.plan import BlockCopy, BlockKey
+from twophase_features.offloading.tier import KVTier
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 from twophase_features.windows.windowed_prefixes import WindowedPrefixes
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from twophase.cache.prefix_cache import CachedPrefix, PrefixCache
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 

@@ -9,7 +9,7 @@ from typing import final
 
 from twophase import LLM, SamplingParams
 from twophase.core.plan import StepPlan
-from twophase.engine.drafter import Drafter, DraftRequest
+from twophase_features.speculation.drafter import Drafter, DraftRequest
 from twophase_features.speculation.gate import SpeculationGate
 from twophase_features.speculation.speculator import Speculator
 from twophase_labs.advanced.prefix_service import shared_engine

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from twophase import SamplingParams
 from twophase.core.plan import StepPlan
-from twophase.engine.drafter import DraftRequest
+from twophase_features.speculation.drafter import DraftRequest
 from twophase_features.speculation.speculator import Speculator
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.own_engine import Verify, VerifyingRunner

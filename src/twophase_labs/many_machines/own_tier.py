@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from twophase.cache.tier import KVTier
+from twophase_features.offloading.tier import KVTier
 from twophase_labs.many_machines.two_processes import receive, send
 
 

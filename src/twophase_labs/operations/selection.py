@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import MAX_SEED, CompletionOutput, RequestOutput, SamplingParams
 from twophase.core.rules import apply_rules, checked, optional, whole_number
-from twophase.engine.prompts import Prompt
+from twophase.engine.request_state import Prompt
 
 Scorer = Callable[[CompletionOutput], float]
 # Judges a prompt and a completion: a score, or whether the completion is accepted.

@@ -30,10 +30,10 @@ class WatchedScheduler:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def schedule(self, now_s: int | float = 0.0, max_drafts: int = 0) -> StepPlan:
+    def schedule(self, now_s: int | float = 0.0) -> StepPlan:
         for sequence in self._scheduler.sequences.values():  # those who came since the last step
             self._latest.setdefault(sequence.request.request_id, state_of(sequence))
-        plan = self._scheduler.schedule(now_s, max_drafts)
+        plan = self._scheduler.schedule(now_s)
         self._look()
         return plan
 

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from twophase.memory import MLP_UNIT, activation_bytes
+from twophase.memory import MLP_UNIT
 from twophase_features.quantization.schemes import Scheme
+from twophase_features.step_memory import activation_bytes
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_tools.capacity.config import Eviction, PlanConfig
 from twophase_tools.simulate.model_shapes import ModelShape

@@ -22,7 +22,7 @@ from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from twophase.engine.prompts import Prompt
+    from twophase.engine.request_state import Prompt
     from twophase.llm import LLM
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from twophase.cache.allocator import KVAllocator
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.core.request import Request
 
 

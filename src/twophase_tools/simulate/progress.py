@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from twophase.cache.tier import BlockKey
+from twophase.core.plan import BlockKey
 from twophase.core.request import FinishReason, Request
 from twophase_tools.load.records import RequestRecord
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from twophase.core.plan import ScheduledChunk
-from twophase.engine.drafter import DraftRequest
 from twophase.engine.sampler import SampleRow
+from twophase_features.speculation.drafter import DraftRequest
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
 from twophase_labs.advanced.exercises.draft_speed import counted

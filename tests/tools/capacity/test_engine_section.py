@@ -13,8 +13,8 @@ from tests.tools.capacity.test_memory import as_on_a_gpu, tensors_in
 from twophase import SamplingParams
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.memory import step_bytes
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.step_memory import step_bytes
 from twophase_tools.capacity import plan_file
 from twophase_tools.capacity.config import EXAMPLE, parse_config, read_config
 from twophase_tools.capacity.engine_section import engine_options, write_engine

@@ -14,13 +14,13 @@ from tests.tools.capacity.plans import plan, text
 from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.errors import ConfigError
-from twophase.memory import step_bytes
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase_features.parallel.sharding import Shard
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.linear import PackedLinear
 from twophase_features.quantization.schemes import SCHEMES
+from twophase_features.step_memory import step_bytes
 from twophase_tools.capacity import memory
 from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
 from twophase_tools.capacity.memory import blocks_of, even_shape, workspace_bytes

@@ -1,12 +1,22 @@
-"""How much of the pool an admission leaves to the sequences that run, by one of three rules."""
+"""Admission by the lengths of outputs: 'reserve' leaves each sequence its worst case, 'estimate' an average."""
 
 import math
-from collections.abc import Callable
 from typing import final
 
 from twophase.cache.allocator import KVAllocator, KVTable
-from twophase.scheduling.limits import SchedulerConfig
+from twophase.scheduling.limits import Growth, SchedulerConfig
 from twophase.scheduling.sequence import Sequence
+
+
+@final
+class Reserve(Growth):
+    """Leaves a sequence the blocks of its longest output, so that no sequence is preempted for want of a block.
+
+    The sum over all sequences never exceeds the free blocks, and each block that a sequence takes lowers both.
+    """
+
+    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+        return num_blocks_up_to(self.cache, sequence, table, sequence.max_num_tokens - 1)
 
 
 @final
@@ -36,36 +46,27 @@ class OutputLengths:
         return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
 
 
-# Free blocks that an admission leaves to a sequence, beyond the blocks that the sequence has or reserves; given the
-# sequence and its table. Completions that have not forked yet count all.
-Growth = Callable[[Sequence, KVTable], int]
+@final
+class Estimate(Growth):
+    """Leaves a sequence the blocks of an output of the average length so far; to a longer one, as 'optimistic' does."""
 
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
+        super().__init__(config, cache)
+        self.lengths = OutputLengths()
 
-def growth_rule(config: SchedulerConfig, cache: KVAllocator, lengths: OutputLengths) -> Growth:
-    """The rule that `config.admission` names; 'estimate' goes by `lengths`.
-
-    For 'reserve' the sum over all sequences never exceeds the free blocks, and each block that a sequence takes lowers
-    both. So every decode finds its block, and nothing is ever preempted for want of a block.
-    """
-
-    def worst_case(sequence: Sequence, table: KVTable) -> int:
-        return num_blocks_up_to(cache, sequence, table, sequence.max_num_tokens - 1)
-
-    def one_block_each(sequence: Sequence, table: KVTable) -> int:
-        num_tokens = len(sequence.token_ids)
-        num_slots = -(-num_tokens // cache.block_size) * cache.block_size
-        may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
-        if not may_grow and sequence.is_decoding:  # a decode that is not planned yet: into a new block, or a copy
-            may_grow = cache.num_blocks_needed(table, num_tokens) > 0
-        return sequence.num_completions * cache.num_blocks_at_most(1) if may_grow and config.reserve_growth else 0
-
-    def expected(sequence: Sequence, table: KVTable) -> int:
-        # A sequence that outlived the estimate is expected to go on: it is left what 'optimistic' leaves it.
-        num_output = lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
+    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+        num_output = self.lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
         num_tokens = sequence.num_prompt_tokens + num_output - 1
-        return max(one_block_each(sequence, table), num_blocks_up_to(cache, sequence, table, num_tokens))
+        return max(super().__call__(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))
 
-    return {"optimistic": one_block_each, "reserve": worst_case, "estimate": expected}[config.admission]
+    def note_end(self, sequence: Sequence) -> None:
+        num_prompt = sequence.num_prompt_tokens
+        self.lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
+
+
+def by_lengths(config: SchedulerConfig, cache: KVAllocator) -> Growth:
+    """The rule that `config.admission` names."""
+    return {"reserve": Reserve, "estimate": Estimate}[config.admission](config, cache)
 
 
 def num_blocks_up_to(cache: KVAllocator, sequence: Sequence, table: KVTable, num_tokens: int) -> int:
