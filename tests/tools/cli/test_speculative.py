@@ -32,4 +32,7 @@ def test_bench_reports_each_way_and_equal_tokens(model, request, capsys):
 def test_an_impossible_number_is_refused(smollm2_folder, capsys):
     command = ["generate", "Hello", "--model", str(smollm2_folder), "--speculative", "ngram"]
     assert main([*command, "--num-speculative-tokens", "0"]) != 0
-    assert "num_speculative_tokens must be a whole number >= 1, got 0" in capsys.readouterr().err
+    assert (
+        "num_speculative_tokens must be a whole number >= 1 and <= 32 (later drafts are hardly ever accepted), got 0"
+        in capsys.readouterr().err
+    )
