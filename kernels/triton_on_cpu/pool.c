@@ -24,6 +24,7 @@
 #define MAX_THREADS 256
 #define STACK_BYTES (64 << 20) /* address space; the system gives memory where it is touched */
 #define SPIN_NS 50000
+#define WAKE_NS 100000 /* less work than this is done before a sleeping thread is there: waking took 57 us in a VM */
 /* In place of a next program; no program has these numbers, for a grid has at most INT32_MAX. */
 #define CLOSED 0xffffffffu   /* one launch is over, the next is being written */
 #define FINISHED 0xfffffffeu /* the list is over */
@@ -38,10 +39,11 @@ static struct {
   _Alignas(64) uint64_t ticket;
   _Alignas(64) int32_t done; /* programs of the open launch */
   _Alignas(64) job open;     /* whose programs the ticket counts */
-  int32_t total, threads;    /* its programs; threads that may take them: 0 (the caller) to threads - 1, or 1 to threads */
+  int32_t total, threads;    /* its programs; who may take them: 0 (the caller) to threads - 1, or 1 to threads */
   const job *jobs;
   int64_t num_jobs, at;
   int32_t busy, num_workers, caller_helps;
+  int32_t cost_ns[256]; /* what a program took lately, by its kernel's address; 0: not known */
   _Alignas(64) int32_t asleep[MAX_THREADS + 1][16]; /* futexes, a cache line each; 0 is the caller's */
 } pool;
 
@@ -69,6 +71,8 @@ static void wake(int who) {
   if (__atomic_load_n(futex, __ATOMIC_SEQ_CST) && __atomic_exchange_n(futex, 0, __ATOMIC_SEQ_CST))
     syscall(SYS_futex, futex, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
+
+static int32_t *cost_of(run_programs_fn run) { return &pool.cost_ns[((uintptr_t)run >> 4) % 256]; }
 
 /* Until the generation is another than `seen`, or for `limit_ns` (-1: for ever). */
 static void wait_for_news(int who, uint32_t seen, int64_t limit_ns) {
@@ -106,6 +110,8 @@ static void publish_next(int self) {
   SET(pool.open.run, next->run), SET(pool.open.l, next->l), SET(pool.open.args, next->args);
   SET(pool.total, total), SET(pool.done, 0);
   int32_t first = !pool.caller_helps, end = first + pool.threads, to_wake = total - (self >= first);
+  int64_t cost = GET(*cost_of(next->run));
+  if (cost && self >= first && total * cost < WAKE_NS) to_wake = 0;
   __atomic_store_n(&pool.ticket, open, __ATOMIC_SEQ_CST);
   for (int who = first; who < end && to_wake > 0; who++)
     if (who != self) wake(who), to_wake--;
@@ -124,7 +130,10 @@ static uint64_t work(int who) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (!__atomic_compare_exchange_n(&pool.ticket, &ticket, ticket + chunk, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
       continue;
+    int64_t before = now_ns();
     open.run(open.l, open.args, (int32_t)next, (int32_t)next + chunk);
+    int64_t cost = (now_ns() - before) / chunk;
+    SET(*cost_of(open.run), cost < 1 ? 1 : cost < WAKE_NS ? (int32_t)cost : WAKE_NS);
     if (__atomic_add_fetch(&pool.done, chunk, __ATOMIC_ACQ_REL) == total) publish_next(who);
   }
 }
