@@ -1,6 +1,31 @@
-"""TTIR -> C: the compiler's entry."""
+"""TTIR -> C: the compiler's entry.
+
+    ttir.py        text -> operations
+    plan.py        which tensors are arrays, which are computed where they are used
+    kernel.py      what has been written: names, elements of tensors, addresses      (nest.py: loops, indices)
+    elements.py    one element of an elementwise operation      (numbers.h)
+    memory.py      loads, stores, atomics, masks, checks        (access.h)
+    products.py    tl.dot                                       (products.h)
+    reductions.py  reductions, scans, gather
+    control.py     loops and branches
+"""
 
 from dataclasses import dataclass
+
+from triton_on_cpu import control, memory, products, reductions, ttir
+from triton_on_cpu.elements import kind_of
+from triton_on_cpu.kernel import Kernel, Site, require_stack
+from triton_on_cpu.ttir import NotSupportedError, Op
+
+IGNORED = ("ttg.barrier", "gpu.barrier", "tt.print", "llvm.intr.assume")  # a tile is one thread's: barriers do nothing
+NOT_SUPPORTED = {
+    "tt.histogram": "Count with tl.sum(bins[:, None] == x[None, :], axis=1).",
+    "tt.cat": "Use tl.join, or two stores.",
+    "tt.dot_scaled": "Multiply by the scales and use tl.dot.",
+    "tt.call": "Let Triton inline the function (no noinline=True).",
+    "tt.descriptor_load": "Load through pointers.",
+    "tt.descriptor_store": "Store through pointers.",
+}
 
 
 @dataclass(frozen=True)
@@ -10,17 +35,6 @@ class Argument:
     name: str
     type: str  # as MLIR names it: 'i32', 'f32', 'ptr<bf16>', ...
     is_pointer: bool
-
-
-@dataclass(frozen=True)
-class Site:
-    """A place in the kernel's source that a checked launch may name (`fault.site` is an index into `sites`)."""
-
-    file: str
-    line: int
-    what: str  # 'load', 'store', 'atomic' or 'assert'
-    argument: str  # the pointer argument's name; '' if it cannot be traced
-    message: str = ""  # an assertion's
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Generated:
     sites: tuple[Site, ...]
     stack_bytes: int
     checked: bool
-    headers: tuple[str, ...] = ("runtime.h", "numbers.h", "products.h")
+    headers: tuple[str, ...] = ("runtime.h", "numbers.h", "access.h", "products.h")
 
 
 def generate(ttir_text: str, checked: bool = False) -> Generated:
@@ -50,4 +64,96 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
         NotSupportedError: An operation that has no translation. Its message names the operation, the kernel's file and
             line, and what to do instead (`.operation`, `.file`, `.line`, `.advice`).
     """
-    raise NotImplementedError
+    function = ttir.parse(ttir_text)
+    kernel = _Writer(function, checked, {"tt.load": memory.load_element})
+    arguments = tuple(Argument(a.name, a.type.element, a.type.is_pointer) for a in function.arguments)
+    body = kernel.write()
+    require_stack(kernel)
+    source = TEMPLATE.format(
+        define="#define CHECKED 1" if checked else "", name=function.name, body=body, stack_bytes=kernel.stack_bytes
+    )
+    return Generated(function.name, source, arguments, tuple(kernel.sites), kernel.stack_bytes, checked)
+
+
+TEMPLATE = """/* {name}, compiled from Triton's TTIR */
+{define}
+#include "runtime.h"
+#include "numbers.h"
+#include "access.h"
+#include "products.h"
+
+static void run_program(const launch *l, const void *const *args, const int32_t *program) {{
+{body}
+}}
+
+void run_programs(const launch *l, const void *const *args, int32_t first, int32_t last) {{
+  for (int32_t p = first; p < last && !STOPPED; p++) {{
+    const int32_t program[3] = {{p % l->grid[0], p / l->grid[0] % l->grid[1], p / l->grid[0] / l->grid[1]}};
+    run_program(l, args, program);
+  }}
+}}
+const int64_t kernel_stack_bytes = {stack_bytes};
+const int32_t kernel_abi = RUNTIME_ABI;
+"""
+
+
+class _Writer(Kernel):
+    """A kernel, with the operations' emitters at hand."""
+
+    def write(self) -> str:
+        for i, argument in enumerate(self.function.arguments):
+            kind = kind_of(argument.type.element)
+            name = f"arg{i}"
+            stored = kind.stored
+            self.out.append(f"const {kind.value} {name} = {kind.load}(*(const {stored} *)args[{i}]);")
+            self.scalar[argument] = name
+        for block in self.function.blocks[1:]:
+            for value in block.arguments:
+                self.declare(value)
+        for block in self.function.blocks:
+            if block.label != "entry":
+                self.out.append(f"{block.label}: ;")
+            control.emit_block(self, block)
+        return "\n".join(self.out)
+
+    def emit(self, op: Op) -> None:
+        for topic in (memory, products, reductions, control):
+            if op.name in topic.EMITTERS:
+                topic.EMITTERS[op.name](self, op)
+                return
+        if op.name in NOT_SUPPORTED:
+            raise op.unsupported(NOT_SUPPORTED[op.name])
+        if op.name == "tt.assert":
+            self._assert(op)
+        elif op.name == "tt.unsplat":
+            nest = self.nest(op.operands[0].type.shape)
+            text = self.element(nest, op.operands[0], nest.indices)
+            self.out += nest.lines[0]
+            self.set_scalar(op.result, text)
+        elif op.name not in IGNORED:
+            self._emit_pure(op)
+
+    def _emit_pure(self, op: Op) -> None:
+        """Scalars are computed where they stand; tensors where they are used, unless the plan gives them an array."""
+        if not op.results:
+            raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1).")
+        if not op.result.type.shape:
+            self.compute_scalars(op)
+        for value in op.results:
+            if value in self.plan.in_array:
+                self.ensure_array(value)
+
+    def _assert(self, op: Op) -> None:
+        """tl.device_assert, of a checked kernel: the first element that fails ends the launch."""
+        if not self.checked:
+            return
+        condition = op.operands[0]
+        nest = self.nest(condition.type.shape)
+        nest.pragma = ""
+        text = self.element(nest, condition, nest.indices)
+        check = self.site(op, "assert", None, op.text.partition('"')[2].rpartition('"')[0])
+        nest.add(f"if (!{text}) {{ report(l, args, program, {check}, 0, 1); return; }}")
+        self.out += nest.text()
+
+
+__all__ = ["Argument", "Generated", "NotSupportedError", "Site", "generate"]

@@ -14,10 +14,12 @@ Names are unique within a region only, so that each definition gets a `Value` of
 import re
 from dataclasses import dataclass, field
 
+from triton_on_cpu.errors import TritonOnCpuError
+
 NAME = r"%[\w$.#-]+"
 
 
-class NotSupportedError(RuntimeError):
+class NotSupportedError(TritonOnCpuError):
     """A kernel uses something that cannot be compiled for a CPU.
 
     `operation` is the operation as Triton or MLIR names it, `file` and `line` its place in the kernel's source ('' and
