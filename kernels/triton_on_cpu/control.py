@@ -36,7 +36,7 @@ def assign(kernel: Kernel, targets: list[Value], values: list[Value], is_first: 
             text = kernel.scalar_text(value)
             if not is_first and len(pairs) > 1:
                 later.append(f"{name} = {name}_next;")
-                text, name = text, f"const {kind_of(target.type.element).value} {name}_next"
+                text, name = text, f"{kind_of(target.type.element).value} const {name}_next"
             kernel.out.append(f"{name} = {text};")
         elif kernel.array.get(value) != name:
             if is_first or _may_overwrite(kernel, target, value, pairs):

@@ -161,7 +161,7 @@ def _combination(kernel: Kernel, op: Op, totals: list[str], texts: list[str]) ->
         kernel.compute_scalars(step)
     lines, kernel.out = kernel.out, before
     answers = [kernel.scalar_text(value) for value in region.ops[-1].operands]
-    new = [f"const {kind_of(v.type.element).value} {t}_new = {a};" for v, t, a in zip(region.ops[-1].operands, totals, answers, strict=True)]
+    new = [f"{kind_of(v.type.element).value} const {t}_new = {a};" for v, t, a in zip(region.ops[-1].operands, totals, answers, strict=True)]
     return " ".join([*lines, *new, *(f"{total} = {total}_new;" for total in totals)])
 
 
