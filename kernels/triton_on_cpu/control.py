@@ -80,7 +80,8 @@ def emit_for(kernel: Kernel, op: Op) -> None:
     body = op.regions[0]
     low, high, step = (kernel.scalar_text(x) for x in op.operands[:3])
     counter, *arguments = body.arguments
-    initials, yields = op.operands[3:], body.ops[-1].operands
+    initials = op.operands[3:]
+    yields = body.ops[-1].operands if initials else []  # MLIR leaves out a yield of nothing
     for argument, initial, value in zip(arguments, initials, yields, strict=True):
         if argument.type.shape and step_of(argument, value) is not None:
             _start_running(kernel, argument, initial)

@@ -105,7 +105,7 @@ class _Writer(Kernel):
             kind = kind_of(argument.type.element)
             name = f"arg{i}"
             stored = kind.stored
-            self.out.append(f"{kind.value} const {name} = {kind.load}(*(const {stored} *)args[{i}]);")
+            self.out.append(f"{kind.value} const {name} = {kind.load}(*({stored} const *)args[{i}]);")
             self.scalar[argument] = name
         for block in self.function.blocks[1:]:
             for value in block.arguments:

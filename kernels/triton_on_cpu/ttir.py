@@ -333,8 +333,8 @@ def _split_types_off(body: str) -> tuple[str, str]:
         if quoted:
             continue
         depth += (character in "<({[") - (character in ">)}]" and body[i - 1] != "-")
-        if depth == 0 and body.startswith(" : ", i):
-            return body[:i], body[i + 3 :]
+        if depth == 0 and body.startswith((" : ", " -> "), i):  # the latter: without operands
+            return body[:i], body[i + 3 :] if body[i + 1] == ":" else body[i:]
     return body, ""
 
 
