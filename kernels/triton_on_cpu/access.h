@@ -71,10 +71,18 @@ static __attribute__((noinline, cold)) int report(const launch* l, const void* c
 }
 #define WITHIN(p, kind, argument, line, site, bytes)                                                  \
   (is_inside(l, argument, (uint64_t)(p), bytes) || report(l, args, program, kind, argument, line, site, (uint64_t)(p), bytes))
-/* A row of elements low .. high - 1, `step` elements apart: both ends are looked at, the rest lies between them. */
+/* A row of elements low .. high - 1, `step` elements apart: if both ends are inside, so is what lies between them. */
+static __attribute__((noinline, cold)) int report_row(const launch* l, const void* const* args, const int32_t* program, const char* p,
+                                                      int count, int64_t step, int kind, int argument, int line, int site, int bytes) {
+  for (int i = 0; i < count; i++, p += step)
+    if (!is_inside(l, argument, (uint64_t)p, bytes)) return report(l, args, program, kind, argument, line, site, (uint64_t)p, bytes);
+  return 1;
+}
 #define ROW_WITHIN(p, low, high, step, kind, argument, line, site, bytes)                             \
-  (WITHIN((const char*)(p) + (int64_t)(low) * (step) * (bytes), kind, argument, line, site, bytes) && \
-   WITHIN((const char*)(p) + ((int64_t)(high) - 1) * (step) * (bytes), kind, argument, line, site, bytes))
+  ((is_inside(l, argument, (uint64_t)(p) + (int64_t)(low) * (step) * (bytes), bytes) &&               \
+    is_inside(l, argument, (uint64_t)(p) + ((int64_t)(high) - 1) * (step) * (bytes), bytes)) ||       \
+   report_row(l, args, program, (const char*)(p) + (int64_t)(low) * (step) * (bytes), high - low, (int64_t)(step) * (bytes), \
+              kind, argument, line, site, bytes))
 #define STOPPED (*l->stop)
 #else
 #define STOPPED 0
