@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.kernels.cpu import programs
+from tests.kernels.cpu import small_kernels
 from tests.mutation import Mutant
 from triton_on_cpu import checks, compile, generate
 
@@ -42,13 +42,13 @@ class Fault:
 
 @functools.cache
 def all_ttir() -> dict[str, str]:
-    """TTIR of all of `programs`, from one process; kept for other processes in the folder for temporary files."""
-    wanted = json.dumps({name: (p.function, p.signature, p.constants) for name, p in programs.PROGRAMS.items()})
-    sources = [Path(programs.__file__).read_text(), (PACKAGE / "driver.py").read_text(), wanted]
+    """TTIR of all of `small_kernels`, from one process; kept for other processes in the folder for temporary files."""
+    wanted = json.dumps({name: (p.function, p.signature, p.constants) for name, p in small_kernels.PROGRAMS.items()})
+    sources = [Path(small_kernels.__file__).read_text(), (PACKAGE / "driver.py").read_text(), wanted]
     key = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
     kept = Path(tempfile.gettempdir(), f"triton_on_cpu_tests_{os.getuid()}_{key}.json")
     if not kept.exists():
-        text = front_end("tests.kernels.cpu.programs", wanted)
+        text = front_end("tests.kernels.cpu.small_kernels", wanted)
         compile.replace_file(kept, text.encode())
     return json.loads(kept.read_text())
 
@@ -105,7 +105,7 @@ def run(
     """Runs a kernel on tensors, in place, and on numbers; the fault that a checked one has met.
 
     Args:
-        program: A name in `programs.PROGRAMS`.
+        program: A name in `small_kernels.PROGRAMS`.
         ttir: Instead of that program's.
         programs_per_call: Calls `run_programs` several times, on so many programs each.
         extents: Bytes that an argument may touch, where its tensor is larger.

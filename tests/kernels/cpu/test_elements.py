@@ -263,7 +263,7 @@ def test_truth_values():
 
 
 def test_what_is_not_supported_is_refused_with_its_line_and_advice():
-    with pytest.raises(NotSupportedError, match="inline PTX.*programs.py, line.*plain variant") as raised:
+    with pytest.raises(NotSupportedError, match="inline PTX.*small_kernels.py, line.*plain variant") as raised:
         generate(all_ttir()["inline_ptx"])
     assert raised.value.operation.startswith("inline PTX")
     assert raised.value.line > 0

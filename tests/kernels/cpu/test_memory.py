@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.cpu import programs
+from tests.kernels.cpu import small_kernels
 from tests.kernels.cpu.harness import all_ttir, build, run
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32, "i8": torch.int8, "i1": torch.bool}
@@ -171,7 +171,7 @@ def test_compare_and_swap():
 
 
 def line_of(text):
-    lines = Path(programs.__file__).read_text().splitlines()
+    lines = Path(small_kernels.__file__).read_text().splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if text in line]
     return number
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.kernels.cpu import programs
+from tests.kernels.cpu import small_kernels
 from tests.kernels.cpu.harness import run
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -23,7 +23,7 @@ def check(name, m, n, k, turned, dtype, out_dtype):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", programs.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
 def test_product(shape, turned):
     check(f"product[{' '.join(map(str, shape))} {turned}]", *shape, turned, torch.float32, torch.float32)
 
