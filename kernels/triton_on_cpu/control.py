@@ -33,7 +33,7 @@ def assign(kernel: Kernel, targets: list[Value], values: list[Value], is_first: 
     for target, value in pairs:
         name = kernel.array[target] if target.type.shape else kernel.scalar[target]
         if not target.type.shape:
-            text = kernel.scalar_text(value)
+            text = kernel.scalar[value]
             if not is_first and len(pairs) > 1:
                 later.append(f"{name} = {name}_next;")
                 text, name = text, f"{kind_of(target.type.element).value} const {name}_next"
@@ -78,7 +78,7 @@ def arrays_read(kernel: Kernel, value: Value, same: bool = True, found: dict | N
 
 def emit_for(kernel: Kernel, op: Op) -> None:
     body = op.regions[0]
-    low, high, step = (kernel.scalar_text(x) for x in op.operands[:3])
+    low, high, step = (kernel.scalar[x] for x in op.operands[:3])
     counter, *arguments = body.arguments
     initials = op.operands[3:]
     yields = body.ops[-1].operands if initials else []  # MLIR leaves out a yield of nothing
@@ -143,14 +143,14 @@ def emit_yield(kernel: Kernel, op: Op) -> None:
             if argument in kernel.running:
                 step = step_of(argument, value)
                 is_number = step.op.name == "arith.constant"
-                text = elements.constant_text(step.op) if is_number else kernel.scalar_text(step.op.operands[0])
+                text = elements.constant_text(step.op) if is_number else kernel.scalar[step.op.operands[0]]
                 kernel.out.append(f"{kernel.running[argument][1]} += {text};")
 
 
 def emit_if(kernel: Kernel, op: Op) -> None:
     for result in op.results:
         kernel.declare(result)
-    kernel.out.append(f"if ({kernel.scalar_text(op.operands[0])}) {{")
+    kernel.out.append(f"if ({kernel.scalar[op.operands[0]]}) {{")
     emit_region(kernel, op.regions[0])
     if len(op.regions) > 1:
         kernel.out.append("} else {")
@@ -176,7 +176,7 @@ def emit_while(kernel: Kernel, op: Op) -> None:
 def emit_condition(kernel: Kernel, op: Op) -> None:
     owner = op.block.parent
     condition, *values = op.operands
-    kernel.out.append(f"if (!{kernel.scalar_text(condition)}) {{")
+    kernel.out.append(f"if (!{kernel.scalar[condition]}) {{")
     assign(kernel, owner.results, values, is_first=True)
     kernel.out.append("break; }")
     assign(kernel, owner.regions[1].arguments, values, is_first=True)
@@ -190,7 +190,7 @@ def emit_jump(kernel: Kernel, op: Op) -> None:
 
 
 def emit_branch(kernel: Kernel, op: Op) -> None:
-    kernel.out.append(f"if ({kernel.scalar_text(op.operands[0])}) {{")
+    kernel.out.append(f"if ({kernel.scalar[op.operands[0]]}) {{")
     _go_to(kernel, *op.successors[0])
     kernel.out.append("} else {")
     _go_to(kernel, *op.successors[1])

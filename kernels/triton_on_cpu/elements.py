@@ -324,7 +324,9 @@ HANDLERS: dict[str, Callable[[Op, str, list[str]], str]] = {
     "select": _select,
     "negf": _text("(-{0})"),
     "absi": _text("({0} < 0 ? -{0} : {0})"),
-    "remf": lambda op, name, x: _rounded(op, f"{'fmod' if op.result.type.element == 'f64' else 'fmodf'}({x[0]}, {x[1]})"),
+    "remf": lambda op, name, x: _rounded(
+        op, f"{'fmod' if op.result.type.element == 'f64' else 'fmodf'}({x[0]}, {x[1]})"
+    ),
     "precise_divf": lambda op, name, x: _rounded(op, f"{x[0]} / {x[1]}"),
     "precise_sqrt": lambda op, name, x: _function(op, "sqrt", x),
     "fma": _fma,

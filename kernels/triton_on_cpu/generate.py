@@ -1,13 +1,13 @@
 """TTIR -> C: the compiler's entry.
 
-    ttir.py        text -> operations
-    plan.py        which tensors are arrays, which are computed where they are used
-    kernel.py      what has been written: names, elements of tensors, addresses      (nest.py: loops, indices)
-    elements.py    one element of an elementwise operation      (numbers.h)
-    memory.py      loads, stores, atomics, masks, checks        (access.h)
-    products.py    tl.dot                                       (products.h)
-    reductions.py  reductions, scans, gather
-    control.py     loops and branches
+ttir.py        text -> operations
+plan.py        which tensors are arrays, which are computed where they are used
+kernel.py      what has been written: names, elements of tensors, addresses      (nest.py: loops, indices)
+elements.py    one element of an elementwise operation      (numbers.h)
+memory.py      loads, stores, atomics, masks, checks        (access.h)
+products.py    tl.dot                                       (products.h)
+reductions.py  reductions, scans, gather
+control.py     loops and branches
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triton_on_cpu import elements
-from triton_on_cpu.elements import KINDS, kind_of
+from triton_on_cpu.elements import kind_of
 from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
 from triton_on_cpu.plan import Plan
 from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
@@ -95,14 +95,7 @@ class Kernel:
         """A tensor's arrays hold values, not what memory holds: bf16 as float. (A truth value is a byte.)"""
         return "uint8_t" if element == "i1" else kind_of(element).value
 
-    def scalar_text(self, value: Value) -> str:
-        return self.scalar[value]
-
     def set_scalar(self, value: Value, text: str) -> None:
-        is_literal = value.op is not None and value.op.name == "arith.constant"
-        if is_literal:
-            self.scalar[value] = text
-            return
         self.scalar[value] = self.fresh("s")
         self.out.append(f"{kind_of(value.type.element).value} {self.scalar[value]} = {text};")
 
@@ -110,9 +103,9 @@ class Kernel:
         """The results of an elementwise operation on scalars."""
         for value in op.results:
             if op.name == "arith.constant":
-                self.set_scalar(value, elements.constant_text(op))
+                self.scalar[value] = elements.constant_text(op)
             else:
-                self.set_scalar(value, elements.compute(op, [self.scalar_text(x) for x in op.operands]))
+                self.set_scalar(value, elements.compute(op, [self.scalar[x] for x in op.operands]))
 
     def declare(self, value: Value) -> None:
         """A variable, or an array, to be assigned to."""
@@ -179,7 +172,7 @@ class Kernel:
     def element(self, nest: Nest, value: Value, indices: list[Index]) -> str:
         """C of one element, computed at the level from which it is known."""
         if not value.type.shape:
-            return self.scalar_text(value)
+            return self.scalar[value]
         if value not in self.array and value not in self.running:
             source = self.sources(value, indices)
             if source is not None:
@@ -328,6 +321,3 @@ def require_stack(kernel: Kernel) -> None:
             f"{kernel.function.name}, whose tiles have {kernel.stack_bytes >> 10} KiB in one program,",
             advice=f"Choose smaller tiles: {MAX_STACK_BYTES >> 10} KiB have room.",
         )
-
-
-__all__ = ["KINDS", "Address", "Affine", "Kernel", "Site", "require_stack"]

@@ -53,7 +53,9 @@ class Plan:
                 return self.arguments[pointer]
             if pointer in self.starts:
                 pointer = self.starts[pointer]
-            elif pointer.op is not None and (pointer.op.name in SHAPES or pointer.op.name in ("tt.addptr", "tt.bitcast")):
+            elif pointer.op is not None and (
+                pointer.op.name in SHAPES or pointer.op.name in ("tt.addptr", "tt.bitcast")
+            ):
                 pointer = pointer.op.operands[0]
             else:
                 return None
@@ -62,7 +64,9 @@ class Plan:
     def _note_loops(self, block: Block) -> None:
         for op in block.ops:
             if op.name == "scf.for":
-                for initial, argument, result in zip(op.operands[3:], op.regions[0].arguments[1:], op.results, strict=True):
+                for initial, argument, result in zip(
+                    op.operands[3:], op.regions[0].arguments[1:], op.results, strict=True
+                ):
                     self.starts[argument] = self.starts[result] = initial
             for region in op.regions:
                 self._note_loops(region)
@@ -134,7 +138,8 @@ class Plan:
         if self.checked or len(roots) != 1 or grows:
             return False
         root = next(iter(roots))
-        if root.block is not op.block or root.name in ("tt.dot", "tt.scan", "tt.gather") or root.regions and root.name not in FOLDS:
+        takes_it_whole = root.name in ("tt.dot", "tt.scan", "tt.gather") or (root.regions and root.name not in FOLDS)
+        if takes_it_whole or root.block is not op.block:
             return False
         ops = op.block.ops
         between = ops[ops.index(op) + 1 : ops.index(root)]

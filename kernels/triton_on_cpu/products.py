@@ -18,7 +18,9 @@ def dot(kernel: Kernel, op: Op) -> None:
     k = left.type.shape[-1]
     element = result.type.element
     if element not in FUNCTIONS or len(batch) > 1:
-        raise op.unsupported("Accumulate in fp32, fp64 or int32.", f"tl.dot of {len(batch) + 2} dimensions into {element}")
+        raise op.unsupported(
+            "Accumulate in fp32, fp64 or int32.", f"tl.dot of {len(batch) + 2} dimensions into {element}"
+        )
     name = kernel.new_array(result.type)
     kernel.fill(name, start)
     suffix = ""

@@ -126,7 +126,6 @@ def _combine_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> N
 
 def _combine_in_order(kernel: Kernel, op: Op, axis: int, is_scan: bool) -> None:
     """Any combination of any number of tensors, one element after another."""
-    region = op.regions[0]
     nest = kernel.nest(op.operands[0].type.shape, axis)
     nest.pragma = ""
     counter = nest.indices[axis].text
@@ -160,8 +159,11 @@ def _combination(kernel: Kernel, op: Op, totals: list[str], texts: list[str]) ->
             raise step.unsupported("Use tl.where.", "if, for or while in a function that combines two elements")
         kernel.compute_scalars(step)
     lines, kernel.out = kernel.out, before
-    answers = [kernel.scalar_text(value) for value in region.ops[-1].operands]
-    new = [f"{kind_of(v.type.element).value} const {t}_new = {a};" for v, t, a in zip(region.ops[-1].operands, totals, answers, strict=True)]
+    answers = [kernel.scalar[value] for value in region.ops[-1].operands]
+    new = [
+        f"{kind_of(v.type.element).value} const {t}_new = {a};"
+        for v, t, a in zip(region.ops[-1].operands, totals, answers, strict=True)
+    ]
     return " ".join([*lines, *new, *(f"{total} = {total}_new;" for total in totals)])
 
 

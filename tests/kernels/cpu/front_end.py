@@ -32,7 +32,9 @@ def main() -> None:
     module = importlib.import_module(sys.argv[1])
     answer = {}
     for name, (function, signature, constants) in json.load(sys.stdin).items():
-        constants = {k: getattr(tl, v.removeprefix("tl.")) if str(v).startswith("tl.") else v for k, v in constants.items()}
+        constants = {
+            k: getattr(tl, v.removeprefix("tl.")) if str(v).startswith("tl.") else v for k, v in constants.items()
+        }
         try:
             answer[name] = ttir_of(getattr(module, function), signature, constants)
         except Exception as error:

@@ -84,13 +84,17 @@ class Writer:
                  "tl.maximum({a}, {b})", "({a} & 0xFFFFF) // (({b} & 7) + 1)", "({a} & 0xFFFFF) % (({b} & 7) + 1)",
                  "{a} << ({b} & 7)", "{a} >> ({b} & 7)", "{a} // 5", "{a} % 16", "({a} + 0 * {b}).to(tl.int8).to(tl.int32)",
                  "({a} * 1 + {b}).to(tl.int64).to(tl.int32)"]  # fmt: skip
-        self.add("int", shape, self.random.choice(forms).format(a=a, b=b) + (f" + 0 * {b}" if shape != "scalar" else ""))
+        self.add(
+            "int", shape, self.random.choice(forms).format(a=a, b=b) + (f" + 0 * {b}" if shape != "scalar" else "")
+        )
 
     def float_arithmetic(self) -> None:
         a, b, shape = self.pair("float")
         forms = ["{a} + {b}", "{a} - {b}", "{a} * {b}", "tl.minimum({a}, {b})", "tl.maximum({a}, {b})", "tl.abs({a}) - {b}",
                  "tl.floor({a} / 4.0) + {b}", "({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.float16).to(tl.float32)"]  # fmt: skip
-        self.add("float", shape, self.random.choice(forms[:-2] if self.random.random() < 0.7 else forms).format(a=a, b=b))
+        self.add(
+            "float", shape, self.random.choice(forms[:-2] if self.random.random() < 0.7 else forms).format(a=a, b=b)
+        )
 
     def convert(self) -> None:
         if self.random.random() < 0.5:
@@ -106,13 +110,17 @@ class Writer:
 
     def logic(self) -> None:
         a, b, shape = self.pair("bool")
-        self.add("bool", shape, self.random.choice(["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]).format(a=a, b=b))
+        self.add(
+            "bool",
+            shape,
+            self.random.choice(["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]).format(a=a, b=b),
+        )
 
     def select(self) -> None:
         kind = self.random.choice(["int", "float"])
         a, b, shape = self.pair(kind)
-        c, own = self.pick("bool", (shape, "scalar"))
-        self.add(kind, shape if own != shape else shape, f"tl.where({c}, {a}, {b})")
+        c, _ = self.pick("bool", (shape, "scalar"))
+        self.add(kind, shape, f"tl.where({c}, {a}, {b})")
 
     def reduce(self) -> None:
         kind = self.random.choice(["int", "float"])
@@ -133,7 +141,11 @@ class Writer:
     def arrange(self) -> None:
         kind = self.random.choice(["int", "float"])
         a, _ = self.pick(kind, ("tile",))
-        forms = ["tl.trans({a})", "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])", "tl.reshape(tl.join(tl.reshape({a}, [256]), tl.reshape({a} + 1, [256])), [32, 16])"]
+        forms = [
+            "tl.trans({a})",
+            "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])",
+            "tl.reshape(tl.join(tl.reshape({a}, [256]), tl.reshape({a} + 1, [256])), [32, 16])",
+        ]
         text = self.random.choice(forms[:2]).format(a=a)
         self.add(kind, "tile", text)
 

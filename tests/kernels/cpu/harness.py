@@ -69,7 +69,7 @@ class Headers:
     level = "-O3"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _loaded(source: str, folder: Path, level: str, headers: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as scratch:
         c, so = Path(scratch, "kernel.c"), Path(scratch, "kernel.so")
@@ -158,7 +158,9 @@ def planted(module: Any) -> Iterator[None]:
     for name in MODULES:
         place = sys.modules[f"triton_on_cpu.{name}"]
         for key, value in list(vars(place).items()):
-            is_own = place is original or (key in own and value is vars(original).get(key) and key not in ("re", "math"))
+            is_own = place is original or (
+                key in own and value is vars(original).get(key) and key not in ("re", "math")
+            )
             if is_own and key in own:
                 restored.append((place, key, value))
                 setattr(place, key, own[key])

@@ -312,10 +312,23 @@ def ticket(turn_ptr, out_ptr, n):
 
 
 @triton.jit
-def product(a_ptr, b_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TRANSPOSED: tl.constexpr, ACC: tl.constexpr):
+def product(
+    a_ptr,
+    b_ptr,
+    out_ptr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    ACC: tl.constexpr,
+):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a = tl.load(a_ptr + m[:, None] * K + k[None, :])
-    b = tl.trans(tl.load(b_ptr + n[:, None] * K + k[None, :])) if TRANSPOSED else tl.load(b_ptr + k[:, None] * N + n[None, :])
+    b = (
+        tl.trans(tl.load(b_ptr + n[:, None] * K + k[None, :]))
+        if TRANSPOSED
+        else tl.load(b_ptr + k[:, None] * N + n[None, :])
+    )
     c = tl.dot(a, b, out_dtype=ACC, input_precision="ieee")
     tl.store(out_ptr + m[:, None] * N + n[None, :], (c + 1).to(out_ptr.dtype.element_ty))
 
@@ -603,7 +616,15 @@ CONVERSIONS = [
 ]  # fmt: skip
 for source, target in CONVERSIONS:
     program(f"convert[{source} {target}]", "convert", f"*{source} *{target}", N=256)
-BITCASTS = [("f32", "i32"), ("i32", "f32"), ("f16", "i16"), ("i16", "bf16"), ("f64", "i64"), ("i64", "f64"), ("i8", "e4m3")]
+BITCASTS = [
+    ("f32", "i32"),
+    ("i32", "f32"),
+    ("f16", "i16"),
+    ("i16", "bf16"),
+    ("f64", "i64"),
+    ("i64", "f64"),
+    ("i8", "e4m3"),
+]
 for source, target in BITCASTS:
     program(f"reinterpret[{source} {target}]", "reinterpret", f"*{source} *{target}", N=256)
 program("constants", "constants", "*f32 *i64 *f16")
@@ -633,13 +654,24 @@ SHAPES = [(16, 32, 64), (4, 64, 32), (1, 80, 16), (16, 8, 16), (64, 16, 32), (12
 SHAPES = [(m, n, k) for m, n, k in SHAPES if all(x & (x - 1) == 0 for x in (m, n, k))]
 for m, n, k in SHAPES:
     for turned in (False, True):
-        program(f"product[{m} {n} {k} {turned}]", "product", "*f32 *f32 *f32", M=m, N=n, K=k, TRANSPOSED=turned, ACC="tl.float32")
+        program(
+            f"product[{m} {n} {k} {turned}]",
+            "product",
+            "*f32 *f32 *f32",
+            M=m,
+            N=n,
+            K=k,
+            TRANSPOSED=turned,
+            ACC="tl.float32",
+        )
 for kind in ("bf16", "f16", "e4m3", "e5m2"):
     program(f"product[{kind}]", "product", f"*{kind} *{kind} *f32", M=16, N=16, K=32, TRANSPOSED=True, ACC="tl.float32")
 program("product[half sums]", "product", "*f16 *f16 *f16", M=16, N=16, K=32, TRANSPOSED=False, ACC="tl.float16")
 for turned in (False, True):
     program(f"product[i8 {turned}]", "product", "*i8 *i8 *i32", M=16, N=16, K=32, TRANSPOSED=turned, ACC="tl.int32")
-    program(f"product[f64 {turned}]", "product", "*f64 *f64 *f64", M=16, N=16, K=16, TRANSPOSED=turned, ACC="tl.float64")
+    program(
+        f"product[f64 {turned}]", "product", "*f64 *f64 *f64", M=16, N=16, K=16, TRANSPOSED=turned, ACC="tl.float64"
+    )
 program("matmul", "matmul", "*f32 *f32 *f32 i32 i32 i32", BM=16, BN=32, BK=16)
 program("batched", "batched", "*f32 *f32 *f32", B=4, N=16)
 for kind in ("f32", "i32", "f64"):

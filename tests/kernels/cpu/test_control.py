@@ -61,7 +61,8 @@ LIMIT = 2**31 - 1
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "step"), [(0, 10, 1), (3, 10, 4), (5, 5, 1), (7, 2, 1), (-5, 5, 3), (LIMIT - 10, LIMIT, 7), (-LIMIT, -LIMIT + 3, 2)]
+    ("low", "high", "step"),
+    [(0, 10, 1), (3, 10, 4), (5, 5, 1), (7, 2, 1), (-5, 5, 3), (LIMIT - 10, LIMIT, 7), (-LIMIT, -LIMIT + 3, 2)],
 )
 def test_counters(low, high, step):
     """A counter that would pass the largest int32 ends the loop all the same."""

@@ -22,7 +22,9 @@ def pairs_of_integers(kind, n=32):
     info = np.iinfo(numpy_kind)
     rng = np.random.default_rng(0)
     special = [info.min, info.max, 0, 1, 7, 8, info.max - 1, info.min + 1, 3, 2]
-    a = np.concatenate([np.array(special, dtype=numpy_kind), rng.integers(info.min, info.max, n - 10, numpy_kind, endpoint=True)])
+    a = np.concatenate(
+        [np.array(special, dtype=numpy_kind), rng.integers(info.min, info.max, n - 10, numpy_kind, endpoint=True)]
+    )
     b = np.roll(a, 3)
     b[b == 0] = 1
     return a.astype(numpy_kind), b.astype(numpy_kind)
@@ -36,7 +38,11 @@ def as_tensor(array):
 def outputs(name, rows, dtype, *inputs, fill=0):
     """The rows that a program writes."""
     n = inputs[0].numel()
-    out = torch.full((rows, n), fill, dtype=torch.float32).to(dtype) if dtype.itemsize == 1 and dtype.is_floating_point else torch.zeros(rows, n, dtype=dtype)
+    out = (
+        torch.full((rows, n), fill, dtype=torch.float32).to(dtype)
+        if dtype.itemsize == 1 and dtype.is_floating_point
+        else torch.zeros(rows, n, dtype=dtype)
+    )
     assert run(name, *inputs, out) is None
     return out
 
@@ -53,7 +59,18 @@ def same_bits(actual, expected):
 def test_integers_wrap_around(kind):
     a, b = pairs_of_integers(kind)
     with np.errstate(over="ignore"):
-        expected = [a + b, a - b, a * b, a & b, a | b, a ^ b, np.minimum(a, b), np.maximum(a, b), (0 - a).astype(a.dtype), ~a]
+        expected = [
+            a + b,
+            a - b,
+            a * b,
+            a & b,
+            a | b,
+            a ^ b,
+            np.minimum(a, b),
+            np.maximum(a, b),
+            (0 - a).astype(a.dtype),
+            ~a,
+        ]
     found = outputs(f"integers[{kind}]", 10, DTYPES[kind], as_tensor(a), as_tensor(b))
     same_bits(found, torch.from_numpy(np.stack(expected)))
 
@@ -72,7 +89,9 @@ def test_division_truncates(kind):
     bits = 8 * a.dtype.itemsize
     wrapped = [[(x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for x in row] for row in rows]
     signed = np.dtype(f"int{bits}")
-    found = outputs(f"division[{kind}]", 4, DTYPES[f"i{bits}"] if kind != "u8" else torch.uint8, as_tensor(a), as_tensor(b))
+    found = outputs(
+        f"division[{kind}]", 4, DTYPES[f"i{bits}"] if kind != "u8" else torch.uint8, as_tensor(a), as_tensor(b)
+    )
     assert found.numpy().view(signed).tolist() == wrapped
 
 
@@ -81,7 +100,10 @@ def test_division_by_zero_does_not_trap(kind):
     a, _ = pairs_of_integers(kind)
     zeros = as_tensor(np.zeros_like(a))
     found = outputs(f"division[{kind}]", 4, as_tensor(a).dtype, as_tensor(a), zeros)
-    same_bits(found[3].to(torch.int64), torch.fmod(as_tensor(a).to(torch.int64), 8) if kind[0] == "i" else as_tensor(a).to(torch.int64) & 7)
+    same_bits(
+        found[3].to(torch.int64),
+        torch.fmod(as_tensor(a).to(torch.int64), 8) if kind[0] == "i" else as_tensor(a).to(torch.int64) & 7,
+    )
 
 
 @pytest.mark.parametrize("kind", ["i8", "i16", "i32", "i64", "u32"])
@@ -134,7 +156,12 @@ def test_floats_are_rounded_once(kind):
     def rounded(x):
         return x.to(DTYPES[kind])
 
-    expected = [rounded(wide[0] + wide[1]), rounded(wide[0] - wide[1]), rounded(wide[0] * wide[1]), rounded(wide[0] / wide[1])]
+    expected = [
+        rounded(wide[0] + wide[1]),
+        rounded(wide[0] - wide[1]),
+        rounded(wide[0] * wide[1]),
+        rounded(wide[0] / wide[1]),
+    ]
     expected += [torch.fmin(a, b), torch.fmax(a, b), torch.minimum(a, b), torch.maximum(a, b)]
     expected += [0 - a, a.abs(), torch.where(a < b, a, b)]  # (Triton's own -x is 0 - x)
     for i, row in enumerate(expected):
@@ -155,16 +182,27 @@ REFERENCES = [
 @pytest.mark.parametrize(("kind", "rtol"), [("f32", 4e-7), ("f64", 1e-13)])
 def test_functions(kind, rtol):
     """Within 3 units of the last place or so, subnormal results too; special values exactly."""
-    special = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 88.7, 89.5, -87.5, -100.0, -104.5, 127.9, 128.1, -149.0, -151.0])
+    special = torch.tensor(
+        [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 88.7, 89.5, -87.5, -100.0, -104.5, 127.9, 128.1, -149.0, -151.0]
+    )
     generator = torch.Generator().manual_seed(0)
-    x = torch.cat([special, torch.tensor([1e-40, 1.4e-45, 3e38, 0.999999, 1.000001]), torch.randn(107, generator=generator) * 8])
+    x = torch.cat(
+        [special, torch.tensor([1e-40, 1.4e-45, 3e38, 0.999999, 1.000001]), torch.randn(107, generator=generator) * 8]
+    )
     x = x.to(DTYPES[kind])
     found = outputs(f"functions[{kind}]", 15, DTYPES[kind], x)
     for i, reference in enumerate(REFERENCES[: 15 if kind == "f32" else 13]):
         expected = reference(x.double()).to(x.dtype)
         smallest = 1e-44 if kind == "f32" else 0
         atol = {6: 1e-6, 7: 1e-6, 10: 1e-43, 12: 2e-6, 13: 1e-6}.get(i, smallest) if kind == "f32" else 1e-14
-        torch.testing.assert_close(found[i], expected, rtol=rtol * (3 if i == 12 else 1), atol=atol, equal_nan=True, msg=lambda m, i=i: f"row {i}: {m}")
+        torch.testing.assert_close(
+            found[i],
+            expected,
+            rtol=rtol * (3 if i == 12 else 1),
+            atol=atol,
+            equal_nan=True,
+            msg=lambda m, i=i: f"row {i}: {m}",
+        )
 
 
 def every_byte():
@@ -181,7 +219,13 @@ def conversion_inputs(source, target):
     if not dtype.is_floating_point:
         a, _ = pairs_of_integers(source, 256)
         return as_tensor(a)
-    x = torch.cat([torch.tensor(FLOATS * 2), torch.randn(96, generator=generator), torch.randn(128, generator=generator).double().exp().float() ** 3])
+    x = torch.cat(
+        [
+            torch.tensor(FLOATS * 2),
+            torch.randn(96, generator=generator),
+            torch.randn(128, generator=generator).double().exp().float() ** 3,
+        ]
+    )
     if target in ("e4m3", "e5m2", "f16", "bf16"):  # halves between two numbers, and their neighbours
         grid = torch.arange(-20, 21).float() * 2.0**-10
         x[:82] = torch.cat([grid, grid.nextafter(torch.tensor(INF))])
@@ -200,13 +244,20 @@ def converted(x, target):
         return x.float().clamp(-largest, largest).to(dtype)
     if x.dtype.is_floating_point and not dtype.is_floating_point:
         info = torch.iinfo(torch.int64 if target == "i64" else torch.uint32 if target == "u32" else torch.int32)
-        whole = [0 if v != v else max(info.min, min(info.max, int(v) if abs(v) != INF else (info.max if v > 0 else info.min))) for v in x.tolist()]
+        whole = [
+            0
+            if v != v
+            else max(info.min, min(info.max, int(v) if abs(v) != INF else (info.max if v > 0 else info.min)))
+            for v in x.tolist()
+        ]
         wide = torch.tensor(whole, dtype=torch.int64)
         return wide.to(torch.int32 if target == "u32" else dtype)
     return x.to(dtype)
 
 
-@pytest.mark.parametrize(("source", "target"), [(s, t) for name in all_ttir() if name.startswith("convert") for s, t in [name[8:-1].split()]])
+@pytest.mark.parametrize(
+    ("source", "target"), [(s, t) for name in all_ttir() if name.startswith("convert") for s, t in [name[8:-1].split()]]
+)
 def test_conversions(source, target):
     x = conversion_inputs(source, target)
     dtype = {"u32": torch.int32}.get(target, DTYPES[target])
@@ -221,7 +272,10 @@ def test_conversions(source, target):
         same_bits(out, expected)
 
 
-@pytest.mark.parametrize(("source", "target"), [(s, t) for name in all_ttir() if name.startswith("reinterpret") for s, t in [name[12:-1].split()]])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(s, t) for name in all_ttir() if name.startswith("reinterpret") for s, t in [name[12:-1].split()]],
+)
 def test_bits_keep_their_meaning(source, target):
     size = DTYPES[source].itemsize
     bits = torch.randint(0, 256, (256 * size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
@@ -263,7 +317,7 @@ def test_truth_values():
 
 
 def test_what_is_not_supported_is_refused_with_its_line_and_advice():
-    with pytest.raises(NotSupportedError, match="inline PTX.*small_kernels.py, line.*plain variant") as raised:
+    with pytest.raises(NotSupportedError, match=r"inline PTX.*small_kernels.py, line.*plain variant") as raised:
         generate(all_ttir()["inline_ptx"])
     assert raised.value.operation.startswith("inline PTX")
     assert raised.value.line > 0

@@ -32,7 +32,9 @@ def compare(folder, seeds, *modes):
         for a, b in zip(first[seed], second[seed], strict=True):
             wrong = (a != b).nonzero().flatten()
             text = (folder / f"fuzzed_{seed}.py").read_text()
-            assert not len(wrong), f"seed {seed}: row {wrong[0] // 256}, element {wrong[0] % 256}: {a[wrong[0]]} and {b[wrong[0]]}\n{text}"
+            assert not len(wrong), (
+                f"seed {seed}: row {wrong[0] // 256}, element {wrong[0] % 256}: {a[wrong[0]]} and {b[wrong[0]]}\n{text}"
+            )
 
 
 @pytest.mark.parametrize("first", [pytest.param(i, marks=pytest.mark.full if i else ()) for i in range(0, 300, EACH)])

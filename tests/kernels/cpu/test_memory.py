@@ -11,7 +11,14 @@ import torch
 from tests.kernels.cpu import small_kernels
 from tests.kernels.cpu.harness import all_ttir, build, run
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32, "i8": torch.int8, "i1": torch.bool}
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i32": torch.int32,
+    "i8": torch.int8,
+    "i1": torch.bool,
+}
 CHECKED = pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
 
 
@@ -83,7 +90,18 @@ def test_tiles(name, rows, columns, checked):
 @pytest.mark.parametrize("n", [-3, 0, 5, 15, 16, 40])
 def test_every_way_to_write_a_bound(n, checked):
     i, x = torch.arange(16), numbers(16)
-    masks = [i < n, i <= n, i > n, i >= n, i < n, i >= n, i + 3 < n, 2 * i < n, (i != n) & (i < 15), torch.full((16,), n > 4)]
+    masks = [
+        i < n,
+        i <= n,
+        i > n,
+        i >= n,
+        i < n,
+        i >= n,
+        i + 3 < n,
+        2 * i < n,
+        (i != n) & (i < 15),
+        torch.full((16,), n > 4),
+    ]
     out = torch.zeros(10, 16)
     assert run("bounds", x, out, n, checked=checked) is None
     assert torch.equal(out, torch.stack([torch.where(m, x, 0.0) for m in masks]))
@@ -136,7 +154,11 @@ def test_shapes(checked):
 @CHECKED
 def test_atomics(checked):
     x = torch.randint(0, 1000, (100,), dtype=torch.int32)
-    count, extreme, old = torch.zeros(4, dtype=torch.int32), torch.tensor([-1, 5000, 0, 0], dtype=torch.int32), torch.full((200,), -9, dtype=torch.int32)
+    count, extreme, old = (
+        torch.zeros(4, dtype=torch.int32),
+        torch.tensor([-1, 5000, 0, 0], dtype=torch.int32),
+        torch.full((200,), -9, dtype=torch.int32),
+    )
     assert run("atomics", x, count, extreme, old, 100, grid=(4,), checked=checked) is None
     assert torch.equal(count, torch.bincount(x % 4, minlength=4).int())
     together = [0, 0]
@@ -199,7 +221,9 @@ def test_a_negative_index_and_a_single_element():
     fault = run("gathered", numbers(10), index, torch.zeros(16), 2, checked=True)
     assert (fault.kind, fault.argument, fault.element) == ("load", 0, -2)
     assert run("gathered", numbers(10), index, torch.zeros(16), 1, checked=True) is None
-    assert run("gathered", numbers(4), torch.full((16,), 3, dtype=torch.int32), torch.zeros(16), 16, checked=True) is None
+    assert (
+        run("gathered", numbers(4), torch.full((16,), 3, dtype=torch.int32), torch.zeros(16), 16, checked=True) is None
+    )
 
 
 def test_a_wrong_stride():

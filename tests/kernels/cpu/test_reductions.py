@@ -16,7 +16,11 @@ def test_sum_max_min(kind):
     x[:, 3] = 30
     x[0, 7] = -40
     x = x.to(dtype)
-    rows, columns, everything = torch.zeros(3, m, dtype=dtype), torch.zeros(3, 64, dtype=dtype), torch.zeros(3, dtype=dtype)
+    rows, columns, everything = (
+        torch.zeros(3, m, dtype=dtype),
+        torch.zeros(3, 64, dtype=dtype),
+        torch.zeros(3, dtype=dtype),
+    )
     run(f"reduce_all[{kind}]", x, rows, columns, everything)
     assert torch.equal(rows, torch.stack([x.double().sum(1).to(dtype), x.amax(1), x.amin(1)]))
     assert torch.equal(columns, torch.stack([x.double().sum(0).to(dtype), x.amax(0), x.amin(0)]))
@@ -85,7 +89,9 @@ def test_scans(kind):
     x = torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(0)).to(DTYPES[kind])
     out = torch.zeros(4, 4, 16, dtype=x.dtype)
     run(f"scans[{kind}]", x, out)
-    assert torch.equal(out, torch.stack([x.cumsum(1), x.cumsum(0), x.flip(1).cumsum(1).flip(1), x.cumprod(1)]).to(x.dtype))
+    assert torch.equal(
+        out, torch.stack([x.cumsum(1), x.cumsum(0), x.flip(1).cumsum(1).flip(1), x.cumprod(1)]).to(x.dtype)
+    )
 
 
 @pytest.mark.parametrize("columns", [64, 37, 1])
