@@ -225,7 +225,7 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
         )
     toolchain()
     _require_cache()
-    if triton.knobs.cache.manager_class is FileCacheManager:
+    if triton.knobs.cache.manager_class is None:
         triton.knobs.cache.manager_class = KernelCache
     backends[NAME] = Backend(CpuBackend, CpuDriver)
     driver = CpuDriver(checked, time_limit_s)
@@ -236,7 +236,7 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
 def uninstall() -> None:
     """Triton finds its driver anew: a GPU's, or none."""
     if triton.knobs.cache.manager_class is KernelCache:
-        triton.knobs.cache.manager_class = FileCacheManager
+        del triton.knobs.cache.manager_class
     backends.pop(NAME, None)
     triton.runtime.driver.set_active(None)
 

@@ -48,8 +48,11 @@ def _decorated_with_this_package():
     """Never launched: its type tells in which mode `triton.jit` decorated this package's kernels."""
 
 
-def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted", "emulated"]:
+def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "cpu", "interpreted", "emulated"]:
     """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
+
+    'compiled' is for a GPU, 'cpu' compiled for this machine's processor (triton_on_cpu), 'interpreted' by Triton's
+    interpreter, 'emulated' compiled for a GPU and executed by ptx_emulator.
 
     The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
     its kin, at the import of this package for our kernels. Both modes and the variable's present value must agree.
@@ -79,6 +82,8 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted",
         )
     if not wanted:
         _require_driver()
+        if getattr(triton.runtime.driver.active, "runs_on_cpu", False):
+            return "cpu"
         return "emulated" if getattr(triton.runtime.driver.active, "is_emulated", False) else "compiled"
     if dtype is torch.bfloat16:
         raise KernelsUnavailableError(

@@ -58,9 +58,7 @@ class Jobs:
         args = (ctypes.c_void_p * 5)(*[ctypes.addressof(words) + 8 * i for i in range(5)])
         launch = Launch(grid, 5, (None, None, ctypes.addressof(stop) if stop is not None else None))
         self.kept.append((words, args, launch, source, target))
-        return Job(
-            ctypes.cast(kernel.run_programs, ctypes.c_void_p), ctypes.addressof(launch), ctypes.addressof(args)
-        )
+        return Job(ctypes.cast(kernel.run_programs, ctypes.c_void_p), ctypes.addressof(launch), ctypes.addressof(args))
 
 
 def buffer(n, values=None):

@@ -30,7 +30,9 @@ def check_choice(module, monkeypatch, tmp_path):
         patch.delenv("CC", raising=False)
         patch.setenv("PATH", str(tmp_path))
         patch.setattr(module.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(CompilerMissingError, match=r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"):
+        with pytest.raises(
+            CompilerMissingError, match=r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"
+        ):
             module.toolchain()
         patch.setattr(module.importlib.util, "find_spec", lambda name: name == "ziglang")
         module._toolchain.cache_clear()
@@ -148,7 +150,9 @@ def test_processes_compile_the_same_at_once(tmp_path):
     source.write_text(FORTY_TWO)
     code = f"from triton_on_cpu.compile import *; print(library(Path({str(source)!r}), Path({str(tmp_path / 'cache')!r})).answer())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(2)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(2)
+    ]
     assert [child.communicate()[0] for child in children] == [b"42\n"] * 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
