@@ -9,10 +9,13 @@ import functools
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +104,7 @@ def run(
     ttir: str | None = None,
     programs_per_call: int = 0,
     extents: dict[int, int] | None = None,
+    limit_s: float | None = None,
 ) -> Fault | None:
     """Runs a kernel on tensors, in place, and on numbers; the fault that a checked one has met.
 
@@ -109,6 +113,7 @@ def run(
         ttir: Instead of that program's.
         programs_per_call: Calls `run_programs` several times, on so many programs each.
         extents: Bytes that an argument may touch, where its tensor is larger.
+        limit_s: Tells a checked kernel to stop after so long.
     """
     library, generated = build(ttir or all_ttir()[program], checked)
     assert len(values) == len(generated.arguments), [a.name for a in generated.arguments]
@@ -124,6 +129,8 @@ def run(
     fault, stop = checks.Fault(), ctypes.c_int32(0)
     grid = (*grid, 1, 1)[:3]
     launch = checks.Launch(grid, len(values), ctypes.addressof(bounds), ctypes.addressof(fault), ctypes.addressof(stop))
+    if limit_s is not None:
+        threading.Timer(limit_s, setattr, (stop, "value", 1)).start()
     total = grid[0] * grid[1] * grid[2]
     step = programs_per_call or max(1, total)
     for first in range(0, total, step):
@@ -134,6 +141,10 @@ def run(
 
 
 # ---- planted bugs
+
+
+def is_original(module: Any) -> bool:
+    return not isinstance(module, SimpleNamespace) and "__mutant_" not in module.__name__
 
 
 @contextmanager
@@ -171,6 +182,34 @@ def planted(module: Any) -> Iterator[None]:
             setattr(place, key, value)
 
 
+def in_child(function: Callable[[], None], limit_s: float = 60) -> None:
+    """Calls a function in a forked process: a planted bug may crash it, or never end.
+
+    Raises:
+        AssertionError: With the message of what it raised, or how it ended.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException as error:
+            os.write(writer, (f"{type(error).__name__}: {error}")[:4000].encode(errors="replace"))
+            os._exit(1)
+        os._exit(0)
+    os.close(writer)
+    end = time.monotonic() + limit_s
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            ended = os.waitpid(child, 0)
+            break
+        time.sleep(0.01)
+    with os.fdopen(reader, "rb") as pipe:
+        message = pipe.read().decode()
+    assert ended[1] == 0, message or f"it ended with status {ended[1]}"
+
+
 @contextmanager
 def quick() -> Iterator[None]:
     """Less optimisation, where many kernels are compiled and each runs once."""
@@ -184,6 +223,10 @@ def quick() -> Iterator[None]:
 @dataclass(frozen=True)
 class HeaderMutant(Mutant):
     """A planted bug in a C header of the package: `module` is its file's name."""
+
+    @property
+    def checked_module(self) -> str:
+        return "triton_on_cpu.generate"
 
     def source(self) -> str:
         text = (PACKAGE / self.module).read_text()

@@ -308,6 +308,33 @@ def ticket(turn_ptr, out_ptr, n):
     tl.store(out_ptr + pid, old)
 
 
+@triton.jit
+def read_more(x_ptr, out_ptr, n, N: tl.constexpr):
+    """More is read than is used."""
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i), mask=i < n)
+
+
+@triton.jit
+def backwards(x_ptr, out_ptr, n, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + (n - 1 - i), mask=i < n, other=0.0))
+
+
+@triton.jit
+def gathered_rows(x_ptr, index_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    index = tl.load(index_ptr + n)
+    x = tl.load(x_ptr + m[:, None] * N + index[None, :])
+    tl.store(out_ptr + m[:, None] * N + n[None, :], x)
+
+
+@triton.jit
+def known_bounds(x_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i), mask=(i < N - 1) & (i > 0))
+
+
 # ---- products
 
 
@@ -493,7 +520,36 @@ def gather_rows(x_ptr, index_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
     tl.store(out_ptr + place, tl.gather(tl.load(x_ptr + place), tl.load(index_ptr + place), axis=1))
 
 
+@triton.jit
+def half_sums(x_ptr, rows_ptr, columns_ptr, N: tl.constexpr):
+    """Sums in fp16, to which something is added in fp16."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i[:, None] * N + i[None, :])
+    tl.store(rows_ptr + i, tl.sum(x, axis=1) + 1)
+    tl.store(columns_ptr + i, tl.sum(x, axis=0) + 1)
+
+
 # ---- control
+
+
+@triton.jit
+def change_places(out_ptr, n):
+    a, b = 1, 2
+    for _ in range(n):
+        a, b = b, a
+    tl.store(out_ptr, a)
+    tl.store(out_ptr + 1, b)
+
+
+@triton.jit
+def drift(x_ptr, out_ptr, n, N: tl.constexpr):
+    """A carried tensor to which a tensor is added."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    place = i * 1
+    for _ in range(n):
+        place += x
+    tl.store(out_ptr + i, place)
 
 
 @triton.jit
@@ -596,6 +652,13 @@ def asserts(x_ptr, out_ptr, N: tl.constexpr):
     tl.store(out_ptr + i, x)
 
 
+@triton.jit
+def narrow_constants(out_ptr):
+    i = tl.arange(0, 2)
+    tl.store(out_ptr + i, tl.full([2], float("-inf"), tl.bfloat16))
+    tl.store(out_ptr + 2 + i, tl.full([2], 1.5, tl.bfloat16))
+
+
 for kind in ("i8", "i16", "i32", "i64"):
     program(f"integers[{kind}]", "integers", " ".join([f"*{kind}"] * 3), N=32)
     program(f"shifts[{kind}]", "shifts", " ".join([f"*{kind}"] * 3), N=32)
@@ -650,8 +713,7 @@ program("atomics", "atomics", "*i32 *i32 *i32 *i32 i32", N=32)
 for kind in ("f32", "f16", "bf16", "f64"):
     program(f"add_floats[{kind}]", "add_floats", f"*f32 *{kind}", N=16)
 program("ticket", "ticket", "*i32 *i32 i32")
-SHAPES = [(16, 32, 64), (4, 64, 32), (1, 80, 16), (16, 8, 16), (64, 16, 32), (12, 48, 32), (3, 32, 16)]
-SHAPES = [(m, n, k) for m, n, k in SHAPES if all(x & (x - 1) == 0 for x in (m, n, k))]
+SHAPES = [(16, 32, 64), (4, 64, 32), (2, 64, 32), (4, 8, 16), (16, 8, 16), (64, 16, 32)]  # (M, N, K)
 for m, n, k in SHAPES:
     for turned in (False, True):
         program(
@@ -695,3 +757,11 @@ program("counts", "counts", "*i32 i32 i32 i32")
 program("rolling", "rolling", "*f32 *f32 i32", N=16)
 program("endless", "endless", "*i32")
 program("asserts", "asserts", "*i32 *i32", N=16)
+program("read_more", "read_more", "*f32 *f32 i32", N=16)
+program("backwards", "backwards", "*f32 *f32 i32", N=16)
+program("gathered_rows", "gathered_rows", "*f32 *i32 *f32", M=4, N=16)
+program("known_bounds", "known_bounds", "*f32 *f32", N=16)
+program("half_sums", "half_sums", "*f16 *f16 *f16", N=16)
+program("change_places", "change_places", "*i32 i32")
+program("drift", "drift", "*i32 *i32 i32", N=16)
+program("narrow_constants", "narrow_constants", "*bf16")

@@ -67,7 +67,7 @@ LIMIT = 2**31 - 1
 def test_counters(low, high, step):
     """A counter that would pass the largest int32 ends the loop all the same."""
     out = torch.zeros(2, dtype=torch.int32)
-    run("counts", out, low, high, step)
+    run("counts", out, low, high, step, checked=True, limit_s=5)
     turns = list(range(low, high, step))
     assert out.tolist() == [len(turns), turns[-1] if turns else -1]
 
@@ -81,3 +81,16 @@ def test_a_carried_tensor_that_reads_its_other_elements(n):
     for _ in range(n):
         x, y = x.view(2, 8).T.reshape(16), x + y
     assert torch.equal(out, torch.stack([x, y]))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_scalars_change_places(n):
+    out = torch.zeros(2, dtype=torch.int32)
+    run("change_places", out, n)
+    assert out.tolist() == ([2, 1] if n % 2 else [1, 2])
+
+
+def test_a_tensor_that_moves_by_a_tensor():
+    x, out = torch.arange(16, dtype=torch.int32) % 5, torch.zeros(16, dtype=torch.int32)
+    run("drift", x, out, 4)
+    assert torch.equal(out, torch.arange(16, dtype=torch.int32) + 4 * x)

@@ -298,6 +298,12 @@ def test_constants():
     assert half.item() == torch.tensor(0.1).half().item()
 
 
+def test_bf16_constants():
+    out = torch.zeros(4, dtype=torch.bfloat16)
+    run("narrow_constants", out)
+    assert out.tolist() == [-INF, -INF, 1.5, 1.5]
+
+
 def test_scalar_arguments():
     out = torch.zeros(8, dtype=torch.int64)
     run("scalars", out, -5, -300, 2**31 - 7, -(2**40), 1.5, True)

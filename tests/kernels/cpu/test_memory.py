@@ -264,23 +264,51 @@ def test_what_was_not_read_is_not_a_number():
 
 
 def test_an_endless_loop_ends_when_it_is_told():
-    library, _ = build(all_ttir()["endless"], checked=True)
-    from triton_on_cpu import checks
-
     x = torch.zeros(1, dtype=torch.int32)
-    word = ctypes.c_uint64(x.data_ptr())
-    bound = checks.Extent(x.data_ptr(), 4)
-    fault, stop = checks.Fault(), ctypes.c_int32(0)
-    launch = checks.Launch((1, 1, 1), 1, ctypes.addressof(bound), ctypes.addressof(fault), ctypes.addressof(stop))
-    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(word))
-    thread = threading.Thread(target=library.run_programs, args=(ctypes.byref(launch), arguments, 0, 1), daemon=True)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    stop.value = 1
-    thread.join(10)
-    assert not thread.is_alive()
+    run("endless", x, checked=True, limit_s=0.05)
     assert x.item() == 0, "a program that was stopped writes nothing more"
+
+
+def test_a_checked_kernel_reads_what_it_does_not_use():
+    assert run("read_more", numbers(8), torch.zeros(16), 8, checked=True, extents={0: 32}).element == 8
+
+
+def test_faults_in_loops():
+    """Pointers that a loop moves are still traced to their argument."""
+    fault = run("matmul", numbers(16, 40), numbers(40, 32), torch.zeros(16, 32), 16, 32, 40, grid=(1, 1), checked=True, extents={1: 4 * 32 * 39})
+    assert (fault.kind, fault.argument, fault.element) == ("load", 1, 39 * 32)
+
+
+@CHECKED
+def test_backwards(checked):
+    x, out = numbers(16), torch.zeros(16)
+    run("backwards", x, out, 11, checked=checked)
+    assert torch.equal(out, torch.cat([x[:11].flip(0), torch.zeros(5)]))
+
+
+@CHECKED
+def test_gathered_rows(checked):
+    x, index, out = numbers(4, 16), torch.randperm(16, dtype=torch.int32), torch.zeros(4, 16)
+    run("gathered_rows", x, index, out, checked=checked)
+    assert torch.equal(out, x[:, index.long()])
+
+
+def test_bounds_that_are_known():
+    x, out = numbers(16), torch.zeros(16)
+    run("known_bounds", x, out)
+    assert torch.equal(out, torch.cat([torch.zeros(1), x[1:15], torch.zeros(1)]))
+
+
+def test_masked_elements_are_not_even_checked():
+    index = torch.full((16,), 1 << 28, dtype=torch.int32)
+    index[:5] = torch.arange(5)
+    assert run("gathered", numbers(10), index, torch.zeros(16), 5, checked=True) is None
+
+
+def test_an_index_that_is_too_large():
+    index = torch.full((16,), 30, dtype=torch.int32)
+    fault = run("gathered", numbers(100), index, torch.zeros(16), 5, checked=True, extents={0: 120})
+    assert (fault.kind, fault.element) == ("load", 30)
 
 
 def test_assertions():

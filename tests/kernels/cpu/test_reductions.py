@@ -139,3 +139,12 @@ def test_gather():
     index[0] = torch.tensor([-5, 99, 1, 2, 3, 4, 5, 6])  # outside: the nearest, and no memory is touched
     run("gather_rows", x, index, out)
     assert torch.equal(out[0], x[0][index[0].clamp(0, 7).long()])
+
+
+def test_totals_of_fp16_are_rounded():
+    """2048.5 is 2048 in fp16, to which the kernel adds 1, and that is 2048 again."""
+    x = torch.zeros(16, 16, dtype=torch.float16)
+    x[0, :], x[1, :], x[:, 0], x[:, 1] = 2048, 0.5, 2048, 0.5
+    rows, columns = torch.zeros(16, dtype=torch.float16), torch.zeros(16, dtype=torch.float16)
+    run("half_sums", x, rows, columns)
+    assert rows[2:].tolist() == columns[2:].tolist() == [2048.0] * 14
