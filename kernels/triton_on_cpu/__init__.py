@@ -29,7 +29,7 @@ from triton_on_cpu.errors import (
     TimeLimitError,
     TritonOnCpuError,
 )
-from triton_on_cpu.launch import num_threads, set_num_threads
+from triton_on_cpu.pool import num_threads, set_num_threads
 from triton_on_cpu.recording import Recording, record
 
 __all__ = [

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from triton_on_cpu.errors import AssertionFailedError, OutOfBoundsError, TimeLimitError
+from triton_on_cpu.pool import num_threads, pool
 
 WAIT_NS = 50_000_000  # between two looks at the clock and at the keyboard
 ATOMIC, ASSERT = 3, 4  # fault_kind in runtime.h
@@ -90,8 +91,6 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], values: Sequence[Any]
 
 def _run_until(job: Job, stop: ctypes.c_int32, limit_s: float) -> bool:
     """Whether all programs came to their end in time. In any case none runs any more when this is left."""
-    from triton_on_cpu.launch import num_threads, pool
-
     library = pool()
     while not library.pool_start(ctypes.addressof(job), 1, num_threads()):
         time.sleep(1e-4)  # another thread's launch is running

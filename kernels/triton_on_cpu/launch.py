@@ -5,16 +5,14 @@ import statistics
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from triton_on_cpu.checks import run_checked
-from triton_on_cpu.compile import HERE, library
 from triton_on_cpu.errors import CompilerError, TritonOnCpuError
+from triton_on_cpu.pool import num_threads, pool
 
 RUNTIME_ABI = 1  # as in runtime.h
 MAX_ARGUMENTS = 256
@@ -22,33 +20,6 @@ MAX_PROGRAMS = 2**31 - 1
 HEAD = "Q4iq"  # packed_launch of pool.c: the function, the grid's three extents and the threads, the number of arguments
 # Each argument takes eight bytes. The names are those of Triton's signatures.
 FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
-
-_num_threads: int | None = None
-
-
-def set_num_threads(number: int | None) -> None:
-    """How many threads run a kernel's programs, the caller among them; None: as many as torch uses (the default)."""
-    global _num_threads
-    if number is not None and number < 1:
-        raise ValueError(f"a kernel needs at least one thread, got {number}")
-    _num_threads = number
-
-
-def num_threads() -> int:
-    return _num_threads or torch.get_num_threads()
-
-
-@cache
-def pool() -> ctypes.CDLL:
-    """The compiled pool.c, one for all kernels of this process."""
-    loaded = library(HERE / "pool.c", Path(triton.knobs.cache.dir))
-    loaded.pool_launch.argtypes = [ctypes.c_char_p]
-    loaded.pool_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
-    loaded.pool_start.argtypes = loaded.pool_run.argtypes
-    loaded.pool_wait.argtypes = [ctypes.c_int64]
-    for function in (loaded.pool_launch, loaded.pool_run):
-        function.restype = None
-    return loaded
 
 
 class Launcher:
@@ -123,7 +94,7 @@ def _load(metadata: Any) -> ctypes.CDLL:
     files = get_cache_manager(metadata.hash).get_group(f"{metadata.name[:150]}.json") or {}
     path = next((path for name, path in files.items() if name.endswith(".so")), None)
     if path is None:
-        raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Run it again.")
+        raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Start Python again.")
     try:
         kernel = ctypes.CDLL(path)
         abi = ctypes.c_int32.in_dll(kernel, "kernel_abi").value

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton_on_cpu.checks import Job, Launch
 from triton_on_cpu.driver import active_driver
 from triton_on_cpu.errors import TritonOnCpuError
-from triton_on_cpu.launch import HEAD, num_threads, pool
+from triton_on_cpu.launch import HEAD
+from triton_on_cpu.pool import num_threads, pool
 
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 
