@@ -1,4 +1,4 @@
-"""Checked launches: an access outside the tensors, or an endless loop, becomes a Python error that a learner understands.
+"""Checked launches: an access outside the tensors, or an endless loop, becomes a Python error for a learner.
 
 The kernel verifies each access against the extents of its arguments, leaves out what is wrong and takes down the first.
 The programs run on the pool's threads while this one waits, so that it can stop them when their time is over, or at an
@@ -58,17 +58,16 @@ class Job(ctypes.Structure):
     _fields_ = (("run", ctypes.c_void_p), ("launch", ctypes.c_void_p), ("args", ctypes.c_void_p))
 
 
-def run_checked(launcher: Any, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
-    """One launch of a kernel that was compiled with checks.
+def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values: Sequence[Any]) -> None:
+    """One launch of a kernel that was compiled with checks. `words` are the arguments, eight bytes each.
 
     Raises:
         OutOfBoundsError: For the first wrong access; all are left out, and other programs may have run.
         AssertionFailedError: A `tl.device_assert` did not hold.
         TimeLimitError: After the driver's `time_limit_s`.
     """
-    words = ctypes.create_string_buffer(launcher.words(values))
-    number = len(launcher.places)
-    begin = ctypes.addressof(words)
+    number, kept = len(launcher.places), ctypes.create_string_buffer(words)
+    begin = ctypes.addressof(kept)
     args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
     extents = (Extent * max(number, 1))()
     for i, (place, is_pointer) in enumerate(zip(launcher.places, launcher.is_pointer, strict=True)):
@@ -122,7 +121,9 @@ def _raise(launcher: Any, fault: Fault, values: Sequence[Any]) -> NoReturn:
     site = launcher.metadata.sites[fault.site]
     line, file = fault.line or site["line"], site["file"]
     text = linecache.getline(file, line).strip()
-    where = f"\n  {os.path.basename(file)}, line {line}: {text}" if text else f" ({os.path.basename(file)}, line {line})"
+    where = (
+        f"\n  {os.path.basename(file)}, line {line}: {text}" if text else f" ({os.path.basename(file)}, line {line})"
+    )
     program = f"{launcher.metadata.name}, program {tuple(fault.program)}"
     if fault.kind == ASSERT:
         raise AssertionFailedError(f"{program}: device_assert failed: {site['message']}.{where}")

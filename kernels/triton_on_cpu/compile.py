@@ -23,8 +23,8 @@ from pathlib import Path
 from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
 
 HERE = Path(__file__).parent
-# Not -ffast-math: NaN, infinities and signed zeros keep their meaning. Contraction to fused multiply-add is what GPUs do.
-# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops (half the speed of a small product).
+# Not -ffast-math: NaN, infinities and signed zeros keep their meaning. GPUs contract to fused multiply-adds, too.
+# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
 FLAGS = (
     "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
     "-fno-tree-loop-distribute-patterns", "-w",
@@ -60,7 +60,7 @@ def _toolchain(chosen: str, path: str) -> Toolchain:
         command = shlex.split(chosen)
         if shutil.which(command[0], path=path) is None:
             raise CompilerMissingError(
-                f"CC is {chosen!r}, but there is no program {command[0]!r}. Correct CC, or unset it to use gcc or clang."
+                f"CC is {chosen!r}, but there is no program {command[0]!r}. Correct it, or unset it to use gcc."
             )
         return Toolchain(tuple(command), "CC")
     for name in ("gcc", "clang", "cc"):
@@ -152,7 +152,7 @@ def _run(command: list[str], name: str) -> None:
 
 
 def _signal_of_child(output: str) -> int:
-    """gcc is a driver: when the system kills the compiler proper (cc1), gcc says so and ends with a status of its own."""
+    """gcc is a driver: when the system kills the compiler proper (cc1), gcc says so and ends with its own status."""
     return int(signal.SIGKILL) if "Killed signal" in output or "signal 9" in output else 0
 
 
@@ -161,8 +161,8 @@ def _check_loads(path: Path, chosen: Toolchain, name: str) -> None:
         ctypes.CDLL(str(path))
     except OSError as error:
         raise CompilerError(
-            f"{shlex.join(chosen.command)} (from {chosen.origin}) made a library of {name} that does not load: {error}. "
-            "It may compile for another system: set CC to this machine's compiler."
+            f"{shlex.join(chosen.command)} (from {chosen.origin}) made a library of {name} that does not load "
+            f"({error}). It may compile for another system: set CC to this machine's compiler."
         ) from error
 
 
@@ -172,7 +172,9 @@ def cache_error(error: OSError, folder: str | Path, variable: str) -> CacheError
         return CacheError(
             f"The disk is full ({folder}: {error.strerror}). Free some space, or set {variable} to a folder elsewhere."
         )
-    return CacheError(f"{folder} does not take files ({error.strerror or error}). Set {variable} to a folder that does.")
+    return CacheError(
+        f"{folder} does not take files ({error.strerror or error}). Set {variable} to a folder that does."
+    )
 
 
 def library(path: Path, folder: Path) -> ctypes.CDLL:

@@ -14,10 +14,9 @@ from triton_on_cpu.checks import run_checked
 from triton_on_cpu.errors import CompilerError, TritonOnCpuError
 from triton_on_cpu.pool import num_threads, pool
 
-RUNTIME_ABI = 1  # as in runtime.h
 MAX_ARGUMENTS = 256
 MAX_PROGRAMS = 2**31 - 1
-HEAD = "Q4iq"  # packed_launch of pool.c: the function, the grid's three extents and the threads, the number of arguments
+HEAD = struct.Struct("<Q4iq")  # packed_launch of pool.c: function, extents of the grid, threads, number of arguments
 # Each argument takes eight bytes. The names are those of Triton's signatures.
 FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
 
@@ -41,7 +40,7 @@ class Launcher:
         self.places = [source.fn.arg_names.index(name) for name in names]
         self.is_pointer = [argument["is_pointer"] for argument in metadata.arguments]
         formats = ["Q" if kind.startswith("*") else FORMATS.get(kind, "q") for kind in kinds]
-        self._pack = struct.Struct("".join(("<", HEAD, *formats))).pack
+        self._pack = struct.Struct("".join((HEAD.format, *formats))).pack
         self._getters = list(zip(self.places, self.is_pointer, strict=True))
         self._tensors = [place for place, is_pointer in self._getters if is_pointer]
         self.kernel = _load(metadata)
@@ -61,30 +60,24 @@ class Launcher:
             if min(x, y, z) == 0 and max(x, y, z) <= MAX_PROGRAMS:
                 return
             raise ValueError(f"{self.metadata.name}: the grid {(x, y, z)} must have 0 to {MAX_PROGRAMS} programs")
+        arguments = [values[i].data_ptr() if is_pointer else values[i] for i, is_pointer in self._getters]
+        packed = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
         if self.metadata.checked:
-            run_checked(self, (x, y, z), values)
+            run_checked(self, (x, y, z), packed[HEAD.size :], values)
         else:
-            arguments = [values[place].data_ptr() if is_pointer else values[place] for place, is_pointer in self._getters]
-            launch = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
-            self._launch(launch)
+            self._launch(packed)
             if self.driver.recording is not None:
-                self.driver.recording.add(self, launch, values)
+                self.driver.recording.add(self, packed, values)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
-    def words(self, values: Sequence[Any]) -> bytes:
-        """The arguments alone, eight bytes each."""
-        arguments = [values[place].data_ptr() if is_pointer else values[place] for place, is_pointer in self._getters]
-        return self._pack(0, 0, 0, 0, 0, 0, *arguments)[struct.calcsize("<" + HEAD) :]
-
     def _refuse_device(self, place: int, value: Any) -> None:
-        name = self.metadata.arguments[self.places.index(place)]["name"]
-        base = getattr(value, "base", None)  # of triton.reinterpret
-        if getattr(base, "is_cpu", False):
+        if getattr(getattr(value, "base", None), "is_cpu", False):  # of triton.reinterpret
             return
+        name = self.metadata.arguments[self.places.index(place)]["name"]
         where = f"a tensor on {value.device}" if hasattr(value, "device") else f"{value!r:.80}"
         raise ValueError(
-            f"{name} of {self.metadata.name} must be a tensor on the CPU, for kernels run there in this process; got {where}."
+            f"{name} of {self.metadata.name} must be a tensor on the CPU, where this process runs kernels; got {where}."
         )
 
 
@@ -96,17 +89,14 @@ def _load(metadata: Any) -> ctypes.CDLL:
     if path is None:
         raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Start Python again.")
     try:
-        kernel = ctypes.CDLL(path)
-        abi = ctypes.c_int32.in_dll(kernel, "kernel_abi").value
-    except (OSError, ValueError) as error:
+        return ctypes.CDLL(path)
+    except OSError as error:
         for file in files.values():
             Path(file).unlink(missing_ok=True)
         raise CompilerError(
-            f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, and it is compiled anew."
+            f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, which "
+            "compiles it anew."
         ) from error
-    if abi != RUNTIME_ABI:
-        raise CompilerError(f"{path} is of another version of triton_on_cpu (ABI {abi}, not {RUNTIME_ABI}). Remove it.")
-    return kernel
 
 
 def benchmark(

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +33,8 @@ class Recording:
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         """A launch, as launch.py packs it for pool.c."""
-        function, x, y, z, _, number = struct.unpack_from("<" + HEAD, packed)
-        words = ctypes.create_string_buffer(packed[struct.calcsize("<" + HEAD) :], 8 * number or 8)
+        function, x, y, z, _, number = HEAD.unpack_from(packed)
+        words = ctypes.create_string_buffer(packed[HEAD.size :], 8 * number or 8)
         begin = ctypes.addressof(words)
         args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
         launch = Launch((x, y, z), number, None, None, None)
@@ -57,8 +56,8 @@ class _KernelsOnly(TorchDispatchMode):
         name = function._schema.name
         if name not in ALLOCATIONS and not function.is_view and name != "aten::detach":
             raise TritonOnCpuError(
-                f"torch computes {name.removeprefix('aten::')} while launches are recorded. A replay repeats kernels only: "
-                "compute it before `record()`, after it, or by a kernel."
+                f"torch computes {name.removeprefix('aten::')} while launches are recorded. A replay repeats kernels "
+                "only: compute it before `record()`, after it, or by a kernel."
             )
         return function(*args, **(kwargs or {}))
 

@@ -121,7 +121,7 @@ def ends(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 @triton.jit
 def misspelt(x_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
-    tl.store(x_ptr + offs, offset)  # noqa: F821
+    tl.store(x_ptr + offs, offset)
 
 
 def forget():

@@ -51,7 +51,9 @@ def check_reads_and_writes():
     with pytest.raises(OutOfBoundsError) as caught:
         programs.no_mask[(8,)](x, out, 1000, BLOCK=128)
     message = str(caught.value)
-    assert message.startswith("no_mask, program (7, 0, 0) reads x_ptr[1000], outside of x_ptr, which has shape [1000] and")
+    assert message.startswith(
+        "no_mask, program (7, 0, 0) reads x_ptr[1000], outside of x_ptr, which has shape [1000] and"
+    )
     assert line_of(programs.no_mask, "x = tl.load(x_ptr + offs)") in message
     assert "this line has no mask" in message
     with pytest.raises(OutOfBoundsError) as caught:
@@ -68,9 +70,14 @@ def check_reads_and_writes():
 def check_indices():
     x = torch.ones(5, 10)[:, :8]
     index = torch.tensor([0, 47, 48, 1], dtype=torch.int32)
-    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr \+ 48, that is \[4, 8\], outside of x_ptr, which has shape \[5, 8\] and strides \[10, 1\]"):
+    with pytest.raises(
+        OutOfBoundsError,
+        match=r"reads x_ptr \+ 48, that is \[4, 8\], outside of x_ptr, which has shape \[5, 8\] and strides \[10, 1\]",
+    ):
         programs.gather[(1,)](x, index, torch.zeros(4), 4, BLOCK=4)
-    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[-1\](.|\n)*index is negative: an index tensor that holds -1"):
+    with pytest.raises(
+        OutOfBoundsError, match=r"reads x_ptr\[-1\](.|\n)*index is negative: an index tensor that holds -1"
+    ):
         programs.gather[(1,)](torch.ones(9), torch.tensor([0, -1]), torch.zeros(2), 2, BLOCK=2)
     with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[9000\](.|\n)*far outside: usually a stride is wrong"):
         programs.gather[(1,)](torch.ones(9), torch.tensor([0, 9000]), torch.zeros(2), 2, BLOCK=2)
@@ -137,7 +144,14 @@ def check_switching():
     programs.no_mask[(8,)](x[:1000], torch.zeros(1000), 1000, BLOCK=128)  # unchecked: nothing is noticed
 
 
-CHECKS = [check_reads_and_writes, check_indices, check_right_kernels, check_time_limit, check_interrupt, check_switching]
+CHECKS = [
+    check_reads_and_writes,
+    check_indices,
+    check_right_kernels,
+    check_time_limit,
+    check_interrupt,
+    check_switching,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

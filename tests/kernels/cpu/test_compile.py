@@ -82,7 +82,7 @@ def test_a_compiler_that_vanishes(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", gone)
     compile_module.toolchain()
     os.unlink(gone)
-    with pytest.raises(CompilerError, match="could not be started .*Set CC to another"):
+    with pytest.raises(CompilerError, match=r"could not be started .*Set CC to another"):
         compile_module.compile_c(FORTY_TWO)
 
 
@@ -91,7 +91,7 @@ def test_a_full_disk_for_temporary_files(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(compile_module.tempfile, "TemporaryDirectory", refuse)
-    with pytest.raises(CacheError, match="The disk is full .*Free some space, or set TMPDIR"):
+    with pytest.raises(CacheError, match=r"The disk is full .*Free some space, or set TMPDIR"):
         compile_module.compile_c(FORTY_TWO)
 
 

@@ -134,13 +134,13 @@ def check_lost_files():
     path = next(path for name, path in kernel.metadata_group.items() if name.endswith(".so"))
     Path(path).unlink()
     Path(path).write_bytes(b"\x7fELF, and then the power went")
-    with pytest.raises(triton_on_cpu.CompilerError, match="other in Triton's cache does not load.*was removed"):
+    with pytest.raises(triton_on_cpu.CompilerError, match=r"other in Triton's cache does not load.*was removed"):
         programs.other[(1,)](x, out, 8, BLOCK=8)
     assert not Path(path).exists()
     before = triton.knobs.cache.dir
     try:
         triton.knobs.cache.dir = str(Path(__file__) / "below a file")
-        with pytest.raises(triton_on_cpu.CacheError, match="does not take files .*TRITON_CACHE_DIR"):
+        with pytest.raises(triton_on_cpu.CacheError, match=r"does not take files .*TRITON_CACHE_DIR"):
             programs.other[(1,)](x, out, 8, BLOCK=16)
     finally:
         triton.knobs.cache.dir = before

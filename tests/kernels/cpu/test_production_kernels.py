@@ -35,8 +35,25 @@ FILES = [
 def run_compiled(files, cache, *options, **environment):
     """How many tests passed."""
     paths = [str(KERNELS / f"test_{name}.py") for name in files]
-    command = [sys.executable, "-m", "pytest", "-p", "tests.kernels.cpu.plugin", "-p", "no:nbval", "-p", "no:cacheprovider", "-q", *options, *paths]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "TRITON_CACHE_DIR": str(cache)} | environment
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.kernels.cpu.plugin",
+        "-p",
+        "no:nbval",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        *options,
+        *paths,
+    ]
+    environment = (
+        os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "TRITON_CACHE_DIR": str(cache)}
+        | environment
+    )
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     return int(re.search(r"(\d+) passed", done.stdout)[1])
@@ -120,11 +137,16 @@ def check_lab_kernels(folder, dtype):
     starts = torch.tensor([0, *query_lengths]).cumsum(0).int()
     q = torch.randn(sum(query_lengths), heads, head_dim, dtype=dtype)
     got = launch_paged_prefill(lab2.paged_prefill_kernel, q, *caches[:2], tables, seq_lens, starts, scale)
-    want = paged_prefill_reference(q, *caches[2:], tables, seq_lens, starts, max_query_len=40, scale=scale, return_lse=True)
+    want = paged_prefill_reference(
+        q, *caches[2:], tables, seq_lens, starts, max_query_len=40, scale=scale, return_lse=True
+    )
     assert relative_error(got[0], want[0]) < limit
     q = torch.randn(3, heads, head_dim, dtype=dtype)
     want = paged_decode_reference(q, *caches[2:], tables, seq_lens, scale=scale)
-    assert relative_error(launch_paged_decode(lab3.paged_decode_kernel, q, *caches[:2], tables, seq_lens, scale), want) < limit
+    assert (
+        relative_error(launch_paged_decode(lab3.paged_decode_kernel, q, *caches[:2], tables, seq_lens, scale), want)
+        < limit
+    )
     parts = launch_paged_decode_split(lab3.paged_decode_split_kernel, q, *caches[:2], tables, seq_lens, scale, 4)
     assert relative_error(merge_splits_reference(*parts)[0], want) < limit
 
