@@ -20,7 +20,7 @@ def emit_region(kernel: Kernel, block: Block) -> None:
 
 def emit_block(kernel: Kernel, block: Block) -> None:
     for op in block.ops:
-        kernel.emit(op)
+        kernel.emit(kernel, op)
 
 
 # ---- assignment

@@ -65,9 +65,10 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
             line, and what to do instead (`.operation`, `.file`, `.line`, `.advice`).
     """
     function = ttir.parse(ttir_text)
-    kernel = _Writer(function, checked, {"tt.load": memory.load_element})
+    kernel = Kernel(function, checked, emit, {"tt.load": memory.load_element})
     arguments = tuple(Argument(a.name, a.type.element, a.type.is_pointer) for a in function.arguments)
-    body = kernel.write()
+    write(kernel)
+    body = "\n".join(kernel.out)
     require_stack(kernel)
     source = TEMPLATE.format(
         define="#define CHECKED 1" if checked else "", name=function.name, body=body, stack_bytes=kernel.stack_bytes
@@ -97,63 +98,56 @@ const int32_t kernel_abi = RUNTIME_ABI;
 """
 
 
-class _Writer(Kernel):
-    """A kernel, with the operations' emitters at hand."""
+def write(kernel: Kernel) -> None:
+    """The body of `run_program`: the arguments' values, then block after block."""
+    for i, argument in enumerate(kernel.function.arguments):
+        kind = kind_of(argument.type.element)
+        kernel.out.append(f"{kind.value} const arg{i} = {kind.load}(*({kind.stored} const *)args[{i}]);")
+        kernel.scalar[argument] = f"arg{i}"
+    for block in kernel.function.blocks[1:]:
+        for value in block.arguments:
+            kernel.declare(value)
+    for block in kernel.function.blocks:
+        if block.label != "entry":
+            kernel.out.append(f"{block.label}: ;")
+        control.emit_block(kernel, block)
 
-    def write(self) -> str:
-        for i, argument in enumerate(self.function.arguments):
-            kind = kind_of(argument.type.element)
-            name = f"arg{i}"
-            stored = kind.stored
-            self.out.append(f"{kind.value} const {name} = {kind.load}(*({stored} const *)args[{i}]);")
-            self.scalar[argument] = name
-        for block in self.function.blocks[1:]:
-            for value in block.arguments:
-                self.declare(value)
-        for block in self.function.blocks:
-            if block.label != "entry":
-                self.out.append(f"{block.label}: ;")
-            control.emit_block(self, block)
-        return "\n".join(self.out)
 
-    def emit(self, op: Op) -> None:
-        for topic in (memory, products, reductions, control):
-            if op.name in topic.EMITTERS:
-                topic.EMITTERS[op.name](self, op)
-                return
-        if op.name in NOT_SUPPORTED:
-            raise op.unsupported(NOT_SUPPORTED[op.name])
-        if op.name == "tt.assert":
-            self._assert(op)
-        elif op.name == "tt.unsplat":
-            nest = self.nest(op.operands[0].type.shape)
-            text = self.element(nest, op.operands[0], nest.indices)
-            self.out += nest.lines[0]
-            self.set_scalar(op.result, text)
-        elif op.name not in IGNORED:
-            self._emit_pure(op)
-
-    def _emit_pure(self, op: Op) -> None:
-        """Scalars are computed where they stand; tensors where they are used, unless the plan gives them an array."""
+def emit(kernel: Kernel, op: Op) -> None:
+    """An operation where it stands. Tensors are computed where they are used, unless the plan gives them an array."""
+    for topic in (memory, products, reductions, control):
+        if op.name in topic.EMITTERS:
+            topic.EMITTERS[op.name](kernel, op)
+            return
+    if op.name in NOT_SUPPORTED:
+        raise op.unsupported(NOT_SUPPORTED[op.name])
+    if op.name == "tt.assert":
+        _assert(kernel, op)
+    elif op.name == "tt.unsplat":
+        nest = kernel.nest(op.operands[0].type.shape)
+        text = kernel.element(nest, op.operands[0], nest.indices)
+        kernel.out += nest.lines[0]
+        kernel.set_scalar(op.result, text)
+    elif op.name not in IGNORED:
         if not op.results:
             raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1).")
         if not op.result.type.shape:
-            self.compute_scalars(op)
+            kernel.compute_scalars(op)
         for value in op.results:
-            if value in self.plan.in_array:
-                self.ensure_array(value)
+            if value in kernel.plan.in_array:
+                kernel.ensure_array(value)
 
-    def _assert(self, op: Op) -> None:
-        """tl.device_assert, of a checked kernel: the first element that fails ends the launch."""
-        if not self.checked:
-            return
-        condition = op.operands[0]
-        nest = self.nest(condition.type.shape)
-        nest.pragma = ""
-        text = self.element(nest, condition, nest.indices)
-        check = self.site(op, "assert", None, op.text.partition('"')[2].rpartition('"')[0])
-        nest.add(f"if (!{text}) {{ report(l, args, program, {check}, 0, 1); return; }}")
-        self.out += nest.text()
+
+def _assert(kernel: Kernel, op: Op) -> None:
+    """tl.device_assert, of a checked kernel: the first element that fails ends the launch."""
+    if not kernel.checked:
+        return
+    nest = kernel.nest(op.operands[0].type.shape)
+    nest.pragma = ""
+    text = kernel.element(nest, op.operands[0], nest.indices)
+    check = kernel.site(op, "assert", None, op.text.partition('"')[2].rpartition('"')[0])
+    nest.add(f"if (!{text}) {{ report(l, args, program, {check}, 0, 1); return; }}")
+    kernel.out += nest.text()
 
 
 __all__ = ["Argument", "Generated", "NotSupportedError", "Site", "generate"]

@@ -53,6 +53,7 @@ class Address:
     step: int | str | None
 
 
+Emitter = Callable[["Kernel", Op], None]
 ElementWriter = Callable[["Kernel", Nest, Op, list[Index]], str]
 
 
@@ -60,13 +61,16 @@ class Kernel:
     """What has been written of a kernel.
 
     Args:
+        emit: Writes an operation where it stands.
         element_writers: By operation, C of one element of a result that is not computed from its operands' elements.
     """
 
-    def __init__(self, function: Function, checked: bool, element_writers: dict[str, ElementWriter]) -> None:
+    def __init__(
+        self, function: Function, checked: bool, emit: Emitter, element_writers: dict[str, ElementWriter]
+    ) -> None:
         self.function, self.checked = function, checked
         self.plan = Plan(function, checked)
-        self.element_writers = element_writers
+        self.emit, self.element_writers = emit, element_writers
         self.out: list[str] = []
         self.scalar: dict[Value, str] = {}
         self.array: dict[Value, str] = {}

@@ -165,13 +165,11 @@ def planted(module: Any) -> Iterator[None]:
         yield
         return
     own = {k: v for k, v in vars(module).items() if not k.startswith("__")}
-    restored = []
+    restored, before = [], dict(vars(original))
     for name in MODULES:
         place = sys.modules[f"triton_on_cpu.{name}"]
         for key, value in list(vars(place).items()):
-            is_own = place is original or (
-                key in own and value is vars(original).get(key) and key not in ("re", "math")
-            )
+            is_own = place is original or (key in own and value is before.get(key) and key not in ("re", "math"))
             if is_own and key in own:
                 restored.append((place, key, value))
                 setattr(place, key, own[key])

@@ -83,6 +83,14 @@ def test_a_carried_tensor_that_reads_its_other_elements(n):
     assert torch.equal(out, torch.stack([x, y]))
 
 
+def test_a_carried_tensor_that_is_arranged_anew():
+    x, out = torch.randn(16), torch.zeros(16)
+    run("turning", x, out, 3)
+    for _ in range(3):
+        x = x.view(2, 8).T.reshape(16)
+    assert torch.equal(out, x)
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_scalars_change_places(n):
     out = torch.zeros(2, dtype=torch.int32)

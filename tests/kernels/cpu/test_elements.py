@@ -111,7 +111,7 @@ def test_shifts_by_any_number(kind):
     """As on a GPU: by as many bits as there are or more, only the sign is left."""
     a, _ = pairs_of_integers(kind)
     bits = 8 * a.dtype.itemsize
-    by = np.arange(32, dtype=a.dtype) % (bits + 3)
+    by = (np.arange(32) * 5 % (bits + 3)).astype(a.dtype)
 
     def row(shift):
         values = [shift(int(x), int(n)) for x, n in zip(a, by, strict=True)]
@@ -231,6 +231,8 @@ def conversion_inputs(source, target):
         x[:82] = torch.cat([grid, grid.nextafter(torch.tensor(INF))])
         x[82:114] = torch.linspace(1.0, 3.0, 32)
         x[114:120] = torch.tensor([2049.0, 2051.0, 65519.0, 65520.0, -70000.0, 1e-7])
+        x[120:124] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, -5.5e-5, 2.5 * 2.0**-16])
+        x[124:126] = torch.tensor([0x7FFFFFFF, 0x7F800001], dtype=torch.int32).view(torch.float32)
     if target.startswith("u"):
         x = x.abs()
     return x.to(dtype)

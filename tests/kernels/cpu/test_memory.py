@@ -275,7 +275,18 @@ def test_a_checked_kernel_reads_what_it_does_not_use():
 
 def test_faults_in_loops():
     """Pointers that a loop moves are still traced to their argument."""
-    fault = run("matmul", numbers(16, 40), numbers(40, 32), torch.zeros(16, 32), 16, 32, 40, grid=(1, 1), checked=True, extents={1: 4 * 32 * 39})
+    fault = run(
+        "matmul",
+        numbers(16, 40),
+        numbers(40, 32),
+        torch.zeros(16, 32),
+        16,
+        32,
+        40,
+        grid=(1, 1),
+        checked=True,
+        extents={1: 4 * 32 * 39},
+    )
     assert (fault.kind, fault.argument, fault.element) == ("load", 1, 39 * 32)
 
 

@@ -40,12 +40,12 @@ def test_product_of_integers_and_doubles(turned):
 
 
 def test_products_into_fp16_are_rounded():
-    """2048.5 is 2048 in fp16, to which the kernel adds 1, and that is 2048 again."""
+    """1024.375 is 1024 in fp16; three times that and 1 is 3072, where 1024.375 would have given 3076."""
     a, b = torch.zeros(16, 32, dtype=torch.float16), torch.zeros(32, 16, dtype=torch.float16)
-    a[:, 0], a[:, 1], b[0], b[1] = 2048, 1, 1, 0.5
+    a[:, 0], a[:, 1], b[0], b[1] = 1024, 1, 1, 0.375
     out = torch.zeros(16, 16, dtype=torch.float16)
     run("product[half sums]", a, b, out)
-    assert (out == 2048).all()
+    assert (out == 3072).all()
 
 
 @pytest.mark.parametrize("checked", [False, True])

@@ -15,6 +15,7 @@ def test_sum_max_min(kind):
     x = torch.randint(-9, 10, (m, 64), generator=torch.Generator().manual_seed(0))
     x[:, 3] = 30
     x[0, 7] = -40
+    x[-1] = -1 - x[-1].abs()  # without a positive number
     x = x.to(dtype)
     rows, columns, everything = (
         torch.zeros(3, m, dtype=dtype),

@@ -81,6 +81,7 @@ def test_regions():
     assert [x.name for x in loop.operands] == ["c0_i32", "n", "c1_i32", "total", "c1_i32"]
     inner = by_name(loop.regions[0])
     assert inner["arith.cmpi"].keyword == "slt"
+    assert inner["arith.cmpi"].result.type == Type((), "i1")
     assert inner["arith.cmpi"].operands == [loop.regions[0].arguments[0], loop.regions[0].arguments[2]]
     assert len(inner["scf.if"].regions) == 2
     assert inner["scf.if"].regions[1].ops[0].operands == [loop.regions[0].arguments[2]]
@@ -112,7 +113,12 @@ def test_places():
 
 def test_what_cannot_be_read():
     with pytest.raises(NotSupportedError, match="noinline function"):
-        ttir.parse(TEXT.replace("  } loc(#loc)\n}", "  } loc(#loc)\n  tt.func private @f() attributes {noinline = true} {\n    tt.return\n  }\n}"))
+        ttir.parse(
+            TEXT.replace(
+                "  } loc(#loc)\n}",
+                "  } loc(#loc)\n  tt.func private @f() attributes {noinline = true} {\n    tt.return\n  }\n}",
+            )
+        )
     with pytest.raises(NotSupportedError, match="%z is not defined"):
         ttir.parse(TEXT.replace("%x_ptr : !tt.ptr<bf16> -> tensor", "%z : !tt.ptr<bf16> -> tensor"))
     with pytest.raises(NotSupportedError, match="without a function"):
@@ -135,4 +141,6 @@ def test_reshaped(before, after):
         found = nest.reshaped(after, indices, before)
         values = [eval(index.text.replace("/", "//"), {}, names) for index in found]
         assert source[tuple(values)] == turned[tuple(place)]
-    assert not any("/" in index.text for index in nest.reshaped((4, 4, 2), nest.Nest(0, (4, 4, 2)).indices, (4, 8))), "stays linear"
+    assert not any("/" in index.text for index in nest.reshaped((4, 4, 2), nest.Nest(0, (4, 4, 2)).indices, (4, 8))), (
+        "stays linear"
+    )
