@@ -292,9 +292,11 @@ def _external(op: Op, name: str, x: list[str]) -> str:
     return _rounded(op, f"{symbol}({', '.join(x)})")
 
 
-LIBM = {f"{f}{s}" for s in ("f", "") for f in (
-    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp10 exp2 expm1 fabs floor fma fmod "
-    "hypot ldexp lgamma log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh tgamma trunc").split()}  # fmt: skip
+_NAMES = (
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs floor fma fmod "
+    "hypot ldexp lgamma log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh tgamma trunc"
+)
+LIBM = {name + suffix for name in _NAMES.split() for suffix in ("f", "")}
 
 
 def _inline_ptx(op: Op, name: str, x: list[str]) -> str:

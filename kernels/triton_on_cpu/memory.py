@@ -30,22 +30,22 @@ class Mask:
     lows: list[str] = field(default_factory=list)
     highs: list[str] = field(default_factory=list)
     elements: list[str] = field(default_factory=list)
-    conditions: set = field(default_factory=set)  # all of them, by value and indices
+    ensured: set = field(default_factory=set)  # rows' conditions and bounds, by value and indices
 
 
 def split_mask(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Index]) -> Mask:
     found = Mask()
     for value, at in conditions(kernel, mask, indices):
-        found.conditions.add((value, tuple(at)))
         level = kernel.level(nest, value, at)
+        bound = bound_of(kernel, nest, value, at) if level == nest.depth > 0 else None
         if level < nest.depth or not nest.depth:
             found.rows.append((kernel.element(nest, value, at), level))
-            continue
-        bound = bound_of(kernel, nest, value, at)
-        if bound is None:
+        elif bound is None:
             found.elements.append(kernel.element(nest, value, at))
+            continue
         elif bound[1] != "always":
             (found.lows if bound[0] == "low" else found.highs).append(bound[1])
+        found.ensured.add((value, tuple(at)))
     return found
 
 
@@ -213,10 +213,10 @@ def store(kernel: Kernel, op: Op) -> None:
     shape = pointer.type.shape
     nest = kernel.nest(shape, contiguous_dimension(kernel, pointer))
     mask = split_mask(kernel, nest, rest[0] if rest else None, nest.indices)
-    nest.holds = mask.conditions
+    nest.holds = mask.ensured
     for text, level in mask.rows:
         if level == 0:
-            nest.guards.append(text)
+            nest.guard(text)
         else:
             nest.lines[level].append(f"if (!{text}) continue;")
     if mask.lows or mask.highs or (kernel.checked and nest.depth):

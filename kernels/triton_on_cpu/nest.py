@@ -104,11 +104,11 @@ class Nest:
         self.lines: list[list[str]] = [[] for _ in range(self.depth + 1)]
         self.after: list[list[str]] = [[] for _ in range(self.depth + 1)]
         self.low, self.high = "0", str(self.size)
-        self.guards: list[str] = []  # conditions of the whole nest
+        self.num_guards = 0
         self.pragma = "INDEPENDENT"  # of the innermost loop
         self.memo: dict = {}
         self.levels: dict = {}
-        self.holds: set = set()  # conditions that the loops' bounds ensure, by value and indices
+        self.holds: set = set()  # conditions that guards and bounds ensure, by value and indices
 
     @property
     def inner(self) -> str:
@@ -129,6 +129,11 @@ class Nest:
         """A line of the innermost level."""
         self.lines[-1].append(line)
 
+    def guard(self, condition: str) -> None:
+        """A condition of all that is written into the nest from here on."""
+        self.lines[0].append(f"if ({condition}) {{")
+        self.num_guards += 1
+
     def named(self, level: int, kind: str, text: str, name: str) -> str:
         """The text, computed once into a constant of this name unless it is a name already."""
         if re.fullmatch(r"[\w.]+", text):
@@ -138,7 +143,7 @@ class Nest:
 
     def text(self) -> list[str]:
         """The C lines of the nest, in braces."""
-        out = ["{", *self.lines[0], *(f"if ({guard}) {{" for guard in self.guards)]
+        out = ["{", *self.lines[0]]
         for level, name in enumerate(self.variables, 1):
             is_inner = level == self.depth
             low, high = (self.low, self.high) if is_inner else ("0", str(self.shape[self.dims[level - 1]]))
@@ -146,4 +151,4 @@ class Nest:
             out += [f"for (int {name} = {low}; {name} < {high}; {name}++) {{", *self.lines[level]]
         for level in range(self.depth, 0, -1):
             out += [*self.after[level], "}"]
-        return [*out, *("}" for _ in self.guards), *self.after[0], "}"]
+        return [*out, *self.after[0], *["}"] * self.num_guards, "}"]

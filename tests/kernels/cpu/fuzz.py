@@ -158,12 +158,17 @@ class Writer:
 
     def gather(self) -> None:
         index, shape = self.pick("int")
-        self.add("int", shape, f"tl.load(int_ptr + ({index} & 255))")
+        if self.random.random() < 0.5:
+            self.add("int", shape, f"tl.load(int_ptr + ({index} & 255))")
+        else:  # a mask that depends on data
+            self.add("int", shape, f"tl.load(int_ptr + {index}, mask=({index} >= 0) & ({index} < 256), other=-3)")
 
     def store(self) -> None:
         """Something is written, and read again in another order."""
         a, _ = self.pick("int", ("tile",))
-        mask = self.random.choice(["", ", mask=place < n * 16", ", mask=m[:, None] < n"])
+        condition, _ = self.pick("bool", ("tile", "scalar"))
+        masks = ["", ", mask=place < n * 16", ", mask=m[:, None] < n", f", mask={condition}"]
+        mask = self.random.choice(masks)
         self.lines.append(f"{self.indent}tl.store(out_int_ptr + place, {a}{mask})")
         self.lines.append(f"{self.indent}tl.debug_barrier()")
         self.add("int", "tile", "tl.load(out_int_ptr + place)")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 TRITON_NAMES = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16", "e4m3": "fp8e4nv", "e5m2": "fp8e5"}
 
@@ -180,6 +181,15 @@ def truth(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def library(x_ptr, out_ptr, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    tl.store(out_ptr + i, libdevice.tanh(x))
+    tl.store(out_ptr + N + i, libdevice.pow(x, x))
+    tl.store(out_ptr + 2 * N + i, libdevice.log1p(x))
+
+
+@triton.jit
 def inline_ptx(out_ptr):
     x = tl.inline_asm_elementwise("mov.u32 $0, 1;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out_ptr, x)
@@ -335,6 +345,22 @@ def known_bounds(x_ptr, out_ptr, N: tl.constexpr):
     tl.store(out_ptr + i, tl.load(x_ptr + i), mask=(i < N - 1) & (i > 0))
 
 
+@triton.jit
+def filtered(x_ptr, index_ptr, out_ptr, N: tl.constexpr):
+    """A mask that depends on data, of a load and of the store after it."""
+    i = tl.arange(0, N)
+    index = tl.load(index_ptr + i)
+    tl.store(out_ptr + i, tl.load(x_ptr + index, mask=index >= 0), mask=index >= 0)
+
+
+@triton.jit
+def on_condition(x_ptr, out_ptr, offset, flag, N: tl.constexpr):
+    """One number for all elements, read only if the mask, one for all elements too, says so."""
+    i = tl.arange(0, N)
+    mask = (i >= 0) & (flag > 0)
+    tl.store(out_ptr + i, tl.load(x_ptr + offset + i * 0, mask=mask), mask=mask)
+
+
 # ---- products
 
 
@@ -357,7 +383,7 @@ def product(
         else tl.load(b_ptr + k[:, None] * N + n[None, :])
     )
     c = tl.dot(a, b, out_dtype=ACC, input_precision="ieee")
-    if ACC == tl.float16:
+    if tl.float16 == ACC:
         c = c * 3  # (a sum would become the product's accumulator)
     tl.store(out_ptr + m[:, None] * N + n[None, :], (c + 1).to(out_ptr.dtype.element_ty))
 
@@ -706,6 +732,7 @@ program("constants", "constants", "*f32 *i64 *f16")
 program("scalars", "scalars", "*i64 i8 i16 i32 i64 f32 i1")
 program("grid_ids", "grid_ids", "*i32")
 program("truth", "truth", "*i1 *i1 *i32", N=32)
+program("library", "library", "*f32 *f32", N=16)
 program("inline_ptx", "inline_ptx", "*i32")
 program("histogram", "histogram", "*i32 *i32")
 
@@ -778,3 +805,5 @@ program("half_sums", "half_sums", "*f16 *f16 *f16", N=16)
 program("change_places", "change_places", "*i32 i32")
 program("drift", "drift", "*i32 *i32 i32", N=16)
 program("narrow_constants", "narrow_constants", "*bf16")
+program("filtered", "filtered", "*f32 *i32 *f32", N=16)
+program("on_condition", "on_condition", "*f32 *f32 i64 i32", N=16)

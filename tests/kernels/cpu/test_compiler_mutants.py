@@ -84,6 +84,8 @@ MUTANTS = {
         ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_bounds_that_are_known),
         ("other is left out below", "            if mask.lows or kernel.checked or low != \"0\":", "            if low != \"0\":", memory.test_masked_copy, "f32", False),
         ("each element's condition lost", "    needed = mask.elements\n", "    needed = []\n", memory.test_every_way_to_write_a_bound, 5, False),
+        ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_that_depend_on_data, False),
+        ("guards come late", "            nest.guard(text)\n", "            nest.lines[-1].append(f'if (!{text}) continue;')\n", memory.test_masks_that_depend_on_data, False),
         ("gathers ignore their mask", "needed.append(kernel.element(nest, value, at))", "pass", memory.test_masked_elements_are_not_even_checked),
         ("truth values are not made 0 or 1", "return f\"({load}({text}))\" if load else text", "return text", memory.test_masked_copy, "bf16", False),
         ("rows are not checked", "            check_row(kernel, nest, address, check, kind.num_bytes)\n", "            pass\n", memory.test_a_read_too_far, "f32"),

@@ -205,6 +205,12 @@ def test_functions(kind, rtol):
         )
 
 
+def test_functions_of_libdevice():
+    x = torch.rand(16) + 0.1
+    found = outputs("library", 3, torch.float32, x)
+    torch.testing.assert_close(found, torch.stack([x.tanh(), x.pow(x), x.log1p()]), rtol=1e-6, atol=1e-7)
+
+
 def every_byte():
     return torch.arange(256, dtype=torch.uint8)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import all_ttir, build, run
+from tests.kernels.cpu.harness import all_ttir, build, in_child, run
 
 DTYPES = {
     "f32": torch.float32,
@@ -314,6 +314,20 @@ def test_masked_elements_are_not_even_checked():
     index = torch.full((16,), 1 << 28, dtype=torch.int32)
     index[:5] = torch.arange(5)
     assert run("gathered", numbers(10), index, torch.zeros(16), 5, checked=True) is None
+
+
+@CHECKED
+def test_masks_that_depend_on_data(checked):
+    """What they leave out is not read, far away as it is."""
+    index, out = torch.tensor([3, -(1 << 30), 0, -1] * 4, dtype=torch.int32), torch.full((16,), -5.0)
+    in_child(lambda: run("filtered", numbers(10), index, out, checked=checked))
+    assert run("filtered", numbers(10), index, out, checked=checked) is None
+    assert out.tolist() == [4.0, -5.0, 1.0, -5.0] * 4
+    in_child(lambda: run("on_condition", numbers(10), out, 1 << 44, 0, checked=checked))
+    assert run("on_condition", numbers(10), out, 1 << 44, 0, checked=checked) is None
+    assert out.tolist() == [4.0, -5.0, 1.0, -5.0] * 4
+    assert run("on_condition", numbers(10), out, 4, 1, checked=checked) is None
+    assert out.tolist() == [5.0] * 16
 
 
 def test_an_index_that_is_too_large():
