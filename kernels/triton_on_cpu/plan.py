@@ -131,9 +131,9 @@ class Plan:
     def _may_wait(self, op: Op, roots: set[Op], grows: bool) -> bool:
         """Whether a load may be done where its value is used: by one root, before which nothing is written.
 
-        A checked kernel makes each access where it stands, also one whose result is not used. A store to the same
-        tensor may read an element just before it writes that element, but no other. (Two tensors that overlap and are
-        shifted against each other are not recognised.)
+        A checked kernel makes each access where it stands, also one whose result is not used. A store may read
+        an element just before it writes the element at the same place, but no other: two arguments may be one tensor.
+        (If they overlap and begin at different places, that is not noticed.)
         """
         if self.checked or len(roots) != 1 or grows:
             return False
@@ -145,10 +145,19 @@ class Plan:
         between = ops[ops.index(op) + 1 : ops.index(root)]
         if any(other.name in EFFECTS or (other.regions and other.name not in FOLDS) for other in between):
             return False
-        if root.name in EFFECTS and (root.name != "tt.store" or root.operands[0] is not op.operands[0]):
-            mine, other = self.argument_of(op.operands[0]), self.argument_of(root.operands[0])
-            return mine is not None and other is not None and mine != other
-        return True
+        return root.name not in EFFECTS or (
+            root.name == "tt.store" and self._same_places(op.operands[0], root.operands[0])
+        )
+
+    def _same_places(self, a: Value, b: Value) -> bool:
+        """Whether two tensors of pointers, perhaps into different arguments, have the same offsets."""
+        while a is not b and a.op is not None and b.op is not None:
+            if a.op.name != b.op.name or a.op.name not in ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims"):
+                return False
+            if a.op.name == "tt.addptr" and a.op.operands[1] is not b.op.operands[1]:
+                return False
+            a, b = a.op.operands[0], b.op.operands[0]
+        return a is b or (a in self.arguments and b in self.arguments)
 
 
 def is_affine(value: Value) -> bool:

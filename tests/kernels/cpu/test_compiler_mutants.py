@@ -32,7 +32,8 @@ MUTANTS = {
     ],
     "plan": [
         ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_a_value_read_before_a_store_stays, False),
-        ("shifted in place", "return mine is not None and other is not None and mine != other", "return True", memory.test_all_is_read_before_anything_is_written, False),
+        ("shifted in place", "if a.op.name == \"tt.addptr\" and a.op.operands[1] is not b.op.operands[1]:", "if False:", memory.test_all_is_read_before_anything_is_written, False),
+        ("two arguments never meet", "self._same_places(op.operands[0], root.operands[0]))", "op.operands[0] is not None)", memory.test_one_tensor_for_two_arguments, False),
         ("one argument for all", "return self.arguments[pointer]", "return 0", memory.test_a_write_too_far_is_not_made),
         ("checked loads wait", "if self.checked or len(roots) != 1 or grows:", "if len(roots) != 1 or grows:", memory.test_a_checked_kernel_reads_what_it_does_not_use),
         ("starts of loops unknown", "self.starts[argument] = self.starts[result] = initial", "pass", memory.test_faults_in_loops),

@@ -298,6 +298,16 @@ def test_backwards(checked):
 
 
 @CHECKED
+def test_one_tensor_for_two_arguments(checked):
+    x = numbers(16)
+    expected = x.flip(0)
+    run("backwards", x, x, 16, checked=checked)
+    assert torch.equal(x, expected)
+    run("rows[f32]", y := numbers(8, 32), y, 8, 32, 32, 32, checked=checked)
+    assert torch.equal(y, 2 * numbers(8, 32))
+
+
+@CHECKED
 def test_gathered_rows(checked):
     x, index, out = numbers(4, 16), torch.randperm(16, dtype=torch.int32), torch.zeros(4, 16)
     run("gathered_rows", x, index, out, checked=checked)
