@@ -13,9 +13,9 @@
         other[grid](y, z, n, BLOCK=1024)
     step.replay()                                # ... repeated by one call, on the same tensors
 
-It needs Triton, torch and a C compiler: gcc or clang, the one that CC names, or the PyPI package ziglang. Compiled
-kernels are kept in Triton's cache. What a GPU's threads do among themselves (races, barriers, shared memory) has no
-counterpart here: a program is one thread. docs/cpu.md has what is not supported, and measurements.
+It needs Triton, torch and a C compiler: gcc or clang, the compiler in the variable CC, or the PyPI package ziglang.
+Compiled kernels are kept in Triton's cache. A program is one thread, so that a GPU program's races, barriers and shared
+memory have no counterpart. docs/cpu.md lists the unsupported operations, and measurements.
 """
 
 from triton_on_cpu.driver import CpuDriver, checked, install, uninstall

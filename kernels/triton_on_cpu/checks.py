@@ -1,6 +1,6 @@
 """Checked launches: an access outside the tensors, or an endless loop, becomes a Python error for a learner.
 
-The kernel verifies each access against the extents of its arguments, leaves out what is wrong and takes down the first.
+The kernel verifies each access against the extents of its arguments, leaves out a wrong one and reports the first.
 The programs run on the pool's threads while this one waits, so that it can stop them when their time is over, or at an
 interrupt from the keyboard.
 """
@@ -82,7 +82,7 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values:
     if not in_time:
         raise TimeLimitError(
             f"{launcher.metadata.name} over the grid {grid} was still running after {launcher.driver.time_limit_s:g} s "
-            "and was stopped; what it had written by then is there. Usually a loop does not end: a `while` whose "
+            "and was stopped; its writes until then remain. Usually a loop does not end: a `while` whose "
             "condition no statement in it changes, or a `range` whose step or bound is wrong. If the kernel really "
             "takes so long, raise time_limit_s."
         )
@@ -160,7 +160,7 @@ def name_of(index: Sequence[int]) -> str:
 
 
 def _usual_cause(fault: Fault, tensor: torch.Tensor, text: str) -> str:
-    """What most often leads there. `text` is the line, '' if it cannot be read."""
+    """The most frequent reason for such an access. `text` is the line, '' if it cannot be read."""
     end = _span_bytes(tensor) // tensor.element_size()
     if end == 0:
         return "The tensor is empty: nothing of it may be touched."

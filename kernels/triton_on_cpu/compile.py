@@ -30,7 +30,7 @@ FLAGS = (
     "-fno-tree-loop-distribute-patterns", "-w",
 )  # fmt: skip
 TIMEOUT_S = 600
-SHOWN_LINES = 20  # of what the compiler wrote
+SHOWN_LINES = 20  # of the compiler's output
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def toolchain() -> Toolchain:
     """CC if it is set, else gcc, clang or cc in PATH, else the clang of the PyPI package `ziglang`.
 
     Raises:
-        CompilerMissingError: There is none; or CC names none, for a choice is not replaced by another in silence.
+        CompilerMissingError: No compiler was found; or not the compiler in CC, for a choice is not replaced silently.
     """
     return _toolchain(os.environ.get("CC", ""), os.environ.get("PATH", ""))
 
@@ -77,7 +77,7 @@ def _toolchain(chosen: str, path: str) -> Toolchain:
 
 @cache
 def _version_of(program: str) -> str:
-    """Tells a compiler from the one that an upgrade replaces, without running it."""
+    """Distinguishes a compiler from its upgrade, without running it."""
     path = Path(shutil.which(program) or program).resolve()
     try:
         status = path.stat()
@@ -93,7 +93,7 @@ def native_flag() -> str:
 
 @cache
 def _processor() -> str:
-    """What -march=native depends on: a cache in a home folder may be shared by machines that differ."""
+    """The facts behind -march=native: a cache in a home folder may be shared by machines that differ."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -104,7 +104,7 @@ def _processor() -> str:
 
 
 def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) -> bytes:
-    """The shared object of one C file. It was loaded once, so whoever keeps it can load it again.
+    """The shared object of one C file. It loads: that was tried.
 
     Raises:
         CompilerMissingError: There is no compiler.
@@ -132,7 +132,7 @@ def _run(command: list[str], name: str) -> None:
             f"{command[0]} had not compiled {name} after {TIMEOUT_S} s and was stopped. "
             "Look at what else is running, or give the kernel smaller tiles."
         ) from None
-    except OSError as error:  # it vanished since it was found, or is no program
+    except OSError as error:  # removed since it was found, or not a program
         raise CompilerError(f"{command[0]} could not be started ({error}). Set CC to another compiler.") from error
     if done.returncode == 0:
         return
@@ -167,7 +167,7 @@ def _check_loads(path: Path, chosen: Toolchain, name: str) -> None:
 
 
 def cache_error(error: OSError, folder: str | Path, variable: str) -> CacheError:
-    """What to do about a folder that does not take files."""
+    """The error for a folder that does not take files, with its fix."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CacheError(
             f"The disk is full ({folder}: {error.strerror}). Free some space, or set {variable} to a folder elsewhere."

@@ -30,14 +30,14 @@ NAME = "cpu"  # of the backend and of its target
 
 @cache
 def version() -> str:
-    """Of this package's code: a kernel that another version has compiled is not taken from the cache."""
+    """A hash of this package's code: a kernel that another version has compiled is not taken from the cache."""
     files = sorted([*HERE.glob("*.py"), *HERE.glob("*.h")])
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What Triton's front end and a launch may ask for; most of it says something about GPUs only."""
+    """Options that Triton's front end or a launch may ask for; most are about GPUs only."""
 
     checked: bool = False
     num_warps: int = 4
@@ -130,7 +130,7 @@ class CpuDriver(DriverBase):
 
     Attributes:
         checked: Kernels are compiled with checks and launched under a time limit.
-        time_limit_s: Of a checked launch.
+        time_limit_s: The longest that a checked launch may take.
         recording: Takes down each launch while it is not None.
     """
 
@@ -175,7 +175,7 @@ class CpuDriver(DriverBase):
         return torch.empty(1)
 
     def clear_cache(self, buffer: torch.Tensor) -> None:
-        """Of a GPU's L2 between two timed runs: a CPU's is left alone."""
+        """Triton empties a GPU's L2 between two timed runs; a CPU's caches are left alone."""
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: str) -> tuple[Any, int, int, int, int]:
         """(module, function, registers, spills, most threads per program): the launcher loads the file by itself."""
@@ -212,7 +212,7 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
 
     Args:
         checked: As within `checked()`, for all launches.
-        time_limit_s: Of each checked launch.
+        time_limit_s: The longest that each checked launch may take.
 
     Raises:
         CompilerMissingError: There is no C compiler.
@@ -258,7 +258,7 @@ def checked(time_limit_s: float | None = None) -> Iterator[None]:
     """Within it each access is verified, and a launch that takes too long is stopped.
 
     Args:
-        time_limit_s: Of one launch; as in `install` if not given.
+        time_limit_s: The longest that one launch may take; by default the limit given to `install`.
 
     Raises:
         OutOfBoundsError: On a launch that reads or writes outside the tensors it was given; the access is not made.

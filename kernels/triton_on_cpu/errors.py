@@ -1,4 +1,4 @@
-"""What can go wrong when a kernel is compiled for a CPU, and when it runs there."""
+"""Errors of kernels that are compiled for a CPU, or run there."""
 
 
 class TritonOnCpuError(RuntimeError):
@@ -6,7 +6,7 @@ class TritonOnCpuError(RuntimeError):
 
 
 class CompilerError(TritonOnCpuError):
-    """The C compiler failed, was killed, or made what does not load."""
+    """The C compiler failed, was killed, or made a library that does not load."""
 
 
 class CompilerMissingError(CompilerError):
@@ -18,7 +18,7 @@ class CacheError(TritonOnCpuError):
 
 
 class KernelFault(TritonOnCpuError):
-    """A checked kernel was stopped. Tensors hold what the kernel had written by then; the process is unharmed."""
+    """A checked kernel was stopped. Its writes until then remain; the process is unharmed."""
 
 
 class OutOfBoundsError(KernelFault, IndexError):

@@ -17,7 +17,7 @@ from triton_on_cpu.pool import num_threads, pool
 MAX_ARGUMENTS = 256
 MAX_PROGRAMS = 2**31 - 1
 HEAD = struct.Struct("<Q4iq")  # packed_launch of pool.c: function, extents of the grid, threads, number of arguments
-# Each argument takes eight bytes. The names are those of Triton's signatures.
+# Each argument takes eight bytes. The names are from Triton's signatures.
 FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
 
 
@@ -26,7 +26,7 @@ class Launcher:
 
     Attributes:
         metadata: Triton's: name, hash, `checked`, and `arguments` and `sites` of generate.py.
-        places: Of each argument of the C function: its place among the Python function's parameters.
+        places: For each argument of the C function, its place among the Python function's parameters.
     """
 
     def __init__(self, driver: Any, source: Any, metadata: Any) -> None:

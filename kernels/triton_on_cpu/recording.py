@@ -1,4 +1,4 @@
-"""Launches taken down once and repeated by one call of C, as a CUDA graph repeats them: same kernels, same buffers."""
+"""Launches recorded once and repeated by one call of C, as a CUDA graph repeats them: same kernels, same buffers."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ class Recording:
     """A list of launches, each with the addresses and values of its arguments.
 
     The tensors are kept alive. A replay reads and writes the same memory: write new inputs into the same tensors, in
-    place. Grids and scalars are those of the recording.
+    place. Grids and scalars stay as recorded.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Recording:
 
 
 class _KernelsOnly(TorchDispatchMode):
-    """Refuses what torch computes: a replay would leave it out and go on with what the memory held before."""
+    """Refuses operations of torch: a replay would leave them out, and go on with old contents of their results."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function._schema.name
@@ -64,7 +64,7 @@ class _KernelsOnly(TorchDispatchMode):
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Within it launches run as ever, and are taken down: `with record() as step: ...`, then `step.replay()`.
+    """Within it launches run as always, and are recorded: `with record() as step: ...`, then `step.replay()`.
 
     Tensors may be allocated, viewed and sliced within it, by torch.
 

@@ -40,12 +40,12 @@ def test_pool(name, kernel, tmp_path):
 
 
 MUTANTS = [
+    ("planes forgotten", "* l->grid[1] * l->grid[2]; }", "* l->grid[1]; }", "check_lists"),
     ("chunks are taken twice", "if (!__atomic_compare_exchange_n(&pool.ticket, &ticket, ticket + chunk, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))\n      continue;",
      "usleep(1), __atomic_store_n(&pool.ticket, ticket + chunk, __ATOMIC_RELEASE);", "check_each_program_runs_once"),
     ("the next launch begins early", "__ATOMIC_ACQ_REL) == total) publish_next(who)", "__ATOMIC_ACQ_REL) == total - (total > 2)) publish_next(who)", "check_lists"),
     ("finished programs are counted on", "SET(pool.total, total), SET(pool.done, 0);", "SET(pool.total, total);", "check_lists"),
     ("empty launches are waited for", "== 0) pool.at++;", "< 0) pool.at++;", "check_lists"),
-    ("planes forgotten", "* l->grid[1] * l->grid[2]; }", "* l->grid[1]; }", "check_lists"),
     ("nobody is woken", "if (who != self) wake(who), to_wake--;", "to_wake--;", "check_threads"),
     ("all kernels are cheap", "if (cost && self >= first && total * cost < WAKE_NS)", "if (self >= first)", "check_threads"),
     ("the caller's own kernels wake too", "total * cost < WAKE_NS) to_wake = 0;", "total * cost < 0) to_wake = 0;", "check_cheap_launches_wake_nobody"),
