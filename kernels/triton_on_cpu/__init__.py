@@ -31,6 +31,7 @@ from triton_on_cpu.errors import (
 )
 from triton_on_cpu.pool import num_threads, set_num_threads
 from triton_on_cpu.recording import Recording, record
+from triton_on_cpu.ttir import NotSupportedError
 
 __all__ = [
     "AssertionFailedError",
@@ -39,6 +40,7 @@ __all__ = [
     "CompilerMissingError",
     "CpuDriver",
     "KernelFault",
+    "NotSupportedError",
     "OutOfBoundsError",
     "Recording",
     "TimeLimitError",

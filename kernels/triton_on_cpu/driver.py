@@ -8,7 +8,7 @@ import hashlib
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ class CpuBackend(BaseBackend):
     def parse_options(self, options: dict[str, Any]) -> Options:
         known = {key: value for key, value in options.items() if key in Options.__dataclass_fields__}
         known = {key: value for key, value in known.items() if value is not None}
-        return Options(**{"checked": getattr(triton.runtime.driver.active, "checked", False), **known})
+        options = Options(**{"checked": getattr(triton.runtime.driver.active, "checked", False), **known})
+        return replace(options, debug=options.debug or options.checked)  # without it Triton drops tl.device_assert
 
     def pack_metadata(self, metadata: Any) -> tuple[()]:
         return ()
@@ -262,6 +263,7 @@ def checked(time_limit_s: float | None = None) -> Iterator[None]:
 
     Raises:
         OutOfBoundsError: On a launch that reads or writes outside the tensors it was given; the access is not made.
+        AssertionFailedError: On a launch in which a `tl.device_assert` does not hold.
         TimeLimitError: On a launch that takes longer than the limit.
     """
     driver = active_driver()

@@ -119,6 +119,19 @@ def ends(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def asserts(x_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n, other=0)
+    tl.device_assert(x < 5, "five is too many")
+
+
+@triton.jit
+def counts_bins(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out_ptr + offs, tl.histogram(tl.load(x_ptr + offs), BLOCK))
+
+
+@triton.jit
 def misspelt(x_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     tl.store(x_ptr + offs, offset)

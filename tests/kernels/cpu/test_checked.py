@@ -106,6 +106,29 @@ def check_right_kernels():
     torch.testing.assert_close(out[0], x.sum(), rtol=1e-4, atol=1e-4)
 
 
+def check_assertions():
+    """Verified in checked launches; dropped in others, as Triton does without its debug mode."""
+    programs.asserts[(2,)](torch.arange(5), 5, BLOCK=4)
+    with pytest.raises(triton_on_cpu.AssertionFailedError) as caught:
+        programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
+    assert str(caught.value).startswith("asserts, program (1, 0, 0): device_assert failed: five is too many.")
+    assert line_of(programs.asserts, "tl.device_assert(x < 5") in str(caught.value)
+    triton_on_cpu.install()
+    programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
+
+
+def check_what_is_not_supported():
+    """The operation, the line, and the process goes on."""
+    with pytest.raises(triton_on_cpu.NotSupportedError) as caught:
+        programs.counts_bins[(1,)](torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), BLOCK=8)
+    assert "histogram" in str(caught.value)
+    assert line_of(programs.counts_bins, "tl.store(out_ptr + offs, tl.histogram").split(":")[0].split()[-1] in str(
+        caught.value
+    )
+    assert isinstance(caught.value, triton_on_cpu.TritonOnCpuError)
+    check_right_kernels()
+
+
 def check_time_limit():
     x = torch.zeros(1, dtype=torch.int32)
     begin = time.monotonic()
@@ -145,13 +168,9 @@ def check_switching():
 
 
 CHECKS = [
-    check_reads_and_writes,
-    check_indices,
-    check_right_kernels,
-    check_time_limit,
-    check_interrupt,
-    check_switching,
-]
+    check_reads_and_writes, check_indices, check_right_kernels, check_assertions, check_what_is_not_supported,
+    check_time_limit, check_interrupt, check_switching,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
