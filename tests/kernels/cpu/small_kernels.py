@@ -346,6 +346,22 @@ def known_bounds(x_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def overwritten(x_ptr, out_ptr, N: tl.constexpr):
+    """What was read before a store is used after it."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i)
+    tl.store(x_ptr + i, i * 1.0)
+    tl.store(out_ptr + i, x)
+
+
+@triton.jit
+def unread(x_ptr, out_ptr, n, N: tl.constexpr):
+    """A masked load without `other`, used as a whole."""
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=i < n))
+
+
+@triton.jit
 def filtered(x_ptr, index_ptr, out_ptr, N: tl.constexpr):
     """A mask that depends on data, of a load and of the store after it."""
     i = tl.arange(0, N)
@@ -691,6 +707,12 @@ def asserts(x_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
+def ranges(out_ptr):
+    i, j = tl.arange(0, 16), tl.arange(16, 32)
+    tl.store(out_ptr + i, j * j)
+
+
+@triton.jit
 def narrow_constants(out_ptr):
     i = tl.arange(0, 2)
     tl.store(out_ptr + i, tl.full([2], float("-inf"), tl.bfloat16))
@@ -804,6 +826,9 @@ program("known_bounds", "known_bounds", "*f32 *f32", N=16)
 program("half_sums", "half_sums", "*f16 *f16 *f16", N=16)
 program("change_places", "change_places", "*i32 i32")
 program("drift", "drift", "*i32 *i32 i32", N=16)
+program("ranges", "ranges", "*i32")
+program("overwritten", "overwritten", "*f32 *f32", N=16)
+program("unread", "unread", "*f32 *f32 i32", N=16)
 program("narrow_constants", "narrow_constants", "*bf16")
 program("filtered", "filtered", "*f32 *i32 *f32", N=16)
 program("on_condition", "on_condition", "*f32 *f32 i64 i32", N=16)

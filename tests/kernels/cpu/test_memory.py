@@ -76,13 +76,14 @@ def test_tiles(name, rows, columns, checked):
     if name.startswith("tile"):
         x = torch.zeros(rows, 2, columns, dtype=x.dtype)[:, 0].copy_(x)
         out = torch.zeros(columns, rows, dtype=x.dtype).T
-        run(name, x, out, rows, columns, *x.stride(), *out.stride(), grid=grid, checked=checked)
+        fault = run(name, x, out, rows, columns, *x.stride(), *out.stride(), grid=grid, checked=checked)
     elif name.startswith("rows"):
         out = torch.zeros_like(x)
-        run(name, x, out, rows, columns, x.stride(0), out.stride(0), grid=grid, checked=checked)
+        fault = run(name, x, out, rows, columns, x.stride(0), out.stride(0), grid=grid, checked=checked)
     else:
         out = torch.zeros(columns, rows, dtype=x.dtype).T
-        run(name, x, out, rows, columns, x.stride(0), out.stride(1), grid=grid, checked=checked)
+        fault = run(name, x, out, rows, columns, x.stride(0), out.stride(1), grid=grid, checked=checked)
+    assert fault is None
     assert torch.equal(out, x + x)
 
 
@@ -257,10 +258,23 @@ def test_the_first_fault_ends_the_launch():
 
 def test_what_was_not_read_is_not_a_number():
     """A masked load without `other`: in a checked kernel it shows where it is used."""
-    n, out = 20, torch.zeros(1, 20, dtype=torch.float16)
-    x, w, mean = torch.randn(1, 20).half(), torch.ones(20), torch.zeros(1)
-    assert run("layer_norm", x, w, w, out, mean, n, 1e-5, checked=True) is None
-    assert not torch.isnan(out).any()
+    x, out = numbers(16), torch.zeros(16)
+    run("unread", x, out, 11, checked=True)
+    assert torch.equal(out[:11], x[:11])
+    assert out[11:].isnan().all()
+
+
+@CHECKED
+def test_what_was_read_before_a_store_stays(checked):
+    x, out = numbers(16), torch.zeros(16)
+    run("overwritten", x, out, checked=checked)
+    assert torch.equal(out, numbers(16))
+
+
+def test_a_scalar_too_far():
+    x = torch.ones(5, dtype=torch.int32)
+    fault = run("early", x, torch.zeros(5, dtype=torch.int32), 5, grid=(5,), checked=True, extents={0: 8})
+    assert (fault.kind, fault.program, fault.argument, fault.element) == ("load", (2, 0, 0), 0, 2)
 
 
 def test_an_endless_loop_ends_when_it_is_told():
