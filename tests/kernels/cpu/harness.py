@@ -209,9 +209,9 @@ def in_child(function: Callable[[], None], limit_s: float = 60) -> None:
 
 
 @contextmanager
-def quick() -> Iterator[None]:
-    """Less optimisation, where many kernels are compiled and each runs once."""
-    before, Headers.level = Headers.level, "-O1"
+def optimised(level: str) -> Iterator[None]:
+    """'-O1' where many kernels are compiled and each runs once; '-O0' leaves each access where it stands."""
+    before, Headers.level = Headers.level, level
     try:
         yield
     finally:

@@ -370,11 +370,12 @@ def filtered(x_ptr, index_ptr, out_ptr, N: tl.constexpr):
 
 
 @triton.jit
-def on_condition(x_ptr, out_ptr, offset, flag, N: tl.constexpr):
-    """One number for all elements, read only if the mask, one for all elements too, says so."""
+def on_condition(x_ptr, c_ptr, one_ptr, out_ptr, flag, N: tl.constexpr):
+    """The same places are read and written: where c says so, and, one place for all elements, if the flag does."""
     i = tl.arange(0, N)
-    mask = (i >= 0) & (flag > 0)
-    tl.store(out_ptr + i, tl.load(x_ptr + offset + i * 0, mask=mask), mask=mask)
+    mask = tl.load(c_ptr + i) > 0
+    tl.store(out_ptr + i, tl.load(x_ptr + i, mask=mask), mask=mask)
+    tl.store(out_ptr + i * 0, tl.load(one_ptr + i * 0, mask=flag > 0), mask=flag > 0)
 
 
 # ---- products
@@ -831,4 +832,4 @@ program("overwritten", "overwritten", "*f32 *f32", N=16)
 program("unread", "unread", "*f32 *f32 i32", N=16)
 program("narrow_constants", "narrow_constants", "*bf16")
 program("filtered", "filtered", "*f32 *i32 *f32", N=16)
-program("on_condition", "on_condition", "*f32 *f32 i64 i32", N=16)
+program("on_condition", "on_condition", "*f32 *i32 *f32 *f32 i32", N=16)

@@ -8,7 +8,7 @@ from tests.kernels.cpu import test_memory as memory
 from tests.kernels.cpu import test_products as products
 from tests.kernels.cpu import test_reductions as reductions
 from tests.kernels.cpu import test_ttir as ttir
-from tests.kernels.cpu.harness import HeaderMutant, in_child, is_original, planted, quick
+from tests.kernels.cpu.harness import HeaderMutant, in_child, is_original, optimised, planted
 from tests.mutation import KillTable, Mutant
 
 # (name, old, new, check, its arguments)
@@ -28,11 +28,11 @@ MUTANTS = {
         ("remainder forgotten", 'f"({divided} % {size})"', 'f"({divided})"', ttir.test_reshaped, (4, 4, 2), (8, 4)),
         ("columns first", "math.prod(shape[d + 1 :])) for d, index", "math.prod(shape[:d])) for d, index", memory.test_shapes, False),
         ("constants lost", 'linear = {"": constant}', 'linear = {"": 0}', elements.test_constants),
-        ("dimensions of two are no loops", "if size > 1 and d != inner]", "if size > 2 and d != inner]", memory.test_shapes, False),
+        ("dimensions of two are no loops", "if size > 1 and d != inner]", "if size > 2 and d != inner]", products.test_product, (2, 16, 16), False),
     ],
     "plan": [
         ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_what_was_read_before_a_store_stays, False),
-        ("shifted in place", "if a.op.name == \"tt.addptr\" and a.op.operands[1] is not b.op.operands[1]:", "if False:", memory.test_all_is_read_before_anything_is_written, False),
+        ("shifted in place", "if a.op.name == \"tt.addptr\" and a.op.operands[1] is not b.op.operands[1]:", "if False:", memory.test_one_tensor_for_two_arguments, False),
         ("two arguments never meet", "root.name == \"tt.store\" and self._same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_one_tensor_for_two_arguments, False),
         ("one argument for all", "return self.arguments[pointer]", "return 0", memory.test_a_write_too_far_is_not_made),
         ("checked loads wait", "if self.checked or len(roots) != 1 or grows:", "if len(roots) != 1 or grows:", memory.test_a_checked_kernel_reads_what_it_does_not_use),
@@ -85,8 +85,8 @@ MUTANTS = {
         ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_bounds_that_are_known),
         ("other is left out below", "            if mask.lows or kernel.checked or low != \"0\":", "            if low != \"0\":", memory.test_masked_copy, "f32", True),
         ("each element's condition lost", "    needed = mask.elements\n", "    needed = []\n", memory.test_every_way_to_write_a_bound, 5, False),
-        ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_that_depend_on_data, False),
-        ("guards come late", "            nest.guard(text)\n", "            nest.lines[-1].append(f'if (!{text}) continue;')\n", memory.test_masks_that_depend_on_data, False),
+        ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_of_the_places_that_are_written),
+        ("guards come late", "            nest.guard(text)\n", "            nest.lines[-1].append(f'if (!{text}) continue;')\n", memory.test_masks_of_the_places_that_are_written),
         ("gathers ignore their mask", "needed.append(kernel.element(nest, value, at))", "pass", memory.test_masks_that_depend_on_data, False),
         ("truth values are not made 0 or 1", "return f\"({load}({text}))\" if load else text", "return text", memory.test_masked_copy, "bf16", False),
         ("rows are not checked", "            check_row(kernel, nest, address, check, kind.num_bytes)\n", "            pass\n", memory.test_a_read_too_far, "f32"),
@@ -182,7 +182,7 @@ def test_mutant(row):
     mutant = kind(name, module if module.endswith(".h") else f"triton_on_cpu.{module}", old, new)
 
     def check(changed):
-        with planted(changed), quick():
+        with planted(changed), optimised("-O1"):
             if is_original(changed):
                 test(*arguments)
             else:

@@ -1,6 +1,7 @@
 """Loads, stores, atomics, masks and shapes, compiled; and what a checked kernel makes of a wrong access."""
 
 import ctypes
+import functools
 import mmap
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import all_ttir, build, in_child, run
+from tests.kernels.cpu.harness import all_ttir, build, in_child, optimised, run
 
 DTYPES = {
     "f32": torch.float32,
@@ -39,9 +40,9 @@ def test_masked_copy(kind, checked):
     assert torch.equal(out, expected)
 
 
-@CHECKED
-def test_what_a_mask_leaves_out_is_not_touched(checked):
-    """The tensors end at a page's end, behind which nothing is mapped."""
+@functools.cache
+def pages():
+    """The address of four pages, of which the second and the fourth may not be touched."""
     page = mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -49,21 +50,29 @@ def test_what_a_mask_leaves_out_is_not_touched(checked):
     base = libc.mmap(None, 4 * page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     assert libc.mprotect(ctypes.c_void_p(base + page), page, 0) == 0
     assert libc.mprotect(ctypes.c_void_p(base + 3 * page), page, 0) == 0
+    return base
 
-    def last(n, start):
-        return torch.frombuffer((ctypes.c_float * n).from_address(start + page - 4 * n), dtype=torch.float32)
 
-    x, out = last(70, base), last(70, base + 2 * page)
+def last(n, page):
+    """The last n floats of a page."""
+    address = page + mmap.PAGESIZE - 4 * n
+    return torch.frombuffer((ctypes.c_float * n).from_address(address), dtype=torch.float32)
+
+
+@CHECKED
+def test_what_a_mask_leaves_out_is_not_touched(checked):
+    """The tensors end at a page's end, behind which nothing is mapped."""
+    base = pages()
+    x, out = last(70, base), last(70, base + 2 * mmap.PAGESIZE)
     x[:] = numbers(70)
     run("copy_masked[f32]", x, out, 70, 0, grid=(4,), checked=checked)
     assert torch.equal(out, x)
-    rows = last(35, base + 2 * page).view(5, 7)
+    rows = last(35, base + 2 * mmap.PAGESIZE).view(5, 7)
     run("tile[f32]", last(35, base).view(5, 7), rows, 5, 7, 7, 1, 7, 1, checked=checked)
     assert torch.equal(rows, 2 * x[35:].view(5, 7))
     index = torch.zeros(16, dtype=torch.int32)
     index[5:] = 1 << 20
     run("gathered", x, index, out, 5, checked=checked)
-    libc.munmap(ctypes.c_void_p(base), ctypes.c_size_t(4 * page))
 
 
 @CHECKED
@@ -347,11 +356,19 @@ def test_masks_that_depend_on_data(checked):
     in_child(lambda: run("filtered", numbers(10), index, out, checked=checked))
     assert run("filtered", numbers(10), index, out, checked=checked) is None
     assert out.tolist() == [4.0, -5.0, 1.0, -5.0] * 4
-    in_child(lambda: run("on_condition", numbers(10), out, 1 << 44, 0, checked=checked))
-    assert run("on_condition", numbers(10), out, 1 << 44, 0, checked=checked) is None
-    assert out.tolist() == [4.0, -5.0, 1.0, -5.0] * 4
-    assert run("on_condition", numbers(10), out, 4, 1, checked=checked) is None
-    assert out.tolist() == [5.0] * 16
+
+
+def test_masks_of_the_places_that_are_written():
+    """Five numbers at the end of a page, and one that may not be read."""
+    x, protected = last(5, pages()), last(5, pages() + mmap.PAGESIZE)
+    x[:] = numbers(5)
+    c, out = (torch.arange(16) < 5).int(), torch.full((16,), -5.0)
+    with optimised("-O0"):
+        in_child(lambda: run("on_condition", x, c, protected, out, 0))
+    run("on_condition", x, c, protected, out, 0)
+    assert torch.equal(out, torch.cat([x, torch.full((11,), -5.0)]))
+    run("on_condition", x, c, numbers(1) + 7, out, 1)
+    assert out[0] == 8
 
 
 def test_an_index_that_is_too_large():
