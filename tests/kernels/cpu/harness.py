@@ -5,6 +5,7 @@ C headers can have bugs too (`HeaderMutant`). Shared objects are kept by their t
 """
 
 import ctypes
+import faulthandler
 import functools
 import hashlib
 import json
@@ -180,7 +181,7 @@ def planted(module: Any) -> Iterator[None]:
             setattr(place, key, value)
 
 
-def in_child(function: Callable[[], None], limit_s: float = 60) -> None:
+def in_child(function: Callable[[], None], limit_s: float = 20) -> None:
     """Calls a function in a forked process: a planted bug may crash it, or never end.
 
     Raises:
@@ -189,6 +190,7 @@ def in_child(function: Callable[[], None], limit_s: float = 60) -> None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        faulthandler.disable()
         try:
             function()
         except BaseException as error:
