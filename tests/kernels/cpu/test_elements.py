@@ -342,7 +342,7 @@ def test_what_is_not_supported_is_refused_with_its_line_and_advice():
     assert raised.value.operation.startswith("inline PTX")
     assert raised.value.line > 0
     with pytest.raises(
-        NotSupportedError, match=r"scans, whose tiles have 16384 KiB in one program.*smaller tiles: 4096 KiB"
+        NotSupportedError, match=r"scans, whose tiles have 20480 KiB in one program.*smaller tiles: 4096 KiB"
     ):
         generate(all_ttir()["huge"])
     with pytest.raises(NotSupportedError, match=r"tt.histogram cannot be compiled.*tl.sum"):
