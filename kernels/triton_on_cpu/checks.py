@@ -174,7 +174,7 @@ def _usual_cause(fault: Fault, tensor: torch.Tensor, text: str) -> str:
             "It is far outside: usually a stride is wrong or belongs to another tensor or dimension, two arguments are "
             "swapped, or an index was loaded from memory that holds no index."
         )
-    if text and "mask" not in text:
+    if text and "mask" not in text.partition("#")[0]:
         return (
             "It is just past the end, and this line has no mask: usually the last block is only partly filled. "
             "Give mask=offsets < n (and other= to a load)."

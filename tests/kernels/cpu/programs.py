@@ -61,7 +61,7 @@ def number(out_ptr, width, height):
 @triton.jit
 def no_mask(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + offs)
+    x = tl.load(x_ptr + offs)  # without a mask
     tl.store(out_ptr + offs, x * 2, mask=offs < n)
 
 

@@ -216,6 +216,7 @@ MUTANTS = [
     ("time is up, and nothing said", "    if not in_time:\n", "    if False:\n", check_time_limit),
     ("an interrupted kernel goes on", "        if not finished:  # too late, or interrupted\n            stop.value = 1\n", "        if not finished and time.monotonic() > end:\n", check_interrupt),
     ("an index of one dimension", "index.append(rest // stride)", "index.append(rest)", check_indices),
+    ("a comment is code", 'text.partition("#")[0]:', "text:", check_reads_and_writes),
     ("never negative", "if fault.element < 0:", "if False:", check_indices),
 ]  # fmt: skip
 
