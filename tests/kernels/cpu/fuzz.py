@@ -182,7 +182,7 @@ class Writer:
         self.lines.append(f"    for turn in range({self.random.choice(['3', 'n & 3', '(n & 1) * 2'])}):")
         before = len(self.values)
         self.indent = "        "
-        self.values.append(("turn", "int", "scalar"))
+        self.add("int", "scalar", "n * 0 + turn")
         for _ in range(self.random.randrange(1, 4)):
             self.statement()
         c, _ = self.pick("int", (first, "scalar"))

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,7 +49,8 @@ class Fault:
 def all_ttir() -> dict[str, str]:
     """TTIR of all of `small_kernels`, from one process; kept for other processes in the folder for temporary files."""
     wanted = json.dumps({name: (p.function, p.signature, p.constants) for name, p in small_kernels.PROGRAMS.items()})
-    sources = [Path(small_kernels.__file__).read_text(), (PACKAGE / "driver.py").read_text(), wanted]
+    files = (Path(small_kernels.__file__), Path(__file__).with_name("front_end.py"), PACKAGE / "driver.py")
+    sources = [*(file.read_text() for file in files), wanted, version("triton"), str(files[0])]
     key = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
     kept = Path(tempfile.gettempdir(), f"triton_on_cpu_tests_{os.getuid()}_{key}.json")
     if not kept.exists():
