@@ -7,7 +7,7 @@ moves by a scalar (`ptrs += BLOCK * stride`) has no array: it is its first value
 from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_of
 from triton_on_cpu.kernel import Kernel
-from triton_on_cpu.plan import SHAPES, is_affine
+from triton_on_cpu.plan import SHAPES
 from triton_on_cpu.ttir import Block, Op, Value
 
 
@@ -59,17 +59,20 @@ def _may_overwrite(kernel: Kernel, target: Value, value: Value, pairs: list[tupl
     return read.get(target, True) and not any(t is not target and t in read for t, _ in pairs)
 
 
-def arrays_read(kernel: Kernel, value: Value, same: bool = True, found: dict | None = None) -> dict[Value, bool]:
+def arrays_read(kernel: Kernel, value: Value) -> dict[Value, bool]:
     """The arrays that a tensor's expression reads: {value: whether element i reads nothing but element i}."""
-    found = {} if found is None else found
-    if not value.type.shape or value in kernel.running:
-        return found
-    if value in kernel.array:
-        found[value] = found.get(value, True) and same
-    elif value.op is not None:
-        keeps = value.op.name not in SHAPES and value.op.name != "tt.load"
-        for operand in value.op.operands:
-            arrays_read(kernel, operand, same and keeps, found)
+    found: dict[Value, bool] = {}
+    seen, unseen = set(), [(value, True)]
+    while unseen:
+        value, same = unseen.pop()
+        if (value, same) in seen or not value.type.shape or value in kernel.running:
+            continue
+        seen.add((value, same))
+        if value in kernel.array:
+            found[value] = found.get(value, True) and same
+        elif value.op is not None:
+            keeps = value.op.name not in SHAPES and value.op.name != "tt.load"
+            unseen += [(operand, same and keeps) for operand in value.op.operands]
     return found
 
 
@@ -124,7 +127,7 @@ def step_of(argument: Value, value: Value) -> Value | None:
 def _start_running(kernel: Kernel, argument: Value, initial: Value) -> None:
     offset = kernel.fresh("o")
     kernel.out.append(f"int64_t {offset} = 0;")
-    is_cheap = initial in kernel.running or initial.type.is_pointer or is_affine(initial)
+    is_cheap = initial in kernel.running or initial.type.is_pointer or kernel.plan.is_affine(initial)
     if not is_cheap:
         kernel.ensure_array(initial)
     kernel.running[argument] = initial, offset

@@ -7,7 +7,7 @@ elements, each piece at the outermost loop level at which its indices are known.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_of
@@ -15,6 +15,7 @@ from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, li
 from triton_on_cpu.plan import Plan
 from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
 
+LONG_TEXT = 200  # what is longer gets a name: sums of sums would double it again and again
 MAX_STACK_BYTES = 4 << 20  # half of what the calling thread has
 
 
@@ -247,8 +248,14 @@ class Kernel:
         if op.name in ("arith.extsi", "arith.index_cast"):
             return self.affine(nest, op.operands[0], indices)
         if op.name in ("arith.addi", "arith.subi", "arith.muli"):
-            a, b = (self.affine(nest, x, indices) for x in op.operands)
-            return None if a is None or b is None else _combined(op.name, a, b)
+            key = "affine", value, tuple(indices)
+            if key not in nest.memo:
+                a, b = (self.affine(nest, x, indices) for x in op.operands)
+                found = None if a is None or b is None else _combined(op.name, a, b)
+                if found is not None and len(found.rest) > LONG_TEXT:
+                    found = replace(found, rest=nest.named(found.level, "int64_t", found.rest, self.fresh("n")))
+                nest.memo[key] = found
+            return nest.memo[key]
         return None
 
     def address(self, nest: Nest, pointer: Value, indices: list[Index]) -> Address:

@@ -41,6 +41,7 @@ class Plan:
         self.starts: dict[Value, Value] = {}  # what a loop's argument, or result, starts with
         self._roots: dict[Value, tuple[set[Op], bool]] = {}
         self._costs: dict[Value, int] = {}
+        self._affine: dict[Value, bool] = {}
         for block in function.blocks:
             self._note_loops(block)
         for block in reversed(function.blocks):
@@ -113,7 +114,7 @@ class Plan:
             return True
         if op.name == "tt.load":
             return not self._may_wait(op, roots, grows)
-        if op.name in SHAPES or value.type.is_pointer or is_affine(value):
+        if op.name in SHAPES or value.type.is_pointer or self.is_affine(value):
             return False
         is_repeated = len(roots) > 1 or grows or any(root.block is not op.block for root in roots)
         return is_repeated and self.cost(value) >= DEAR
@@ -159,15 +160,24 @@ class Plan:
             a, b = a.op.operands[0], b.op.operands[0]
         return a is b or (a in self.arguments and b in self.arguments)
 
-
-def is_affine(value: Value) -> bool:
-    """Sums and products of ranges and scalars: cheaper to compute than to load."""
-    op = value.op
-    if not value.type.shape:
-        return True
-    if op is None:
-        return False
-    if op.name in ("arith.constant", "tt.make_range", "tt.splat"):
-        return True
-    steps = ("arith.addi", "arith.subi", "arith.muli", "arith.extsi", "tt.expand_dims", "tt.broadcast", "tt.trans")
-    return op.name in steps and all(is_affine(x) for x in op.operands)
+    def is_affine(self, value: Value) -> bool:
+        """Sums and products of ranges and scalars: cheaper to compute than to load."""
+        if value not in self._affine:
+            op = value.op
+            steps = (
+                "arith.addi",
+                "arith.subi",
+                "arith.muli",
+                "arith.extsi",
+                "tt.expand_dims",
+                "tt.broadcast",
+                "tt.trans",
+            )
+            self._affine[value] = not value.type.shape or (
+                op is not None
+                and (
+                    op.name in ("arith.constant", "tt.make_range", "tt.splat")
+                    or (op.name in steps and all(self.is_affine(x) for x in op.operands))
+                )
+            )
+        return self._affine[value]

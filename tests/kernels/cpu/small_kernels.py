@@ -714,6 +714,17 @@ def ranges(out_ptr):
 
 
 @triton.jit
+def doubled(x_ptr, out_ptr, n, N: tl.constexpr):
+    """Each step uses the one before twice: whoever writes it out has 2^26 terms."""
+    i = tl.arange(0, N)
+    place = i
+    for _ in tl.static_range(13):
+        place = place + place - i
+        place = place - i + i
+    tl.store(out_ptr + place, tl.load(x_ptr + i), mask=place < n)
+
+
+@triton.jit
 def narrow_constants(out_ptr):
     i = tl.arange(0, 2)
     tl.store(out_ptr + i, tl.full([2], float("-inf"), tl.bfloat16))
@@ -827,6 +838,7 @@ program("known_bounds", "known_bounds", "*f32 *f32", N=16)
 program("half_sums", "half_sums", "*f16 *f16 *f16", N=16)
 program("change_places", "change_places", "*i32 i32")
 program("drift", "drift", "*i32 *i32 i32", N=16)
+program("doubled", "doubled", "*f32 *f32 i32", N=16)
 program("ranges", "ranges", "*i32")
 program("overwritten", "overwritten", "*f32 *f32", N=16)
 program("unread", "unread", "*f32 *f32 i32", N=16)

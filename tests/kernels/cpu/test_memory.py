@@ -314,6 +314,15 @@ def test_faults_in_loops():
 
 
 @CHECKED
+def test_addresses_of_many_steps(checked):
+    """Code does not grow with the ways in which a value can be reached."""
+    x, out = numbers(16), torch.zeros(16)
+    run("doubled", x, out, 11, checked=checked)
+    assert torch.equal(out, torch.where(torch.arange(16) < 11, x, 0.0))
+    assert len(build(all_ttir()["doubled"], checked)[1].c_source) < 30_000
+
+
+@CHECKED
 def test_backwards(checked):
     x, out = numbers(16), torch.zeros(16)
     run("backwards", x, out, 11, checked=checked)
