@@ -53,6 +53,7 @@ docs/cli
 docs/server
 docs/gpu
 docs/emulator
+docs/cpu
 API reference <api/index>
 ```
 

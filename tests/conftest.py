@@ -14,7 +14,7 @@ from zlib import crc32
 if "triton" not in sys.modules:
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and os.environ.get("TWOPHASE_KERNELS") != "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from tests.enforced_types import enforce_types, unchecked_types

@@ -1,4 +1,4 @@
-"""The house has floors: kernels, emulator, engine, features, server, tools, labs. No package imports one above it, and no two files import each other."""
+"""The house has floors: Triton on a CPU, kernels, emulator, engine, features, server, tools, labs. No package imports one above it, and no two files import each other."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = (
+    "triton_on_cpu",
     "twophase_kernels",
     "ptx_emulator",
     "twophase",

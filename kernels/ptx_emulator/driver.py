@@ -123,6 +123,7 @@ def emulated(
         ValueError: A target that is not covered.
     """
     driver = EmulatingDriver(target, edit, builders)
+    before = triton.runtime.driver._active
     triton.runtime.driver.set_active(driver)
     try:
         if mode() != "emulated":
@@ -131,7 +132,7 @@ def emulated(
             )
         yield driver
     finally:
-        triton.runtime.driver.set_active(None)  # whatever there is, when next asked for
+        triton.runtime.driver.set_active(before)  # None: whatever there is, when next asked for
 
 
 def emulate(

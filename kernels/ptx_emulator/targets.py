@@ -71,7 +71,7 @@ class CompileOnlyDriver:
 def require_compiler() -> None:
     """Raises KernelsUnavailableError if this process was started for the interpreter."""
     triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
-    if mode() != "compiled":
+    if mode() != "cuda":
         raise KernelsUnavailableError(
             "This process runs kernels in the interpreter; compiling needs one started without TRITON_INTERPRET."
         )

@@ -37,11 +37,39 @@ class KernelsUnavailableError(RuntimeError):
     """Triton kernels cannot run in this process; the message gives the reason and the fix."""
 
 
+def _install_choice() -> Exception | None:
+    """`TWOPHASE_KERNELS=cpu` compiles kernels for the CPU. Returns the reason why it cannot, for `mode` to raise."""
+    choice = os.environ.get("TWOPHASE_KERNELS", "")
+    if choice == "" or IMPORT_ERROR is not None:
+        return None
+    if choice != "cpu":
+        return ValueError(f"TWOPHASE_KERNELS={choice!r} is not a mode that can be chosen: set it to cpu, or unset it.")
+    if os.environ.get("TRITON_INTERPRET", "").lower() in INTERPRET_ON:
+        return ValueError(
+            "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set: unset one, and start Python again."
+        )
+    try:
+        import triton_on_cpu
+
+        triton_on_cpu.install()
+    except RuntimeError as error:
+        return error
+    return None
+
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
 MAX_WIDTH = 65536  # of a row that one program holds in registers
 
 INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
 INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
+MEANING = {
+    "cuda": "compiled for a GPU",
+    "cpu": "compiled for the CPU",
+    "interpreted": "interpreted",
+    "emulated": "emulated",
+}
+
+_choice_error = _install_choice()
 
 
 @triton.jit
@@ -49,8 +77,13 @@ def _decorated_with_this_package():
     """Never launched: its type tells in which mode `triton.jit` decorated this package's kernels."""
 
 
-def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted", "emulated"]:
+def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interpreted", "emulated"]:
     """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
+
+    'cuda': compiled for a GPU (an AMD GPU too, as torch has it). 'cpu': compiled for this machine's processor by
+    triton_on_cpu, because TWOPHASE_KERNELS=cpu was set when this package was imported, or `triton_on_cpu.install` was
+    called. 'interpreted': by Triton's interpreter, because TRITON_INTERPRET=1 was set. 'emulated': compiled for a GPU
+    and executed by ptx_emulator.
 
     The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
     its kin, at the import of this package for our kernels. Both modes and the variable's present value must agree.
@@ -66,6 +99,8 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted",
             f"Triton is not installed ({IMPORT_ERROR}); its wheels exist for Linux only. On Linux: pip install triton. "
             "Elsewhere use the torch backend: attention_backend='torch'."
         )
+    if _choice_error is not None:
+        raise KernelsUnavailableError(str(_choice_error)) from _choice_error
     value = os.environ.get("TRITON_INTERPRET", "")
     if value.lower() not in INTERPRET_ON and value.lower() not in INTERPRET_OFF:
         raise KernelsUnavailableError(
@@ -80,7 +115,9 @@ def mode(dtype: torch.dtype | None = None) -> Literal["compiled", "interpreted",
         )
     if not wanted:
         _require_driver()
-        return "emulated" if getattr(triton.runtime.driver.active, "is_emulated", False) else "compiled"
+        if getattr(triton.runtime.driver.active, "runs_on_cpu", False):
+            return "cpu"
+        return "emulated" if getattr(triton.runtime.driver.active, "is_emulated", False) else "cuda"
     if dtype is torch.bfloat16:
         raise KernelsUnavailableError(
             "Triton's interpreter computes garbage in bfloat16 without saying so (it adds the bits as integers). "
@@ -107,10 +144,10 @@ def check_devices(**tensors: torch.Tensor | None) -> None:
 def check_device(name: str, device: torch.device) -> None:
     """The CPU where kernels are interpreted or emulated, a GPU (or none yet, 'meta') where they are compiled for it."""
     how = mode()
-    if (how == "compiled") == (device.type == "cpu"):
+    if (how == "cuda") == (device.type == "cpu"):
         raise ValueError(
-            f"Kernels are {how} in this process, but {name} is on {device}; put every tensor on the "
-            f"{'GPU' if how == 'compiled' else 'CPU'}."
+            f"Kernels are {MEANING[how]} in this process, but {name} is on {device}; put every tensor on the "
+            f"{'GPU' if how == 'cuda' else 'CPU'}."
         )
 
 

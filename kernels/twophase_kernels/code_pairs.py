@@ -78,7 +78,7 @@ def pair_decoder(kv_format: KVFormat, dtype: torch.dtype, head_dim: int, generat
     """
     if kv_format == "none" or dtype == torch.float32 or head_dim < 32 or generation == "cdna":
         return "no"
-    if generation == "interpreter":
+    if generation in ("interpreter", "cpu"):
         return "plain"
     return "hardware" if generation in ("ada", "hopper") else "packed"
 

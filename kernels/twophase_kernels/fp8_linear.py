@@ -232,9 +232,7 @@ def fp8_linear(
 def fp8_way(generation: Generation) -> str:
     """The kernel's argument FP8: 'hardware', matrix instructions on e4m3; 'packed', PTX that makes pairs of fp16;
     'plain', integer operations that make fp16."""
-    return {"ampere": "packed", "ada": "hardware", "hopper": "hardware", "cdna": "plain", "interpreter": "plain"}[
-        generation
-    ]
+    return {"ampere": "packed", "ada": "hardware", "hopper": "hardware"}.get(generation, "plain")
 
 
 def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) -> LinearTiles:
@@ -243,7 +241,7 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
     Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation == "interpreter":  # a tile's cost hardly depends on its size
+    if generation in ("interpreter", "cpu"):  # a tile's cost hardly depends on its size
         return LinearTiles(min(512, next_power_of_2(max(1, num_outputs))), block_t, 256, num_warps=4, num_stages=1)
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)

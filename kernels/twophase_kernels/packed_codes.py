@@ -152,7 +152,7 @@ def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: G
 
     fp32 has no pairs; AMD has other instructions, which have not been tried here.
     """
-    if dtype == torch.float32 or generation in ("interpreter", "cdna"):
+    if dtype == torch.float32 or generation in ("interpreter", "cpu", "cdna"):
         return "plain"
     if bits == 8:
         return INT8_PAIRS.value if dtype == torch.float16 else INT8_TO_BF16

@@ -367,6 +367,8 @@ def decode_tiles(
 
     Its figures were chosen for code without spills; on Hopper, for heads of 128, then by measured time.
     """
+    if generation == "cpu":  # no row more than there is; a tile of keys that stays in the first cache
+        return Tiles(next_power_of_2(num_rows), 64, num_warps=1, num_stages=1)
     block_m = max(16, next_power_of_2(num_rows))
     if generation == "interpreter":
         return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size

@@ -222,6 +222,8 @@ def prefill_tiles(
     block_m = max(at_least, 16 if num_rows <= 16 else 64 if num_rows <= 64 else 128)
     short_block_m = max(at_least, min(block_m, 64))
     block_d = padded_head_dim(head_dim)
+    if generation == "cpu":  # a tile of scores that stays in the first cache
+        return Tiles(short_block_m, 64, num_warps=1, num_stages=1)
     if generation == "interpreter":
         return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if dtype == torch.float32:  # no matrix units: registers are the limit

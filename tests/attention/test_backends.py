@@ -317,9 +317,9 @@ def check_auto_says_why(caplog, module=machine):
         raise KernelsUnavailableError("no gcc")
 
     for how, capability, why in (
-        (lambda: "compiled", (9, 0), None),
-        (lambda: "compiled", (8, 0), None),
-        (lambda: "compiled", (7, 5), "capability 8.0 (Ampere) or newer, and cuda:1 has 7.5"),
+        (lambda: "cuda", (9, 0), None),
+        (lambda: "cuda", (8, 0), None),
+        (lambda: "cuda", (7, 5), "capability 8.0 (Ampere) or newer, and cuda:1 has 7.5"),
         (lambda: "interpreted", (9, 0), "TRITON_INTERPRET is set"),
         (no_compiler, (9, 0), "no gcc"),
     ):

@@ -109,7 +109,24 @@ import triton
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
 """
-    assert run(code + ask(None)) == ["compiled"]
+    assert run(code + ask(None)) == ["cuda"]
+
+
+def test_chosen_by_the_environment(monkeypatch):
+    """TWOPHASE_KERNELS=cpu; and what cannot be chosen is said when kernels are asked for, not at the import."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    monkeypatch.setenv("TWOPHASE_KERNELS", "cpu")
+    assert run(ask(None)) == ["cpu"]
+    code = "import torch; from twophase_kernels.silu_mul import silu_mul as f; print(f(torch.ones(1, 2).bfloat16()).tolist())"
+    assert run(code) == [str(torch.nn.functional.silu(torch.ones(1, 1)).bfloat16().tolist())]
+    (line,) = run(ask("1"), interpret="1")
+    assert line == "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set: unset one, and start Python again."
+    monkeypatch.setenv("CC", "no_such_compiler")
+    (line,) = run(ask(None))
+    assert line.startswith("CC is 'no_such_compiler', but there is no program")
+    monkeypatch.setenv("TWOPHASE_KERNELS", "gpu")
+    (line,) = run(ask(None))
+    assert line == "TWOPHASE_KERNELS='gpu' is not a mode that can be chosen: set it to cpu, or unset it."
 
 
 interpreter_only = pytest.mark.skipif(torch.cuda.is_available(), reason="about the interpreter")
@@ -221,7 +238,7 @@ def test_the_interpreter_still_computes_garbage_in_bfloat16():
 
 def test_mode_agrees_with_this_machine():
     pytest.importorskip("triton", reason="not run here: no triton")
-    assert mode() == ("compiled" if torch.cuda.is_available() else "interpreted")
+    assert mode() == ("cuda" if torch.cuda.is_available() else "interpreted")
 
 
 def test_check_devices():

@@ -23,11 +23,13 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
             f"Triton is in interpreter mode (TRITON_INTERPRET is set), which runs float32 and float16 on the CPU; "
             f"got {dtype} on {device}. Use dtype='float32', device='cpu', or unset TRITON_INTERPRET."
         )
-    if how == "compiled" and device.type != "cuda":
+    if how == "cuda" and device.type != "cuda":
         return (
             f"Compiled Triton kernels need a CUDA device, got device {str(device)!r}. Use attention_backend='torch', "
             f"or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
         )
+    if how == "cpu" and device.type != "cpu":
+        return f"Triton kernels are compiled for the CPU (TWOPHASE_KERNELS=cpu), got device {str(device)!r}."
     if device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_CAPABILITY:

@@ -38,7 +38,9 @@ def how_kernels_run() -> str:
         how = mode()
     except KernelsUnavailableError as error:
         return f"Triton kernels are not run here: {error}"
-    if how == "compiled":
+    if how == "cpu":
+        return "Triton kernels are compiled, for this machine's processor."
+    if how == "cuda":
         return f"Triton kernels are compiled, for {torch.cuda.get_device_name()}."
     return "Triton kernels are interpreted on the CPU: the same results, much more slowly."
 

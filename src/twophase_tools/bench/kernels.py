@@ -251,9 +251,10 @@ def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None)
     """
     from twophase_tools.bench.cuda_timer import ColdGraphTimer
 
-    if _how_kernels_run() == "interpreted":
+    if (how := _how_kernels_run()) != "cuda":
+        variable = "TRITON_INTERPRET" if how == "interpreted" else "TWOPHASE_KERNELS"
         raise BackendUnavailableError(
-            "bench kernels times compiled kernels, but TRITON_INTERPRET is set: unset it and start again."
+            f"bench kernels times kernels compiled for a GPU, but {variable} is set: unset it and start again."
         )
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
     table = CaseTable(QUICK if quick else FULL, dtype, device)
@@ -267,14 +268,14 @@ def dry_run() -> KernelReport:
     Raises:
         BackendUnavailableError: Triton cannot run kernels in this process.
     """
-    if _how_kernels_run() == "interpreted":  # it computes garbage in bfloat16
+    if _how_kernels_run() != "cuda":  # the interpreter computes garbage in bfloat16
         table = CaseTable(QUICK, torch.float32, torch.device("cpu"), may_compile=False)
     else:
         table = CaseTable(QUICK, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
     return make_report(table, None, table.dtype, table.device)
 
 
-def _how_kernels_run() -> Literal["compiled", "interpreted"]:
+def _how_kernels_run() -> Literal["cuda", "cpu", "interpreted", "emulated"]:
     from twophase_kernels._triton import KernelsUnavailableError, mode
 
     try:

@@ -159,6 +159,46 @@ def check_triton_interpret() -> Findings:
         yield Finding("interpreter", "ok", detail)
 
 
+def check_kernel_mode() -> Findings:
+    """How Triton kernels run in a process with this environment, and why."""
+    import torch
+
+    choice = os.environ.get("TWOPHASE_KERNELS", "")
+    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    if sys.platform != "linux" or not extras.is_installed("triton"):
+        yield Finding(
+            "kernels", "not run", "Triton is not here (it has wheels for Linux only): torch computes everything"
+        )
+    elif choice not in ("", "cpu"):
+        yield Finding("kernels", "broken", f"TWOPHASE_KERNELS={choice!r} is not a mode", "Set it to cpu, or unset it.")
+    elif choice and interpreted:
+        yield Finding("kernels", "broken", "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set", "Unset one.")
+    elif choice:
+        yield _compiled_for_the_cpu()
+    elif interpreted:
+        yield Finding("kernels", "ok", "interpreted, because TRITON_INTERPRET is set")
+    elif torch.cuda.is_available():
+        yield Finding("kernels", "ok", "cuda: compiled for the GPU, because there is one")
+    else:
+        detail = (
+            "neither chosen nor a GPU: TWOPHASE_KERNELS=cpu compiles them for the CPU, TRITON_INTERPRET=1 interprets"
+        )
+        yield Finding("kernels", "not run", detail)
+
+
+def _compiled_for_the_cpu() -> Finding:
+    from triton_on_cpu.compile import toolchain
+    from triton_on_cpu.errors import CompilerMissingError
+
+    try:
+        compiler = toolchain()
+    except CompilerMissingError as error:
+        cure = "Install gcc (or pip install ziglang), or unset TWOPHASE_KERNELS and set TRITON_INTERPRET=1."
+        return Finding("kernels", "broken", f"TWOPHASE_KERNELS=cpu, but: {error}", cure)
+    how = f"by {' '.join(compiler.command)}, from {compiler.origin}"
+    return Finding("kernels", "ok", f"cpu: compiled {how}, because TWOPHASE_KERNELS=cpu")
+
+
 def check_torch_attention() -> Findings:
     import torch
 
@@ -174,13 +214,16 @@ def check_triton_attention() -> Findings:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    how = "compiled" if device == "cuda" else "interpreted"
+    on_cpu = os.environ.get("TWOPHASE_KERNELS") == "cpu"
+    how = "compiled for the CPU" if on_cpu else "compiled" if device == "cuda" else "interpreted"
     name = f"attention: Triton, {how}"
     if sys.platform != "linux":
         yield Finding(name, "not run", "Triton has wheels for Linux only; its exercises say 'not run here'")
         return
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    if device == "cpu":
+    if on_cpu:
+        device = "cpu"
+    elif device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "twophase_tools.cli.selftest", "triton", device]
     try:
@@ -268,6 +311,7 @@ CHECKS: tuple[Check, ...] = (
     check_packages,
     check_gpu,
     check_triton_interpret,
+    check_kernel_mode,
     check_torch_attention,
     check_triton_attention,
     check_model,

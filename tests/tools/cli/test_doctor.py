@@ -164,6 +164,38 @@ def test_triton_interpret_unset_is_not_worth_a_line(monkeypatch):
     assert list(checks.check_triton_interpret()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="not run here: triton has Linux wheels only")
+@pytest.mark.parametrize(
+    ("choice", "interpret", "gpu", "status", "why"),
+    [
+        ("", "1", False, "ok", "interpreted, because TRITON_INTERPRET is set"),
+        ("", "0", True, "ok", "cuda: compiled for the GPU, because there is one"),
+        ("", "0", False, "not run", "neither chosen nor a GPU: TWOPHASE_KERNELS=cpu compiles them"),
+        ("cpu", "0", True, "ok", "cpu: compiled by"),
+        ("cpu", "yes", False, "broken", "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set"),
+        ("gpu", "0", True, "broken", "TWOPHASE_KERNELS='gpu' is not a mode"),
+    ],
+)
+def test_kernel_mode(monkeypatch, choice, interpret, gpu, status, why):
+    pytest.importorskip("triton", reason="not run here: no triton")
+    monkeypatch.setenv("TWOPHASE_KERNELS", choice)
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    (finding,) = checks.check_kernel_mode()
+    assert (finding.name, finding.status) == ("kernels", status)
+    assert why in finding.detail
+    assert finding.cure or status != "broken"
+
+
+def test_kernel_mode_without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("TWOPHASE_KERNELS", "cpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("CC", str(tmp_path / "no compiler"))
+    (finding,) = checks.check_kernel_mode()
+    assert finding.status == "broken"
+    assert "there is no program" in finding.detail
+
+
 def pins(monkeypatch, *lines):
     monkeypatch.setattr(metadata, "requires", lambda name: list(lines))
     return list(checks.check_packages())

@@ -1,0 +1,185 @@
+"""Checked launches: an access outside the tensors, or an endless loop, becomes a Python error for a learner.
+
+The kernel verifies each access against the extents of its arguments, leaves out a wrong one and reports the first.
+The programs run on the pool's threads while this one waits, so that it can stop them when their time is over, or at an
+interrupt from the keyboard.
+"""
+
+import ctypes
+import linecache
+import os
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from triton_on_cpu.errors import AssertionFailedError, OutOfBoundsError, TimeLimitError
+from triton_on_cpu.pool import num_threads, pool
+
+WAIT_NS = 50_000_000  # between two looks at the clock and at the keyboard
+ATOMIC, ASSERT = 3, 4  # fault_kind in runtime.h
+VERBS = {1: "reads", 2: "writes", ATOMIC: "updates"}
+
+
+class Extent(ctypes.Structure):
+    """As in runtime.h, like the structures below."""
+
+    _fields_ = (("base", ctypes.c_uint64), ("bytes", ctypes.c_uint64))
+
+
+class Fault(ctypes.Structure):
+    _fields_ = (
+        ("failed", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("program", ctypes.c_int32 * 3),
+        ("argument", ctypes.c_int32),
+        ("line", ctypes.c_int32),
+        ("site", ctypes.c_int32),
+        ("element_bytes", ctypes.c_int32),
+        ("element", ctypes.c_int64),
+        ("address", ctypes.c_uint64),
+    )
+
+
+class Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_int32 * 3),
+        ("num_args", ctypes.c_int32),
+        ("extents", ctypes.c_void_p),
+        ("fault", ctypes.c_void_p),
+        ("stop", ctypes.c_void_p),
+    )
+
+
+class Job(ctypes.Structure):
+    """As in pool.c."""
+
+    _fields_ = (("run", ctypes.c_void_p), ("launch", ctypes.c_void_p), ("args", ctypes.c_void_p))
+
+
+def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values: Sequence[Any]) -> None:
+    """One launch of a kernel that was compiled with checks. `words` are the arguments, eight bytes each.
+
+    Raises:
+        OutOfBoundsError: For the first wrong access; all are left out, and other programs may have run.
+        AssertionFailedError: A `tl.device_assert` did not hold.
+        TimeLimitError: After the driver's `time_limit_s`.
+    """
+    number, kept = len(launcher.places), ctypes.create_string_buffer(words)
+    begin = ctypes.addressof(kept)
+    args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
+    extents = (Extent * max(number, 1))()
+    for i, (place, is_pointer) in enumerate(zip(launcher.places, launcher.is_pointer, strict=True)):
+        if is_pointer:
+            extents[i] = Extent(values[place].data_ptr(), _span_bytes(values[place]))
+    fault, stop = Fault(), ctypes.c_int32(0)
+    launch = Launch(grid, number, ctypes.addressof(extents), ctypes.addressof(fault), ctypes.addressof(stop))
+    job = Job(launcher.function, ctypes.addressof(launch), ctypes.addressof(args))
+    in_time = _run_until(job, stop, launcher.driver.time_limit_s)
+    if fault.failed:
+        _raise(launcher, fault, values)
+    if not in_time:
+        raise TimeLimitError(
+            f"{launcher.metadata.name} over the grid {grid} was still running after {launcher.driver.time_limit_s:g} s "
+            "and was stopped; its writes until then remain. Usually a loop does not end: a `while` whose "
+            "condition no statement in it changes, or a `range` whose step or bound is wrong. If the kernel really "
+            "takes so long, raise time_limit_s."
+        )
+
+
+def _run_until(job: Job, stop: ctypes.c_int32, limit_s: float) -> bool:
+    """Whether all programs came to their end in time. In any case none runs any more when this is left."""
+    library = pool()
+    while not library.pool_start(ctypes.addressof(job), 1, num_threads()):
+        time.sleep(1e-4)  # another thread's launch is running
+    end = time.monotonic() + limit_s
+    finished = False
+    try:
+        while not (finished := bool(library.pool_wait(WAIT_NS))):
+            if time.monotonic() > end:
+                stop.value = 1
+                return False
+        return True
+    finally:
+        if not finished:  # too late, or interrupted
+            stop.value = 1
+            while not library.pool_wait(WAIT_NS):
+                pass
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """From a tensor's first element to the end of its last."""
+    tensor = getattr(tensor, "base", tensor) if not isinstance(tensor, torch.Tensor) else tensor  # triton.reinterpret
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _raise(launcher: Any, fault: Fault, values: Sequence[Any]) -> NoReturn:
+    site = launcher.metadata.sites[fault.site]
+    line, file = fault.line or site["line"], site["file"]
+    text = linecache.getline(file, line).strip()
+    where = (
+        f"\n  {os.path.basename(file)}, line {line}: {text}" if text else f" ({os.path.basename(file)}, line {line})"
+    )
+    program = f"{launcher.metadata.name}, program {tuple(fault.program)}"
+    if fault.kind == ASSERT:
+        raise AssertionFailedError(f"{program}: device_assert failed: {site['message']}.{where}")
+    verb = VERBS.get(fault.kind, "touches")
+    if fault.argument < 0:
+        raise OutOfBoundsError(
+            f"{program} {verb} address {fault.address:#x}, which is in none of the tensors that it was given.{where}\n"
+            "  Usually a pointer is computed from a wrong one, or an index is taken for a pointer."
+        )
+    name = launcher.metadata.arguments[fault.argument]["name"]
+    tensor = values[launcher.places[fault.argument]]
+    found = f"{name}{_index(fault.element, tensor)}"
+    raise OutOfBoundsError(
+        f"{program} {verb} {found}, outside of {name}, which has shape {list(tensor.shape)} and strides "
+        f"{list(tensor.stride())}.{where}\n  {_usual_cause(fault, tensor, text)}"
+    )
+
+
+def _index(element: int, tensor: torch.Tensor) -> str:
+    """Where the kernel reached: the element's number, and, for a plain layout of several dimensions, its index."""
+    strides = tensor.stride()
+    is_plain = len(strides) > 1 and all(s > 0 for s in strides) and list(strides) == sorted(strides, reverse=True)
+    if not is_plain:
+        return f"[{element}]" if strides == (1,) else f" + {element}"
+    index, rest = [], element
+    for stride in strides:
+        index.append(rest // stride)
+        rest -= index[-1] * stride
+    return f" + {element}, that is {name_of(index)}"
+
+
+def name_of(index: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, index))}]"
+
+
+def _usual_cause(fault: Fault, tensor: torch.Tensor, text: str) -> str:
+    """The most frequent reason for such an access. `text` is the line, '' if it cannot be read."""
+    end = _span_bytes(tensor) // tensor.element_size()
+    if end == 0:
+        return "The tensor is empty: nothing of it may be touched."
+    if fault.element < 0:
+        return (
+            "The index is negative: an index tensor that holds -1, a subtraction below zero, or a 32-bit product that "
+            "overflowed (make one factor .to(tl.int64))."
+        )
+    if fault.element >= 8 * end:
+        return (
+            "It is far outside: usually a stride is wrong or belongs to another tensor or dimension, two arguments are "
+            "swapped, or an index was loaded from memory that holds no index."
+        )
+    if text and "mask" not in text.partition("#")[0]:
+        return (
+            "It is just past the end, and this line has no mask: usually the last block is only partly filled. "
+            "Give mask=offsets < n (and other= to a load)."
+        )
+    return (
+        "It is just past the end although the line may have a mask: usually the mask compares with another dimension's "
+        "size, lacks one dimension, or is <= where < is meant."
+    )

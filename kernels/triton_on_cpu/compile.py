@@ -1,0 +1,209 @@
+"""From C to a shared object: which C compiler, its flags, its failures, and where this package's own library is kept.
+
+Kernels are kept by Triton's disk cache, whose key includes `toolchain().identity`. The library that runs them, pool.c,
+is kept in the same folder. Files appear there by renaming, so that processes may compile the same thing at once.
+"""
+
+import ctypes
+import errno
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
+
+HERE = Path(__file__).parent
+# Not -ffast-math: NaN, infinities and signed zeros keep their meaning. GPUs contract to fused multiply-adds, too.
+# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
+FLAGS = (
+    "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
+    "-fno-tree-loop-distribute-patterns", "-w",
+)  # fmt: skip
+TIMEOUT_S = 600
+SHOWN_LINES = 20  # of the compiler's output
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C compiler. `command` begins every call; `origin` says why it was chosen; `identity` is part of cache keys."""
+
+    command: tuple[str, ...]
+    origin: str
+
+    @property
+    def identity(self) -> str:
+        return " ".join((*self.command, _version_of(self.command[0]), *FLAGS, native_flag(), _processor()))
+
+
+def toolchain() -> Toolchain:
+    """CC if it is set, else gcc, clang or cc in PATH, else the clang of the PyPI package `ziglang`.
+
+    Raises:
+        CompilerMissingError: No compiler was found; or not the compiler in CC, for a choice is not replaced silently.
+    """
+    return _toolchain(os.environ.get("CC", ""), os.environ.get("PATH", ""))
+
+
+@cache
+def _toolchain(chosen: str, path: str) -> Toolchain:
+    if chosen:
+        command = shlex.split(chosen)
+        if shutil.which(command[0], path=path) is None:
+            raise CompilerMissingError(
+                f"CC is {chosen!r}, but there is no program {command[0]!r}. Correct it, or unset it to use gcc."
+            )
+        return Toolchain(tuple(command), "CC")
+    for name in ("gcc", "clang", "cc"):
+        if found := shutil.which(name, path=path):
+            return Toolchain((found,), "PATH")
+    if importlib.util.find_spec("ziglang"):
+        return Toolchain((sys.executable, "-m", "ziglang", "cc"), "the package ziglang")
+    raise CompilerMissingError(
+        "There is no C compiler: no gcc or clang in PATH, CC is not set, and the package ziglang is not installed. "
+        "Install one (Debian and Ubuntu: apt install gcc; anywhere: pip install ziglang), "
+        "or use Triton's interpreter, which needs none: TRITON_INTERPRET=1 before Python starts."
+    )
+
+
+@cache
+def _version_of(program: str) -> str:
+    """Distinguishes a compiler from its upgrade, without running it."""
+    path = Path(shutil.which(program) or program).resolve()
+    try:
+        status = path.stat()
+    except OSError:
+        return str(path)
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def native_flag() -> str:
+    """All instructions of this processor. (x86 compilers take -mcpu for something else.)"""
+    return "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+
+
+@cache
+def _processor() -> str:
+    """The facts behind -march=native: a cache in a home folder may be shared by machines that differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    known = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    facts = sorted({line for line in lines if line.startswith(known)})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) -> bytes:
+    """The shared object of one C file. It loads: that was tried.
+
+    Raises:
+        CompilerMissingError: There is no compiler.
+        CompilerError: It refused the source, was killed, took longer than `TIMEOUT_S`, or made what does not load.
+        CacheError: There is no room for its files.
+    """
+    chosen = toolchain()
+    try:
+        with tempfile.TemporaryDirectory(prefix="triton_on_cpu_") as folder:
+            c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
+            c_file.write_text(source)
+            files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
+            _run([*chosen.command, *FLAGS, native_flag(), "-shared", *extra, *files], name)
+            _check_loads(so_file, chosen, name)
+            return so_file.read_bytes()
+    except OSError as error:
+        raise cache_error(error, tempfile.gettempdir(), "TMPDIR") from error
+
+
+def _run(command: list[str], name: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CompilerError(
+            f"{command[0]} had not compiled {name} after {TIMEOUT_S} s and was stopped. "
+            "Look at what else is running, or give the kernel smaller tiles."
+        ) from None
+    except OSError as error:  # removed since it was found, or not a program
+        raise CompilerError(f"{command[0]} could not be started ({error}). Set CC to another compiler.") from error
+    if done.returncode == 0:
+        return
+    if "No space left on device" in done.stderr:
+        raise cache_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), tempfile.gettempdir(), "TMPDIR")
+    killed = -done.returncode if done.returncode < 0 else _signal_of_child(done.stderr)
+    if killed:
+        raise CompilerError(
+            f"{command[0]} was killed by signal {killed} ({signal.strsignal(killed)}) while it compiled {name}. "
+            "Most often memory ran out: close other programs, or give the kernel smaller tiles; then run it again."
+        )
+    shown = "\n".join(done.stderr.strip().splitlines()[-SHOWN_LINES:])
+    raise CompilerError(
+        f"{command[0]} cannot compile the C of {name} (exit status {done.returncode}). "
+        f"If another compiler (CC=clang) can, please report it. The command was\n{shlex.join(command)}\n{shown}"
+    )
+
+
+def _signal_of_child(output: str) -> int:
+    """gcc is a driver: when the system kills the compiler proper (cc1), gcc says so and ends with its own status."""
+    return int(signal.SIGKILL) if "Killed signal" in output or "signal 9" in output else 0
+
+
+def _check_loads(path: Path, chosen: Toolchain, name: str) -> None:
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilerError(
+            f"{shlex.join(chosen.command)} (from {chosen.origin}) made a library of {name} that does not load "
+            f"({error}). It may compile for another system: set CC to this machine's compiler."
+        ) from error
+
+
+def cache_error(error: OSError, folder: str | Path, variable: str) -> CacheError:
+    """The error for a folder that does not take files, with its fix."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CacheError(
+            f"The disk is full ({folder}: {error.strerror}). Free some space, or set {variable} to a folder elsewhere."
+        )
+    return CacheError(
+        f"{folder} does not take files ({error.strerror or error}). Set {variable} to a folder that does."
+    )
+
+
+def library(path: Path, folder: Path) -> ctypes.CDLL:
+    """This package's C file `path`, compiled once per compiler and kept in `folder`."""
+    source = path.read_text() + (HERE / "runtime.h").read_text()
+    key = hashlib.sha256((source + toolchain().identity).encode()).hexdigest()[:20]
+    kept = folder / f"triton_on_cpu_{path.stem}_{key}.so"
+    if not kept.exists():
+        content = compile_c(path.read_text(), path.name)
+        replace_file(kept, content)
+    try:
+        return ctypes.CDLL(str(kept))
+    except OSError as error:  # truncated by a crash, say
+        kept.unlink(missing_ok=True)
+        raise CompilerError(f"{kept} does not load ({error}); it was removed. Run again.") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """The file appears whole or not at all; of two processes the last wins, and both have the same content."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise cache_error(error, path.parent, "TRITON_CACHE_DIR") from error

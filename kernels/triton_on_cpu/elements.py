@@ -1,0 +1,345 @@
+"""One element of an elementwise operation, as a C expression of its operands' elements.
+
+C has no bf16, fp16 or fp8 of its own here. A bf16 or fp16 value is a `float` that such a number can hold: the float
+operation is done, then rounded to nearest even, which is what one rounding would have given (24 bits are enough for
++ - * / and sqrt of numbers of 11). An fp8 value is its code, a byte, until it is converted. An i1 is 0 or 1.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triton_on_cpu.ttir import Op
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How C holds an element: the type of a value, the type in a tensor's memory, and what converts between them."""
+
+    value: str
+    stored: str
+    num_bytes: int
+    load: str = ""
+    store: str = ""
+    round: str = ""  # after arithmetic in float
+
+    @property
+    def bits(self) -> int:
+        return 1 if self.value == "_Bool" else 8 * self.num_bytes
+
+    @property
+    def is_float(self) -> bool:
+        return self.value in ("float", "double")
+
+    @property
+    def unsigned(self) -> str:
+        return self.value if self.value == "_Bool" else f"u{self.value}"
+
+
+KINDS = {
+    "f32": Kind("float", "float", 4),
+    "f64": Kind("double", "double", 8),
+    "bf16": Kind("float", "uint16_t", 2, "bf16_to_f32", "bf16_of_f32", "round_bf16"),
+    "f16": Kind("float", "uint16_t", 2, "f16_to_f32", "f16_of_f32", "round_f16"),
+    "f8E4M3FN": Kind("uint8_t", "uint8_t", 1),
+    "f8E5M2": Kind("uint8_t", "uint8_t", 1),
+    "i1": Kind("_Bool", "uint8_t", 1, "0 != "),
+    "i8": Kind("int8_t", "int8_t", 1),
+    "i16": Kind("int16_t", "int16_t", 2),
+    "i32": Kind("int32_t", "int32_t", 4),
+    "i64": Kind("int64_t", "int64_t", 8),
+    "index": Kind("int64_t", "int64_t", 8),
+}
+FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+
+
+def kind_of(element: str) -> Kind:
+    """Of any element, pointers too."""
+    if element.startswith("ptr<"):
+        name = f"{kind_of(element[4:-1]).stored} *"
+        return Kind(name, name, 8)
+    return KINDS[element]
+
+
+FLOAT_INFIX = {"addf": "+", "subf": "-", "mulf": "*", "divf": "/"}
+FLOAT_COMPARISONS = {
+    "oeq": "{a} == {b}", "ogt": "{a} > {b}", "oge": "{a} >= {b}", "olt": "{a} < {b}", "ole": "{a} <= {b}",
+    "one": "({a} < {b}) | ({a} > {b})", "ord": "({a} == {a}) & ({b} == {b})",
+    "ueq": "!(({a} < {b}) | ({a} > {b}))", "ugt": "!({a} <= {b})", "uge": "!({a} < {b})", "ult": "!({a} >= {b})",
+    "ule": "!({a} > {b})", "une": "{a} != {b}", "uno": "({a} != {a}) | ({b} != {b})",
+}  # fmt: skip
+INTEGER_INFIX = {"addi": "+", "subi": "-", "muli": "*", "andi": "&", "ori": "|", "xori": "^"}
+COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+EXTREMES = {"maxsi": ">", "minsi": "<", "maxui": ">", "minui": "<"}
+# In numbers.h for fp32, in libm for f64.
+FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "abs", "floor", "ceil", "sin", "cos", "tanh", "erf")
+
+
+def constant_text(op: Op) -> str:
+    """The C literal of `arith.constant`, a number that all elements share."""
+    text = re.sub(r"^arith\.constant (?:\{[^}]*\} )?", "", op.text).strip()
+    found = re.match(r"dense<(.*)>$", text)
+    text = found[1] if found else text
+    element = op.result.type.element
+    if text.startswith(("[", '"')):
+        raise op.unsupported("Load the numbers from a tensor.", "a constant tensor of different numbers")
+    if text in ("true", "false"):
+        return "1" if text == "true" else "0"
+    if element in FP8:
+        value = _float_of(text, element)
+        if value:
+            raise op.unsupported("Convert it from fp32 with .to().", "an fp8 constant")
+        return "0x80" if math.copysign(1, value) < 0 else "0"
+    if KINDS[element].is_float:
+        return _float_literal(_float_of(text, element), element)
+    if element in ("i64", "index"):
+        return f"INT64_C({text})" if int(text) > -(2**63) else "INT64_MIN"
+    return f"(int32_t)({text}LL)" if int(text) == -(2**31) else f"({text})" if text.startswith("-") else text
+
+
+def _float_of(text: str, element: str) -> float:
+    if not text.lower().startswith("0x"):
+        return float(text)
+    bits = int(text, 16)
+    if element == "bf16":
+        bits, element = bits << 16, "f32"
+    code, size = {"f32": ("<f", 4), "f16": ("<e", 2), "f64": ("<d", 8)}.get(element, ("<f", 4))
+    return struct.unpack(code, bits.to_bytes(size, "little"))[0]
+
+
+def _float_literal(value: float, element: str) -> str:
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{value!r}{'' if element == 'f64' else 'f'}"
+    return f"({text})" if text.startswith("-") else text
+
+
+def compute(op: Op, x: list[str]) -> str:
+    """A C expression of one element of `op`'s result; x are its operands' elements.
+
+    Raises:
+        NotSupportedError: No such operation is known.
+    """
+    dialect, _, name = op.name.partition(".")
+    handler = HANDLERS.get(op.name) or HANDLERS.get(name)
+    if handler is None and dialect == "math":
+        return _function(op, name, x)
+    if handler is None:
+        raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1) or other operations.")
+    return handler(op, name, x)
+
+
+def _rounded(op: Op, text: str) -> str:
+    return f"{KINDS[op.result.type.element].round}({text})"
+
+
+def _float_infix(op: Op, name: str, x: list[str]) -> str:
+    return _rounded(op, f"{x[0]} {FLOAT_INFIX[name]} {x[1]}")
+
+
+def _integer_infix(op: Op, name: str, x: list[str]) -> str:
+    """Sums wrap around: they are computed unsigned."""
+    kind, sign = KINDS[op.result.type.element], INTEGER_INFIX[name]
+    if kind.bits == 1:
+        return f"(({x[0]} {sign} {x[1]}) & 1)"
+    if sign in "&|^":
+        return f"({x[0]} {sign} {x[1]})"
+    return f"({kind.value})(({kind.unsigned}){x[0]} {sign} ({kind.unsigned}){x[1]})"
+
+
+def _shift(op: Op, name: str, x: list[str]) -> str:
+    """As a GPU shifts: by as many bits as there are, or more, nothing is left but the sign."""
+    kind = KINDS[op.result.type.element]
+    sign = "<<" if name == "shli" else ">>"
+    number = kind.value if name == "shrsi" else kind.unsigned
+    if re.fullmatch(r"\d+", x[1]) and int(x[1]) < kind.bits:
+        return f"({kind.value})(({number}){x[0]} {sign} {x[1]})"
+    by = f"({kind.unsigned}){x[1]}"
+    if name == "shrsi":
+        return f"({kind.value})({x[0]} >> ({by} < {kind.bits} ? {x[1]} : {kind.bits - 1}))"
+    return f"({by} < {kind.bits} ? ({kind.value})(({number}){x[0]} {sign} ({by} & {kind.bits - 1})) : 0)"
+
+
+def _divide(op: Op, name: str, x: list[str]) -> str:
+    """Towards zero, without a trap. The C compiler makes multiplications of divisors that it knows."""
+    kind = KINDS[op.result.type.element]
+    if re.fullmatch(r"[1-9]\d*", x[1]):
+        number = kind.unsigned if name.endswith("ui") else kind.value
+        return f"({kind.value})(({number}){x[0]} {'/' if name.startswith('div') else '%'} ({number}){x[1]})"
+    return f"{name}_{op.result.type.element}({x[0]}, {x[1]})"
+
+
+def _compare_integers(op: Op, name: str, x: list[str]) -> str:
+    predicate = op.keyword
+    kind = kind_of(op.operands[0].type.element)
+    if predicate in ("eq", "ne"):
+        return f"({x[0]} {COMPARISONS[predicate]} {x[1]})"
+    if kind.bits == 1:  # a signed true is -1
+        cast = "-(int)" if predicate.startswith("s") else "(int)"
+    else:
+        cast = f"({kind.value if predicate.startswith('s') else kind.unsigned})"
+    return f"({cast}{x[0]} {COMPARISONS[predicate[1:]]} {cast}{x[1]})"
+
+
+def _compare_floats(op: Op, name: str, x: list[str]) -> str:
+    if op.keyword in ("true", "false"):
+        return "1" if op.keyword == "true" else "0"
+    return f"({FLOAT_COMPARISONS[op.keyword].format(a=x[0], b=x[1])})"
+
+
+def _select(op: Op, name: str, x: list[str]) -> str:
+    return f"({x[0]} ? {x[1]} : {x[2]})"
+
+
+def _integer_extreme(op: Op, name: str, x: list[str]) -> str:
+    kind = KINDS[op.result.type.element]
+    cast = f"({kind.unsigned})" if name.endswith("ui") else "-(int)" if kind.bits == 1 else ""
+    return f"({cast}{x[0]} {EXTREMES[name]} {cast}{x[1]} ? {x[0]} : {x[1]})"
+
+
+def _call(op: Op, name: str, x: list[str]) -> str:
+    """A function of numbers.h of the operation's name and the type's."""
+    double = "_f64" if op.result.type.element == "f64" else ""
+    return f"{name}{double}({', '.join(x)})"
+
+
+def _function(op: Op, name: str, x: list[str]) -> str:
+    name = {"absf": "abs"}.get(name, name)
+    if name not in FUNCTIONS:
+        raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1) or other functions.")
+    is_double = op.result.type.element == "f64"
+    return _rounded(op, f"{name}_{'f64' if is_double else 'f32'}({x[0]})")
+
+
+def _fma(op: Op, name: str, x: list[str]) -> str:
+    return _rounded(op, f"{'fma' if op.result.type.element == 'f64' else 'fmaf'}({', '.join(x)})")
+
+
+def _clamp(op: Op, name: str, x: list[str]) -> str:
+    """tl.clamp: a NaN becomes the lower bound, unless it is to be kept."""
+    double = "_f64" if op.result.type.element == "f64" else ""
+    suffix = "imumf" if "propagateNan = all" in op.text else "numf"
+    return f"min{suffix}{double}(max{suffix}{double}({x[0]}, {x[1]}), {x[2]})"
+
+
+def _convert_integer(op: Op, name: str, x: list[str]) -> str:
+    source, kind = KINDS[op.operands[0].type.element], KINDS[op.result.type.element]
+    if kind.bits == 1:
+        return f"({x[0]} & 1)"
+    if source.bits == 1:
+        return f"({kind.value})-(int){x[0]}" if name == "extsi" else f"({kind.value}){x[0]}"
+    return f"({kind.value})({source.unsigned}){x[0]}" if name == "extui" else f"({kind.value}){x[0]}"
+
+
+def _integer_to_float(op: Op, name: str, x: list[str]) -> str:
+    source, kind = KINDS[op.operands[0].type.element], KINDS[op.result.type.element]
+    cast = f"({source.unsigned})" if name == "uitofp" else "-(int)" if source.bits == 1 else ""
+    return _rounded(op, f"({kind.value}){cast}{x[0]}")
+
+
+def _float_to_integer(op: Op, name: str, x: list[str]) -> str:
+    """As a GPU: towards zero, what is too large becomes the nearest integer, NaN 0. (Fewer bits: of 32, the lowest.)"""
+    kind = KINDS[op.result.type.element]
+    sign = "u" if name == "fptoui" else "i"
+    double = "f64" if op.operands[0].type.element == "f64" else "f32"
+    text = f"({kind.value}){sign}{max(32, kind.bits)}_of_{double}({x[0]})"
+    return f"(({text}) & 1)" if kind.bits == 1 else text
+
+
+def _convert_float(op: Op, name: str, x: list[str]) -> str:
+    """Between floats of any width; to nearest even, or towards zero where Triton says so."""
+    source, target = op.operands[0].type.element, op.result.type.element
+    text = f"{FP8[source]}_to_f32({x[0]})" if source in FP8 else x[0]
+    if op.string("rounding") == "rtz":
+        raise op.unsupported("Leave out fp_downcast_rounding='rtz'.", "rounding towards zero")
+    if target in FP8:
+        return f"{FP8[target]}_of_f32({text})"
+    if KINDS[source].num_bytes > KINDS[target].num_bytes or {source, target} == {"bf16", "f16"}:
+        text = f"(float)({text})"
+        return _rounded(op, text)
+    return f"({KINDS[target].value})({text})"
+
+
+def _bitcast(op: Op, name: str, x: list[str]) -> str:
+    source, target = op.operands[0].type.element, op.result.type.element
+    if target.startswith("ptr<"):
+        return f"({kind_of(target).value})({x[0]})"
+    a, b = KINDS[source], KINDS[target]
+    if not a.is_float and not b.is_float:
+        return f"({b.value}){x[0]}"
+    if a.is_float and b.is_float and source != target:  # bf16 and fp16
+        return f"{b.load}({a.store}({x[0]}))"
+    if a.is_float:
+        return f"(int16_t){a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
+    return f"{b.load}((uint16_t){x[0]})" if b.load else f"{target}_of_bits({x[0]})"
+
+
+def _multiply_high(op: Op, name: str, x: list[str]) -> str:
+    if op.result.type.element == "i32":
+        return f"(int32_t)(((uint64_t)(uint32_t){x[0]} * (uint32_t){x[1]}) >> 32)"
+    return f"(int64_t)(((unsigned __int128)(uint64_t){x[0]} * (uint64_t){x[1]}) >> 64)"
+
+
+def _external(op: Op, name: str, x: list[str]) -> str:
+    """libdevice's __nv_expf is libm's expf."""
+    symbol = op.string("symbol").removeprefix("__nv_")
+    if symbol not in LIBM:
+        raise op.unsupported("Use tl.math, or the interpreter.", f"libdevice's {symbol or 'function'}")
+    return _rounded(op, f"{symbol}({', '.join(x)})")
+
+
+_NAMES = (
+    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs floor fma fmod "
+    "hypot ldexp lgamma log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh tgamma trunc"
+)
+LIBM = {name + suffix for name in _NAMES.split() for suffix in ("f", "")}
+
+
+def _inline_ptx(op: Op, name: str, x: list[str]) -> str:
+    raise op.unsupported(
+        "Give the kernel a plain variant beside its PTX, and choose it where the target's backend is 'cpu'.",
+        "inline PTX (tl.inline_asm_elementwise)",
+    )
+
+
+def _text(template: str) -> Callable[[Op, str, list[str]], str]:
+    return lambda op, name, x: template.format(*x)
+
+
+HANDLERS: dict[str, Callable[[Op, str, list[str]], str]] = {
+    **dict.fromkeys(FLOAT_INFIX, _float_infix),
+    **dict.fromkeys(INTEGER_INFIX, _integer_infix),
+    **dict.fromkeys(("shli", "shrsi", "shrui"), _shift),
+    **dict.fromkeys(("divsi", "remsi", "divui", "remui"), _divide),
+    **dict.fromkeys(EXTREMES, _integer_extreme),
+    **dict.fromkeys(("maxnumf", "minnumf", "maximumf", "minimumf"), _call),
+    **dict.fromkeys(("extsi", "extui", "trunci", "index_cast"), _convert_integer),
+    **dict.fromkeys(("sitofp", "uitofp"), _integer_to_float),
+    **dict.fromkeys(("fptosi", "fptoui"), _float_to_integer),
+    **dict.fromkeys(("extf", "truncf", "fp_to_fp"), _convert_float),
+    "cmpi": _compare_integers,
+    "cmpf": _compare_floats,
+    "select": _select,
+    "negf": _text("(-{0})"),
+    "absi": _text("({0} < 0 ? -{0} : {0})"),
+    "remf": lambda op, name, x: _rounded(
+        op, f"{'fmod' if op.result.type.element == 'f64' else 'fmodf'}({x[0]}, {x[1]})"
+    ),
+    "precise_divf": lambda op, name, x: _rounded(op, f"{x[0]} / {x[1]}"),
+    "precise_sqrt": lambda op, name, x: _function(op, "sqrt", x),
+    "fma": _fma,
+    "bitcast": _bitcast,
+    "tt.clampf": _clamp,
+    "tt.addptr": _text("{0} + {1}"),
+    "tt.int_to_ptr": lambda op, name, x: f"({kind_of(op.result.type.element).value}){x[0]}",
+    "tt.ptr_to_int": _text("(int64_t){0}"),
+    "tt.mulhiui": _multiply_high,
+    "tt.get_program_id": lambda op, name, x: f"program[{'xyz'.index(op.keyword)}]",
+    "tt.get_num_programs": lambda op, name, x: f"l->grid[{'xyz'.index(op.keyword)}]",
+    "tt.extern_elementwise": _external,
+    "tt.elementwise_inline_asm": _inline_ptx,
+}

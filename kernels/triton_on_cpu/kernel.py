@@ -1,0 +1,334 @@
+"""The C of one kernel while it is written: names of what is there, and elements of tensors that are not.
+
+Where a tensor's element comes from is decided here. Scalars and arrays have C names. A `running` tensor, which a loop
+moves by the same scalar at each turn, is its first value plus an offset. Everything else is computed from its operands'
+elements, each piece at the outermost loop level at which its indices are known.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from triton_on_cpu import elements
+from triton_on_cpu.elements import kind_of
+from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
+from triton_on_cpu.plan import Plan
+from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
+
+LONG_TEXT = 200  # what is longer gets a name: sums of sums would double it again and again
+MAX_STACK_BYTES = 4 << 20  # half of what the calling thread has
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the kernel's source that a checked launch may name (`fault.site` is an index into `sites`)."""
+
+    file: str
+    line: int
+    what: str  # 'load', 'store', 'atomic' or 'assert'
+    argument: str  # the pointer argument's name; '' if it cannot be traced
+    message: str = ""  # an assertion's
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An integer element as `factor` * innermost variable + `rest`, which is known from `level` on.
+
+    `factor` is a number where it is known, else C.
+    """
+
+    factor: int | str
+    rest: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an element lies: `base[at]`. `base` is known outside of the innermost loop.
+
+    `step`: elements from one turn of that loop to the next, None if they are not the same distance apart.
+    """
+
+    base: str
+    at: str
+    step: int | str | None
+
+
+Emitter = Callable[["Kernel", Op], None]
+ElementWriter = Callable[["Kernel", Nest, Op, list[Index]], str]
+
+
+class Kernel:
+    """What has been written of a kernel.
+
+    Args:
+        emit: Writes an operation where it stands.
+        element_writers: By operation, C of one element of a result that is not computed from its operands' elements.
+    """
+
+    def __init__(
+        self, function: Function, checked: bool, emit: Emitter, element_writers: dict[str, ElementWriter]
+    ) -> None:
+        self.function, self.checked = function, checked
+        self.plan = Plan(function, checked)
+        self.emit, self.element_writers = emit, element_writers
+        self.out: list[str] = []
+        self.scalar: dict[Value, str] = {}
+        self.array: dict[Value, str] = {}
+        self.running: dict[Value, tuple[Value, str]] = {}  # (first value, C name of the offset)
+        self.sites: list[Site] = []
+        self.stack_bytes = 0
+        self.num_names = 0
+
+    # ---- names
+
+    def fresh(self, prefix: str) -> str:
+        self.num_names += 1
+        return f"{prefix}{self.num_names}"
+
+    def nest(self, shape: tuple[int, ...], inner: int | None = None) -> Nest:
+        self.num_names += 1
+        return Nest(self.num_names, shape, inner)
+
+    def new_array(self, kind: Type) -> str:
+        name = self.fresh("a")
+        self.stack_bytes += kind.numel * kind_of(kind.element).num_bytes
+        self.out.append(f"{self.array_type(kind.element)} {name}[{kind.numel}] ALIGNED;")
+        return name
+
+    def array_type(self, element: str) -> str:
+        """A tensor's arrays hold values, not what memory holds: bf16 as float. (A truth value is a byte.)"""
+        return "uint8_t" if element == "i1" else kind_of(element).value
+
+    def set_scalar(self, value: Value, text: str) -> None:
+        self.scalar[value] = self.fresh("s")
+        self.out.append(f"{kind_of(value.type.element).value} {self.scalar[value]} = {text};")
+
+    def compute_scalars(self, op: Op) -> None:
+        """The results of an elementwise operation on scalars."""
+        for value in op.results:
+            if op.name == "arith.constant":
+                self.scalar[value] = elements.constant_text(op)
+            else:
+                self.set_scalar(value, elements.compute(op, [self.scalar[x] for x in op.operands]))
+
+    def declare(self, value: Value) -> None:
+        """A variable, or an array, to be assigned to."""
+        if value.type.shape:
+            self.array[value] = self.new_array(value.type)
+        else:
+            self.scalar[value] = self.fresh("v")
+            self.out.append(f"{kind_of(value.type.element).value} {self.scalar[value]};")
+
+    def site(self, op: Op, what: str, pointer: Value | None, message: str = "") -> str:
+        """The arguments `kind, argument, line, site` of a check."""
+        argument = None if pointer is None else self.plan.argument_of(pointer)
+        name = "" if argument is None else self.function.arguments[argument].name
+        self.sites.append(Site(op.file, op.line, what, name, message))
+        number = -1 if argument is None else argument
+        return f"FAULT_{what.upper()}, {number}, {op.line}, {len(self.sites) - 1}"
+
+    # ---- elements
+
+    def sources(self, value: Value, indices: list[Index]) -> tuple[Value, list[Index]] | None:
+        """Which element of its operand an element of a shaped value is; None if it is computed."""
+        op = value.op
+        operand = op.operands[0] if op.operands else None
+        match op.name:
+            case "tt.splat":
+                return operand, []
+            case "tt.expand_dims":
+                return operand, [index for d, index in enumerate(indices) if d != op.integer("axis")]
+            case "tt.broadcast":
+                return operand, [ZERO if n == 1 else i for n, i in zip(operand.type.shape, indices, strict=True)]
+            case "tt.trans":
+                order = [int(d) for d in re.search(r"order = array<i32: ([^>]*)>", op.text)[1].split(",")]
+                before = [ZERO] * len(order)
+                for d, source in enumerate(order):
+                    before[source] = indices[d]
+                return operand, before
+            case "tt.reshape":
+                return operand, reshaped(value.type.shape, indices, operand.type.shape)
+            case "tt.split":
+                return operand, [*indices, constant_index(value.index)]
+        return None
+
+    def level(self, nest: Nest, value: Value, indices: list[Index]) -> int:
+        """The loop level from which an element is known."""
+        if not value.type.shape:
+            return 0
+        if value in self.array:
+            return max((index.level for index in indices), default=0)
+        key = value, tuple(indices)
+        if key not in nest.levels:
+            nest.levels[key] = self._level(nest, value, indices)
+        return nest.levels[key]
+
+    def _level(self, nest: Nest, value: Value, indices: list[Index]) -> int:
+        if value in self.running:
+            return self.level(nest, self.running[value][0], indices)
+        if value.op.name in ("tt.make_range", "tt.join"):
+            return max(index.level for index in indices)
+        source = self.sources(value, indices)
+        if source is not None:
+            return self.level(nest, *source)
+        return max((self.level(nest, x, indices if x.type.shape else []) for x in value.op.operands), default=0)
+
+    def element(self, nest: Nest, value: Value, indices: list[Index]) -> str:
+        """C of one element, computed at the level from which it is known."""
+        if not value.type.shape:
+            return self.scalar[value]
+        if value not in self.array and value not in self.running:
+            source = self.sources(value, indices)
+            if source is not None:
+                return self.element(nest, *source)
+        key = value, tuple(indices)
+        if key not in nest.memo:
+            text = self._element(nest, value, indices)
+            level = self.level(nest, value, indices)
+            nest.memo[key] = nest.named(level, kind_of(value.type.element).value, text, self.fresh("t"))
+        return nest.memo[key]
+
+    def _element(self, nest: Nest, value: Value, indices: list[Index]) -> str:
+        if value in self.array:
+            return f"{self.array[value]}[{flat_index(value.type.shape, indices).text}]"
+        if value in self.running:
+            first, offset = self.running[value]
+            return f"{self.element(nest, first, indices)} + {offset}"
+        op = value.op
+        if op.name == "tt.make_range":
+            return weighted_sum([(indices[0], 1)], op.integer("start")).text
+        if op.name == "arith.constant":
+            return elements.constant_text(op)
+        if op.name == "tt.join":
+            first, second = (self.element(nest, x, indices[:-1]) for x in op.operands)
+            which = indices[-1].text
+            return (first, second)[int(which)] if which in "01" else f"{which} ? {second} : {first}"
+        if op.name in self.element_writers:
+            return self.element_writers[op.name](self, nest, op, indices)
+        return elements.compute(op, [self.element(nest, x, indices if x.type.shape else []) for x in op.operands])
+
+    # ---- arrays
+
+    def ensure_array(self, value: Value) -> str:
+        if value not in self.array:
+            name = self.new_array(value.type)
+            self.fill(name, value)
+            self.array[value] = name
+        return self.array[value]
+
+    def fill(self, name: str, value: Value) -> None:
+        """C that puts all of a tensor's elements into an array."""
+        if value in self.array:
+            self.out.append(f"memcpy({name}, {self.array[value]}, sizeof {name});")
+            return
+        nest = self.nest(value.type.shape)
+        text = self.element(nest, value, nest.indices)
+        nest.add(f"{name}[{flat_index(value.type.shape, nest.indices).text}] = {text};")
+        self.out += nest.text()
+
+    # ---- addresses
+
+    def affine(self, nest: Nest, value: Value, indices: list[Index]) -> Affine | None:
+        """An integer element's form in the innermost variable. Sums are taken not to overflow."""
+        if self.level(nest, value, indices) < nest.depth or not nest.depth:
+            return Affine(0, self.element(nest, value, indices), self.level(nest, value, indices))
+        if value in self.array:
+            return None
+        if value in self.running:
+            first, offset = self.running[value]
+            found = self.affine(nest, first, indices)
+            return found and Affine(found.factor, f"({found.rest} + {offset})", found.level)
+        op = value.op
+        if op.name == "tt.make_range":
+            return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))
+        source = self.sources(value, indices)
+        if source is not None:
+            return self.affine(nest, *source)
+        if op.name in ("arith.extsi", "arith.index_cast"):
+            return self.affine(nest, op.operands[0], indices)
+        if op.name in ("arith.addi", "arith.subi", "arith.muli"):
+            key = "affine", value, tuple(indices)
+            if key not in nest.memo:
+                a, b = (self.affine(nest, x, indices) for x in op.operands)
+                found = None if a is None or b is None else _combined(op.name, a, b)
+                if found is not None and len(found.rest) > LONG_TEXT:
+                    found = replace(found, rest=nest.named(found.level, "int64_t", found.rest, self.fresh("n")))
+                nest.memo[key] = found
+            return nest.memo[key]
+        return None
+
+    def address(self, nest: Nest, pointer: Value, indices: list[Index]) -> Address:
+        """Where an element of a tensor of pointers points to."""
+        terms: list[Affine | str] = []  # offsets; a text is computed in the innermost loop
+        while pointer.type.shape and pointer not in self.array:
+            if pointer in self.running:
+                pointer, offset = self.running[pointer]
+                terms.append(Affine(0, offset, 0))
+            elif pointer.op.name == "tt.addptr":
+                pointer, offset = pointer.op.operands
+                terms.append(self.affine(nest, offset, indices) or self.element(nest, offset, indices))
+            else:
+                source = self.sources(pointer, indices)
+                if source is None:
+                    break
+                pointer, indices = source
+        base, level = self.element(nest, pointer, indices), self.level(nest, pointer, indices)
+        step: int | str = 0
+        outer, inner = [], []
+        for term in terms:
+            if isinstance(term, str):
+                inner.append(f"(int64_t)({term})")
+                continue
+            step = _sum(step, term.factor)
+            level = max(level, term.level)
+            outer += [f"(int64_t){term.rest}"] if term.rest not in ("0", "(0)") else []
+        if outer:
+            key = base, tuple(outer)
+            if key not in nest.memo:
+                text = " + ".join([base, *outer])
+                nest.memo[key] = nest.named(level, kind_of(pointer.type.element).value, text, self.fresh("p"))
+            base = nest.memo[key]
+        if step != 0:
+            inner.append(nest.inner if step == 1 else f"{nest.inner} * (int64_t)({step})")
+        is_affine = not any(isinstance(term, str) for term in terms) and (not nest.depth or level < nest.depth)
+        return Address(base, " + ".join(inner) or "0", step if is_affine else None)
+
+
+def _affine_index(nest: Nest, index: Index) -> Affine | None:
+    if index.linear is None:
+        return None
+    rest = {name: factor for name, factor in index.linear.items() if name != nest.inner}
+    level = max((nest.variables.index(name) + 1 for name, factor in rest.items() if name and factor), default=0)
+    return Affine(index.linear.get(nest.inner, 0), f"({linear_text(rest)})", level)
+
+
+def _sum(a: int | str, b: int | str) -> int | str:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return b if a == 0 else a if b == 0 else f"({a} + {b})"
+
+
+def _combined(name: str, a: Affine, b: Affine) -> Affine | None:
+    level = max(a.level, b.level)
+    rest = f"((int64_t){a.rest} {elements.INTEGER_INFIX[name.split('.')[1]]} (int64_t){b.rest})"
+    if name == "arith.addi":
+        return Affine(_sum(a.factor, b.factor), rest, level)
+    if name == "arith.subi":
+        minus = -b.factor if isinstance(b.factor, int) else f"-({b.factor})"
+        return Affine(_sum(a.factor, minus), rest, level)
+    if a.factor != 0 and b.factor != 0:
+        return None
+    a, b = (b, a) if a.factor == 0 else (a, b)  # now b does not depend on the innermost variable
+    number = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", b.rest)
+    if number and isinstance(a.factor, int):
+        return Affine(a.factor * int(number[1] or number[2]), rest, level)
+    return Affine(0 if a.factor == 0 else f"({a.factor}) * (int64_t){b.rest}", rest, level)
+
+
+def require_stack(kernel: Kernel) -> None:
+    if kernel.stack_bytes > MAX_STACK_BYTES:
+        raise NotSupportedError(
+            f"{kernel.function.name}, whose tiles have {kernel.stack_bytes >> 10} KiB in one program,",
+            advice=f"Choose smaller tiles: {MAX_STACK_BYTES >> 10} KiB have room.",
+        )

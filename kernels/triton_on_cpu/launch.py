@@ -1,0 +1,115 @@
+"""From a launch's Python values to one call of C: as little as possible between Triton's `run` and the kernel."""
+
+import ctypes
+import statistics
+import struct
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triton_on_cpu.checks import run_checked
+from triton_on_cpu.errors import CompilerError, TritonOnCpuError
+from triton_on_cpu.pool import num_threads, pool
+
+MAX_ARGUMENTS = 256
+MAX_PROGRAMS = 2**31 - 1
+HEAD = struct.Struct("<Q4iq")  # packed_launch of pool.c: function, extents of the grid, threads, number of arguments
+# Each argument takes eight bytes. The names are from Triton's signatures.
+FORMATS = {"fp32": "f4x", "fp64": "d", "fp16": "e6x", "i1": "?7x", "u1": "?7x", "u64": "Q"}
+
+
+class Launcher:
+    """A compiled kernel, as Triton calls it.
+
+    Attributes:
+        metadata: Triton's: name, hash, `checked`, and `arguments` and `sites` of generate.py.
+        places: For each argument of the C function, its place among the Python function's parameters.
+    """
+
+    def __init__(self, driver: Any, source: Any, metadata: Any) -> None:
+        self.driver, self.metadata = driver, metadata
+        names = [argument["name"] for argument in metadata.arguments]
+        kinds = [source.signature.get(name) for name in names]
+        if unknown := [name for name, kind in zip(names, kinds, strict=True) if not isinstance(kind, str)]:
+            raise TritonOnCpuError(f"{metadata.name}: tuples are not supported as arguments ({', '.join(unknown)})")
+        if len(names) > MAX_ARGUMENTS:
+            raise TritonOnCpuError(f"{metadata.name} has {len(names)} arguments; at most {MAX_ARGUMENTS} are supported")
+        self.places = [source.fn.arg_names.index(name) for name in names]
+        self.is_pointer = [argument["is_pointer"] for argument in metadata.arguments]
+        formats = ["Q" if kind.startswith("*") else FORMATS.get(kind, "q") for kind in kinds]
+        self._pack = struct.Struct("".join((HEAD.format, *formats))).pack
+        self._getters = list(zip(self.places, self.is_pointer, strict=True))
+        self._tensors = [place for place, is_pointer in self._getters if is_pointer]
+        self.kernel = _load(metadata)
+        self.function = ctypes.cast(self.kernel.run_programs, ctypes.c_void_p).value
+        self._launch = pool().pool_launch
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
+        enter_hook: Callable[[Any], None] | None, exit_hook: Callable[[Any], None] | None, *values: Any,
+    ) -> None:  # fmt: skip
+        if enter_hook is not None:
+            enter_hook(launch_metadata)
+        for place in self._tensors:
+            if not getattr(values[place], "is_cpu", False):
+                self._refuse_device(place, values[place])
+        if not 0 < x * y * z <= MAX_PROGRAMS or x < 0 or y < 0:
+            if min(x, y, z) == 0 and max(x, y, z) <= MAX_PROGRAMS:
+                return
+            raise ValueError(f"{self.metadata.name}: the grid {(x, y, z)} must have 0 to {MAX_PROGRAMS} programs")
+        arguments = [values[i].data_ptr() if is_pointer else values[i] for i, is_pointer in self._getters]
+        packed = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
+        if self.metadata.checked:
+            run_checked(self, (x, y, z), packed[HEAD.size :], values)
+        else:
+            self._launch(packed)
+            if self.driver.recording is not None:
+                self.driver.recording.add(self, packed, values)
+        if exit_hook is not None:
+            exit_hook(launch_metadata)
+
+    def _refuse_device(self, place: int, value: Any) -> None:
+        if getattr(getattr(value, "base", None), "is_cpu", False):  # of triton.reinterpret
+            return
+        name = self.metadata.arguments[self.places.index(place)]["name"]
+        where = f"a tensor on {value.device}" if hasattr(value, "device") else f"{value!r:.80}"
+        raise ValueError(
+            f"{name} of {self.metadata.name} must be a tensor on the CPU, where this process runs kernels; got {where}."
+        )
+
+
+def _load(metadata: Any) -> ctypes.CDLL:
+    from triton.runtime.cache import get_cache_manager
+
+    files = get_cache_manager(metadata.hash).get_group(f"{metadata.name[:150]}.json") or {}
+    path = next((path for name, path in files.items() if name.endswith(".so")), None)
+    if path is None:
+        raise CompilerError(f"Triton's cache has lost {metadata.name} since it was compiled. Start Python again.")
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        for file in files.values():
+            Path(file).unlink(missing_ok=True)
+        raise CompilerError(
+            f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, which "
+            "compiles it anew."
+        ) from error
+
+
+def benchmark(
+    call: Callable[[], Any], quantiles: Sequence[float] | None = None, return_mode: str = "mean", **ignored: Any
+) -> Any:
+    """Milliseconds of `call`, for Triton's autotuner: repeated for about 50 ms after one call that compiles."""
+    call()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - begin < 0.05:
+        before = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - before) * 1e3)
+    if quantiles is not None:
+        return [float(torch.tensor(times).quantile(torch.tensor(q, dtype=torch.float32))) for q in quantiles]
+    return min(times) if return_mode == "min" else statistics.mean(times)

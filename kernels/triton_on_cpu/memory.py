@@ -1,0 +1,298 @@
+"""Loads, stores and atomics, their masks, and the checks of a checked kernel.
+
+A mask is taken apart into the conditions that `&` joins. Where each is known decides what becomes of it:
+
+    not in the innermost loop       the row is left out
+    `index < bound` and the like    a bound of the innermost loop, which then runs without any condition
+    anything else                   a condition of each element
+
+so that the innermost loop of most kernels runs over contiguous memory without conditions. A masked load without `other`
+gives 0, or NaN in a checked kernel, where it is noticed if it is used; it reads nothing.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from triton_on_cpu import elements
+from triton_on_cpu.elements import KINDS, kind_of
+from triton_on_cpu.kernel import Address, Kernel
+from triton_on_cpu.nest import Index, Nest, flat_index
+from triton_on_cpu.ttir import Op, Value
+
+MIRRORED = {"slt": "sgt", "sle": "sge", "sgt": "slt", "sge": "sle"}
+
+
+@dataclass
+class Mask:
+    """A mask in a nest: conditions of rows, bounds of the innermost loop, and conditions of elements."""
+
+    rows: list[tuple[str, int]] = field(default_factory=list)  # (condition, level)
+    lows: list[str] = field(default_factory=list)
+    highs: list[str] = field(default_factory=list)
+    elements: list[str] = field(default_factory=list)
+    ensured: set = field(default_factory=set)  # rows' conditions and bounds, by value and indices
+
+
+def split_mask(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Index]) -> Mask:
+    found = Mask()
+    for value, at in conditions(kernel, mask, indices):
+        level = kernel.level(nest, value, at)
+        bound = bound_of(kernel, nest, value, at) if level == nest.depth > 0 else None
+        if level < nest.depth or not nest.depth:
+            found.rows.append((kernel.element(nest, value, at), level))
+        elif bound is None:
+            found.elements.append(kernel.element(nest, value, at))
+            continue
+        elif bound[1] != "always":
+            (found.lows if bound[0] == "low" else found.highs).append(bound[1])
+        found.ensured.add((value, tuple(at)))
+    return found
+
+
+def conditions(kernel: Kernel, mask: Value | None, indices: list[Index]) -> list[tuple[Value, list[Index]]]:
+    """What must hold for an element, without what always holds."""
+    if mask is None:
+        return []
+    op = mask.op
+    if op is not None and op.name == "arith.constant" and elements.constant_text(op) == "1":
+        return []
+    if mask.type.shape and mask not in kernel.array and mask not in kernel.running:
+        if op.name == "arith.andi":
+            return [condition for x in op.operands for condition in conditions(kernel, x, indices)]
+        source = kernel.sources(mask, indices)
+        if source is not None:
+            return conditions(kernel, *source)
+    return [(mask, indices)]
+
+
+def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> tuple[str, str] | None:
+    """A comparison of the innermost index as ('low' or 'high', the first index within or beyond it, or 'always')."""
+    op = value.op
+    if op is None or value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
+        return None
+    a, b = (kernel.affine(nest, x, indices) for x in op.operands)
+    if a is None or b is None or max(a.level, b.level) >= nest.depth:
+        return None
+    predicate = op.keyword
+    if (a.factor, b.factor) == (0, 1):
+        a, b, predicate = b, a, MIRRORED[predicate]
+    if (a.factor, b.factor) != (1, 0):
+        return None
+    bound = f"((int64_t){b.rest} - (int64_t){a.rest}{' + 1' if predicate in ('sle', 'sgt') else ''})"
+    is_high = predicate in ("slt", "sle")
+    if re.fullmatch(r"[\d() +*-]*", digits := bound.replace("(int64_t)", "")):
+        number = eval(digits)  # digits and signs alone
+        if number >= nest.size if is_high else number <= 0:
+            return "high" if is_high else "low", "always"
+        bound = str(number)
+    return "high" if is_high else "low", bound
+
+
+def bound_rows(kernel: Kernel, nest: Nest, mask: Mask, with_rows: bool) -> None:
+    """Lines that set the innermost loop's bounds; `with_rows`: to none where a row's condition does not hold."""
+    low, high = kernel.fresh("low"), kernel.fresh("high")
+    lines = nest.lines[nest.row_level]
+    lines.append(f"int {low} = 0, {high} = {nest.size};")
+    lines += [f"{low} = MAX({low}, CLAMP({text}, 0, {nest.size}));" for text in mask.lows]
+    lines += [f"{high} = MIN({high}, CLAMP({text}, 0, {nest.size}));" for text in mask.highs]
+    kept = " && ".join(text for text, _ in mask.rows) if with_rows else ""
+    lines.append(f"{high} = {f'{kept} && ' if kept else ''}{high} > {low} ? {high} : {low};")
+    nest.low, nest.high = low, high
+
+
+def check_row(kernel: Kernel, nest: Nest, address: Address, check: str, num_bytes: int) -> None:
+    """A row whose elements are a fixed step apart is checked as a whole; a bad one is left out."""
+    test = f"ROW_WITHIN({address.base}, {nest.low}, {nest.high}, {address.step}, {check}, {num_bytes})"
+    nest.lines[nest.row_level].append(f"if ({nest.high} > {nest.low} && !{test}) {nest.high} = {nest.low};")
+
+
+def check_element(address: Address, check: str, num_bytes: int) -> str:
+    return f"WITHIN({address.base} + {address.at}, {check}, {num_bytes})"
+
+
+def contiguous_dimension(kernel: Kernel, pointer: Value) -> int | None:
+    """The dimension along which neighbours are neighbours in memory; None: unknown, or there is one at most."""
+    shape = pointer.type.shape
+    for d in reversed(range(len(shape))):
+        if shape[d] > 1 and len(shape) > 1:
+            trial = kernel.nest(shape, d)
+            if kernel.address(trial, pointer, trial.indices).step == 1:
+                return d
+    return None
+
+
+# ---- loads
+
+
+def load_element(kernel: Kernel, nest: Nest, op: Op, indices: list[Index]) -> str:
+    """A load where its value is used."""
+    pointer, *rest = op.operands
+    element = op.result.type.element
+    address = kernel.address(nest, pointer, indices if pointer.type.shape else [])
+    needed = []
+    for value, at in conditions(kernel, rest[0] if rest else None, indices):
+        if (value, tuple(at)) in nest.holds:
+            continue
+        is_bound = nest.depth and kernel.level(nest, value, at) == nest.depth
+        if not is_bound or bound_of(kernel, nest, value, at) not in (("high", "always"), ("low", "always")):
+            needed.append(kernel.element(nest, value, at))
+    if kernel.checked:
+        needed.append(check_element(address, kernel.site(op, "load", pointer), kind_of(element).num_bytes))
+    text = loaded(element, f"{address.base}[{address.at}]")
+    if not needed:
+        return text
+    other = kernel.element(nest, rest[1], indices) if len(rest) > 1 else unread(kernel, element)
+    return f"({' && '.join(needed)}) ? {text} : {other}"
+
+
+def loaded(element: str, text: str) -> str:
+    load = kind_of(element).load
+    return f"({load}({text}))" if load else text
+
+
+def unread(kernel: Kernel, element: str) -> str:
+    """What a masked load without `other` leaves."""
+    return "NAN" if kernel.checked and kind_of(element).is_float else "0"
+
+
+def load(kernel: Kernel, op: Op) -> None:
+    value = op.result
+    if not value.type.shape:
+        nest = kernel.nest(())
+        text = load_element(kernel, nest, op, [])
+        kernel.out += nest.lines[0]
+        kernel.set_scalar(value, text)
+    elif value in kernel.plan.in_array:
+        name = kernel.new_array(value.type)
+        _fill_by_load(kernel, op, name)
+        kernel.array[value] = name
+
+
+def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
+    """A whole tile: rows within bounds, and `other` beside them."""
+    pointer, *rest = op.operands
+    value = op.result
+    nest = kernel.nest(value.type.shape, contiguous_dimension(kernel, pointer))
+    mask = split_mask(kernel, nest, rest[0] if rest else None, nest.indices)
+    varies = len(rest) > 1 and nest.depth and kernel.level(nest, rest[1], nest.indices) == nest.depth
+    if mask.elements or varies or not nest.depth:
+        kernel.fill(name, value)
+        return
+    element = value.type.element
+    kind = kind_of(element)
+    target = f"{name}[{flat_index(value.type.shape, nest.indices).text}]"
+    address = kernel.address(nest, pointer, nest.indices)
+    is_bounded = bool(mask.rows or mask.lows or mask.highs or kernel.checked)
+    if is_bounded:
+        bound_rows(kernel, nest, mask, with_rows=True)
+    text = loaded(element, f"{address.base}[{address.at}]")
+    if kernel.checked:
+        check = kernel.site(op, "load", pointer)
+        if isinstance(address.step, int):
+            check_row(kernel, nest, address, check, kind.num_bytes)
+        else:
+            text = f"{check_element(address, check, kind.num_bytes)} ? {text} : 0"
+    nest.add(f"{target} = {text};")
+    if is_bounded:
+        other = kernel.element(nest, rest[1], nest.indices) if len(rest) > 1 else unread(kernel, element)
+        for low, high in (("0", nest.low), (nest.high, str(nest.size))):
+            if mask.lows or kernel.checked or low != "0":
+                loop = f"for (int {nest.inner} = {low}; {nest.inner} < {high}; {nest.inner}++)"
+                nest.after[nest.row_level].append(f"{loop} {target} = {other};")
+    kernel.out += nest.text()
+
+
+# ---- stores
+
+
+def store(kernel: Kernel, op: Op) -> None:
+    pointer, value, *rest = op.operands
+    element = pointer.type.pointee
+    if element.startswith("ptr<"):
+        raise op.unsupported("Store offsets instead.", "storing pointers")
+    shape = pointer.type.shape
+    nest = kernel.nest(shape, contiguous_dimension(kernel, pointer))
+    mask = split_mask(kernel, nest, rest[0] if rest else None, nest.indices)
+    nest.holds = mask.ensured
+    for text, level in mask.rows:
+        if level == 0:
+            nest.guard(text)
+        else:
+            nest.lines[level].append(f"if (!{text}) continue;")
+    if mask.lows or mask.highs or (kernel.checked and nest.depth):
+        bound_rows(kernel, nest, mask, with_rows=False)
+    address = kernel.address(nest, pointer, nest.indices)
+    needed = mask.elements
+    if kernel.checked:
+        check, num_bytes = kernel.site(op, "store", pointer), kind_of(element).num_bytes
+        if isinstance(address.step, int) and not needed and nest.depth:
+            check_row(kernel, nest, address, check, num_bytes)
+        else:
+            needed = [*needed, check_element(address, check, num_bytes)]
+    line = f"{address.base}[{address.at}] = {_stored(kernel, nest, element, value)};"
+    nest.add(f"if ({' && '.join(needed)}) {line}" if needed else line)
+    if address.step in (0, None):
+        nest.pragma = ""  # several elements may meet in one place: the last one stays
+    kernel.out += nest.text()
+
+
+def _stored(kernel: Kernel, nest: Nest, element: str, value: Value) -> str:
+    """A value in memory's form. fp16's conversion rounds anyway: it is not done twice."""
+    op = value.op
+    is_rounded_here = element == "f16" and op is not None and op.name == "arith.truncf" and value not in kernel.array
+    if is_rounded_here and op.operands[0].type.element == "f32":
+        value = op.operands[0]
+    text = kernel.element(nest, value, nest.indices)
+    convert = kind_of(element).store
+    return f"{convert}({text})" if convert else text
+
+
+# ---- atomics
+
+
+def atomic(kernel: Kernel, op: Op) -> None:
+    """tl.atomic_add and its like: one element after another."""
+    pointer, value, *rest = op.operands
+    element, what = pointer.type.pointee, op.keyword
+    _require_atomic(op, element, what)
+    nest = kernel.nest(pointer.type.shape)
+    nest.pragma = ""
+    needed = [kernel.element(nest, v, at) for v, at in conditions(kernel, rest[0] if rest else None, nest.indices)]
+    _emit_atomic(kernel, nest, op, f"atomic_{what}_{element}", needed, [value])
+
+
+def compare_and_swap(kernel: Kernel, op: Op) -> None:
+    pointer, compare, value = op.operands
+    _require_atomic(op, pointer.type.pointee, "cas")
+    nest = kernel.nest(pointer.type.shape)
+    nest.pragma = ""
+    _emit_atomic(kernel, nest, op, f"atomic_cas_{pointer.type.pointee}", [], [compare, value])
+
+
+def _require_atomic(op: Op, element: str, what: str) -> None:
+    known = {"f32": ("fadd", "exch"), "f64": ("fadd", "exch"), "f16": ("fadd",), "bf16": ("fadd",)}
+    integer = ("add", "max", "min", "umax", "umin", "and", "or", "xor", "exch", "cas")
+    if what not in known.get(element, integer if element in ("i32", "i64") else ()):
+        raise op.unsupported("Use an fp32 or int32 tensor.", f"an atomic `{what}` on {element}")
+
+
+def _emit_atomic(kernel: Kernel, nest: Nest, op: Op, function: str, needed: list[str], values: list[Value]) -> None:
+    pointer, result = op.operands[0], op.result
+    address = kernel.address(nest, pointer, nest.indices)
+    texts = [kernel.element(nest, value, nest.indices) for value in values]
+    if kernel.checked:
+        check = kernel.site(op, "atomic", pointer)
+        needed = [*needed, check_element(address, check, KINDS[pointer.type.pointee].num_bytes)]
+    condition = " && ".join(needed) or "1"
+    call = f"{function}(&{address.base}[{address.at}], {', '.join(texts)})"
+    if not result.uses:
+        nest.add(f"if ({condition}) {call};")
+    else:
+        kernel.declare(result)
+        shape = result.type.shape
+        target = f"{kernel.array[result]}[{flat_index(shape, nest.indices).text}]" if shape else kernel.scalar[result]
+        nest.add(f"{target} = {condition} ? {call} : 0;")
+    kernel.out += nest.text()
+
+
+EMITTERS = {"tt.load": load, "tt.store": store, "tt.atomic_rmw": atomic, "tt.atomic_cas": compare_and_swap}

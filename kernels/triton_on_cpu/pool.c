@@ -1,0 +1,225 @@
+/* Threads that run kernels: held between launches, and handed programs in small chunks.
+ *
+ * A list of launches is run in order; each begins when all programs of the one before are done. No thread waits for
+ * another to arrive: whoever finishes the last program of a launch publishes the next, and a thread that the system has
+ * put aside between two chunks holds up nobody. The caller takes part (or waits, so that it can end a launch in time).
+ *
+ * One word says what can be taken: the ticket, generation << 32 | next program. A chunk is taken by compare-and-swap on
+ * the whole word, so a late thread can never take a program of another launch than the one whose fields it has read:
+ * between two launches the generation moves on twice, first to 'closed', then the fields are written, then to 'open'.
+ *
+ * A waiting thread spins for SPIN_NS and then sleeps on a futex of its own.
+ */
+#define _GNU_SOURCE
+#include "runtime.h"
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_THREADS 256
+#define STACK_BYTES (64 << 20) /* address space; the system gives memory where it is touched */
+#define SPIN_NS 50000
+#define WAKE_NS 100000 /* less work than this is done before a sleeping thread is there: waking took 57 us in a VM */
+/* In place of a next program; no program has these numbers, for a grid has at most INT32_MAX. */
+#define CLOSED 0xffffffffu   /* one launch is over, the next is being written */
+#define FINISHED 0xfffffffeu /* the list is over */
+
+typedef struct {
+  run_programs_fn run;
+  launch *l;
+  const void *const *args;
+} job;
+
+static struct {
+  _Alignas(64) uint64_t ticket;
+  _Alignas(64) int32_t done; /* programs of the open launch */
+  _Alignas(64) job open;     /* whose programs the ticket counts */
+  int32_t total, threads;    /* its programs; who may take them: 0 (the caller) to threads - 1, or 1 to threads */
+  const job *jobs;
+  int64_t num_jobs, at;
+  int32_t busy, num_workers, caller_helps;
+  int32_t cost_ns[256]; /* what a program took lately, by its kernel's address; 0: not known */
+  _Alignas(64) int32_t asleep[MAX_THREADS + 1][16]; /* futexes, a cache line each; 0 is the caller's */
+} pool;
+
+#define GET(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define SET(x, value) __atomic_store_n(&(x), value, __ATOMIC_RELAXED)
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void breathe(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+static int64_t num_programs(const launch *l) { return (int64_t)l->grid[0] * l->grid[1] * l->grid[2]; }
+
+static void wake(int who) {
+  int32_t *futex = pool.asleep[who];
+  if (__atomic_load_n(futex, __ATOMIC_SEQ_CST) && __atomic_exchange_n(futex, 0, __ATOMIC_SEQ_CST))
+    syscall(SYS_futex, futex, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+
+static int32_t *cost_of(run_programs_fn run) { return &pool.cost_ns[((uintptr_t)run >> 4) % 256]; }
+
+/* Until the generation is another than `seen`, or for `limit_ns` (-1: for ever). */
+static void wait_for_news(int who, uint32_t seen, int64_t limit_ns) {
+  int64_t begin = now_ns();
+  for (int spins = 1; (uint32_t)(__atomic_load_n(&pool.ticket, __ATOMIC_ACQUIRE) >> 32) == seen; spins++) {
+    breathe();
+    if (spins % 16 || now_ns() - begin < SPIN_NS) continue;
+    int32_t *futex = pool.asleep[who];
+    __atomic_store_n(futex, 1, __ATOMIC_SEQ_CST);
+    if ((uint32_t)(__atomic_load_n(&pool.ticket, __ATOMIC_SEQ_CST) >> 32) == seen) {
+      int64_t left = limit_ns - (now_ns() - begin);
+      struct timespec t = {left / 1000000000, left % 1000000000};
+      if (limit_ns < 0 || left > 0) syscall(SYS_futex, futex, FUTEX_WAIT_PRIVATE, 1, limit_ns < 0 ? NULL : &t, NULL, 0);
+    }
+    SET(*futex, 0);
+    if (limit_ns >= 0 && now_ns() - begin >= limit_ns) return;
+  }
+}
+
+/* Opens the next launch of the list that has programs, or ends the list. Called when no thread can have a chunk: by the
+ * one that finished the last program, or by the caller at the beginning (self < 0: the caller will not help). Wakes as
+ * many threads as there is work for. */
+static void publish_next(int self) {
+  uint64_t closed = ((GET(pool.ticket) >> 32) + 1) << 32, open = closed + (1ULL << 32);
+  SET(pool.ticket, closed | CLOSED);
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  while (pool.at < pool.num_jobs && num_programs(pool.jobs[pool.at].l) == 0) pool.at++;
+  if (pool.at == pool.num_jobs) {
+    __atomic_store_n(&pool.ticket, open | FINISHED, __ATOMIC_SEQ_CST);
+    wake(0); /* of the pool nothing else may be touched now: the caller may have left, and come again */
+    return;
+  }
+  const job *next = &pool.jobs[pool.at++];
+  int32_t total = (int32_t)num_programs(next->l);
+  SET(pool.open.run, next->run), SET(pool.open.l, next->l), SET(pool.open.args, next->args);
+  SET(pool.total, total), SET(pool.done, 0);
+  int32_t first = !pool.caller_helps, end = first + pool.threads, to_wake = total - (self >= first);
+  int64_t cost = GET(*cost_of(next->run));
+  if (cost && self >= first && total * cost < WAKE_NS) to_wake = 0;
+  __atomic_store_n(&pool.ticket, open, __ATOMIC_SEQ_CST);
+  for (int who = first; who < end && to_wake > 0; who++)
+    if (who != self) wake(who), to_wake--;
+}
+
+/* Takes chunks until there is none for this thread; returns the ticket that says so. */
+static uint64_t work(int who) {
+  for (;;) {
+    uint64_t ticket = __atomic_load_n(&pool.ticket, __ATOMIC_ACQUIRE);
+    uint32_t next = (uint32_t)ticket;
+    job open = {GET(pool.open.run), GET(pool.open.l), GET(pool.open.args)};
+    int32_t total = GET(pool.total), threads = GET(pool.threads);
+    if (next >= (uint32_t)total || who >= threads + !GET(pool.caller_helps)) return ticket;
+    int32_t chunk = (int32_t)(total - next) / (4 * threads); /* large ones first, then down to single programs */
+    if (chunk < 1) chunk = 1;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (!__atomic_compare_exchange_n(&pool.ticket, &ticket, ticket + chunk, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+      continue;
+    int64_t before = now_ns();
+    open.run(open.l, open.args, (int32_t)next, (int32_t)next + chunk);
+    int64_t cost = (now_ns() - before) / chunk;
+    SET(*cost_of(open.run), cost < 1 ? 1 : cost < WAKE_NS ? (int32_t)cost : WAKE_NS);
+    if (__atomic_add_fetch(&pool.done, chunk, __ATOMIC_ACQ_REL) == total) publish_next(who);
+  }
+}
+
+static void *worker(void *number) {
+  int who = (int)(intptr_t)number;
+  for (;;) wait_for_news(who, (uint32_t)(work(who) >> 32), -1);
+  return NULL;
+}
+
+/* A forked child has none of the threads, and may have been forked in the middle of a launch. */
+static void begin_anew(void) { memset(&pool, 0, sizeof pool); }
+
+/* Starts workers up to `wanted`; returns how many there are. Signals are for the threads of Python. */
+static int32_t start_workers(int32_t wanted) {
+  static int registered;
+  if (!registered) registered = !pthread_atfork(NULL, NULL, begin_anew);
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (pthread_t thread; pool.num_workers < wanted; pool.num_workers++)
+    if (pthread_create(&thread, &attributes, worker, (void *)(intptr_t)(pool.num_workers + 1))) break;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return pool.num_workers;
+}
+
+/* Begins a list of launches; 0 if the pool is taken or has no threads. `jobs` must stay until it is finished. */
+static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_helps) {
+  if (__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) return 0;
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  int32_t workers = pool.num_workers, wanted = threads - !!caller_helps;
+  if (workers < wanted) workers = start_workers(wanted);
+  if (workers < wanted) threads = workers + !!caller_helps;
+  if (threads < 1) {
+    __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
+    return 0;
+  }
+  pool.jobs = jobs, pool.num_jobs = num_jobs, pool.at = 0;
+  SET(pool.threads, threads), SET(pool.caller_helps, caller_helps);
+  publish_next(caller_helps ? 0 : -1);
+  return 1;
+}
+
+/* For a launch that has a time limit: pool_start, then pool_wait until it returns 1. */
+int pool_start(const job *jobs, int64_t num_jobs, int32_t threads) { return begin(jobs, num_jobs, threads, 0); }
+
+int pool_wait(int64_t limit_ns) {
+  for (int64_t end = now_ns() + limit_ns, left = limit_ns; left >= 0; left = end - now_ns()) {
+    uint64_t ticket = __atomic_load_n(&pool.ticket, __ATOMIC_ACQUIRE);
+    if ((uint32_t)ticket == FINISHED) {
+      __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
+      return 1;
+    }
+    wait_for_news(0, (uint32_t)(ticket >> 32), left);
+  }
+  return 0;
+}
+
+/* Runs a list of launches to its end; alone if the pool is at work for another thread. */
+void pool_run(const job *jobs, int64_t num_jobs, int32_t threads) {
+  int is_single = threads == 1 || (num_jobs == 1 && num_programs(jobs->l) <= 1);
+  if (is_single || !begin(jobs, num_jobs, threads, 1)) {
+    for (int64_t i = 0; i < num_jobs; i++) jobs[i].run(jobs[i].l, jobs[i].args, 0, (int32_t)num_programs(jobs[i].l));
+    return;
+  }
+  for (uint64_t ticket; (uint32_t)(ticket = work(0)) != FINISHED;) wait_for_news(0, (uint32_t)(ticket >> 32), -1);
+  __atomic_store_n(&pool.busy, 0, __ATOMIC_RELEASE);
+}
+
+/* One launch, packed by Python: what, how, and the arguments' values in eight bytes each. */
+typedef struct {
+  run_programs_fn run;
+  int32_t grid[3], threads;
+  int64_t num_args;
+  uint64_t values[];
+} packed_launch;
+
+void pool_launch(const packed_launch *p) {
+  const void *args[MAX_THREADS];
+  for (int64_t i = 0; i < p->num_args; i++) args[i] = &p->values[i];
+  launch l = {{p->grid[0], p->grid[1], p->grid[2]}, (int32_t)p->num_args, NULL, NULL, NULL};
+  job one = {p->run, &l, args};
+  pool_run(&one, 1, p->threads);
+}

@@ -1,0 +1,250 @@
+"""Checked launches: what a learner reads after a wrong access, an endless loop or a mistake of language."""
+
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import triton_on_cpu
+from ptx_emulator import CompilingProcess
+from tests.kernels.cpu import programs
+from tests.kernels.cpu.test_driver import child
+from tests.mutation import KillTable, Mutant, is_killed
+from triton_on_cpu import OutOfBoundsError, TimeLimitError
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+def with_driver(check):
+    programs.forget()
+    triton_on_cpu.install(checked=True, time_limit_s=30)
+    triton_on_cpu.set_num_threads(2)
+    try:
+        check()
+    finally:
+        triton_on_cpu.uninstall()
+        triton_on_cpu.set_num_threads(None)
+
+
+def line_of(kernel, text):
+    """Where a statement of programs.py is."""
+    lines, first = inspect.getsourcelines(kernel.fn)
+    (number,) = [first + i for i, line in enumerate(lines) if text in line]
+    return f"programs.py, line {number}: {text}"
+
+
+def check_reads_and_writes():
+    """Kernel, program, argument, index, shape, line and usual cause; what is wrong is not done."""
+    x, whole = torch.ones(1000), torch.zeros(1100)
+    out = whole[:1000]
+    with pytest.raises(OutOfBoundsError) as caught:
+        programs.no_mask[(8,)](x, out, 1000, BLOCK=128)
+    message = str(caught.value)
+    assert message.startswith(
+        "no_mask, program (7, 0, 0) reads x_ptr[1000], outside of x_ptr, which has shape [1000] and"
+    )
+    assert line_of(programs.no_mask, "x = tl.load(x_ptr + offs)") in message
+    assert "this line has no mask" in message
+    with pytest.raises(OutOfBoundsError) as caught:
+        programs.no_mask_of_a_store[(8,)](x, out, 1000, BLOCK=128)
+    message = str(caught.value)
+    assert message.startswith("no_mask_of_a_store, program (7, 0, 0) writes out_ptr[1000], outside of out_ptr")
+    assert (whole[1000:] == 0).all(), "the store was left out"
+    with pytest.raises(OutOfBoundsError, match=r"updates out_ptr\[7\], outside of out_ptr, which has shape \[7\]"):
+        programs.count[(1,)](torch.full((8,), 7), torch.zeros(7, dtype=torch.int32), 8, BLOCK=8)
+    programs.no_mask[(8,)](torch.ones(1024), whole[:1024], 1000, BLOCK=128)
+    assert (whole[:1000] == 2).all(), "and afterwards all is as ever"
+
+
+def check_indices():
+    x = torch.ones(5, 10)[:, :8]
+    index = torch.tensor([0, 47, 48, 1], dtype=torch.int32)
+    with pytest.raises(
+        OutOfBoundsError,
+        match=r"reads x_ptr \+ 48, that is \[4, 8\], outside of x_ptr, which has shape \[5, 8\] and strides \[10, 1\]",
+    ):
+        programs.gather[(1,)](x, index, torch.zeros(4), 4, BLOCK=4)
+    with pytest.raises(
+        OutOfBoundsError, match=r"reads x_ptr\[-1\](.|\n)*index is negative: an index tensor that holds -1"
+    ):
+        programs.gather[(1,)](torch.ones(9), torch.tensor([0, -1]), torch.zeros(2), 2, BLOCK=2)
+    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[9000\](.|\n)*far outside: usually a stride is wrong"):
+        programs.gather[(1,)](torch.ones(9), torch.tensor([0, 9000]), torch.zeros(2), 2, BLOCK=2)
+    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[9\](.|\n)*although the line may have a mask"):
+        programs.gather[(1,)](torch.ones(9), torch.tensor([0, 9]), torch.zeros(2), 2, BLOCK=2)
+    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[0\](.|\n)*The tensor is empty"):
+        programs.double[(1,)](torch.ones(0), torch.zeros(8), 8, BLOCK=8)
+    with pytest.raises(OutOfBoundsError, match=r"program \(2, 0, 0\) reads x_ptr \+ 22, that is \[2, 6\]"):
+        programs.rows[(3,)](torch.ones(3, 8)[:, :6], torch.zeros(3), 9, 6, BLOCK=8)
+    with pytest.raises(OutOfBoundsError, match=r"writes x_ptr\[1099511627776\]"):
+        programs.far[(1,)](torch.ones(3), 2**40)
+
+
+def check_right_kernels():
+    """Nothing right is refused: masks, strides, gathers with each element of what is there."""
+    x, out = torch.randn(1000), torch.zeros(1000)
+    programs.double[(8,)](x, out, 1000, BLOCK=128)
+    assert torch.equal(out, x * 2)
+    columns = torch.randn(6, 5).T
+    programs.gather[(1,)](columns, torch.arange(29, -1, -1, dtype=torch.int32), out, 30, BLOCK=32)
+    assert torch.equal(out[:30], columns.T.flatten().flip(0))
+    counts = torch.zeros(7, dtype=torch.int32)
+    programs.count[(4,)](torch.arange(32) % 7, counts, 32, BLOCK=8)
+    assert torch.equal(counts, torch.bincount(torch.arange(32) % 7).int())
+    programs.ends[(1,)](x, out, 1000, BLOCK=64)
+    torch.testing.assert_close(out[0], x.sum(), rtol=1e-4, atol=1e-4)
+
+
+def check_assertions():
+    """Verified in checked launches; dropped in others, as Triton does without its debug mode."""
+    programs.asserts[(2,)](torch.arange(5), 5, BLOCK=4)
+    with pytest.raises(triton_on_cpu.AssertionFailedError) as caught:
+        programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
+    assert str(caught.value).startswith("asserts, program (1, 0, 0): device_assert failed: five is too many.")
+    assert line_of(programs.asserts, "tl.device_assert(x < 5") in str(caught.value)
+    triton_on_cpu.install()
+    programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
+
+
+def check_what_is_not_supported():
+    """The operation, the line, and the process goes on."""
+    with pytest.raises(triton_on_cpu.NotSupportedError) as caught:
+        programs.counts_bins[(1,)](torch.zeros(8, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), BLOCK=8)
+    assert "histogram" in str(caught.value)
+    assert line_of(programs.counts_bins, "tl.store(out_ptr + offs, tl.histogram").split(":")[0].split()[-1] in str(
+        caught.value
+    )
+    assert isinstance(caught.value, triton_on_cpu.TritonOnCpuError)
+    check_right_kernels()
+
+
+def check_time_limit():
+    x = torch.zeros(1, dtype=torch.int32)
+    begin = time.monotonic()
+    with triton_on_cpu.checked(time_limit_s=0.3), pytest.raises(TimeLimitError) as caught:
+        programs.endless[(3,)](x, 0)
+    assert 0.29 < time.monotonic() - begin < 10
+    assert str(caught.value).startswith("endless over the grid (3, 1, 1) was still running after 0.3 s and was stopped")
+    assert "`while` whose condition" in str(caught.value)
+    programs.endless[(3,)](x, 5)
+    assert x.item() == 5, "the next launch runs"
+
+
+def check_interrupt():
+    """Ctrl-C ends an endless loop long before its time is over."""
+    threading.Timer(0.4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        programs.endless[(3,)](torch.zeros(1, dtype=torch.int32), 0)
+    assert time.monotonic() - begin < 15
+    check_right_kernels()
+
+
+def check_switching():
+    """`checked` is for its block alone; within it other limits may hold."""
+    triton_on_cpu.install()
+    driver = triton_on_cpu.driver.active_driver()
+    with triton_on_cpu.checked():
+        assert (driver.checked, driver.time_limit_s) == (True, 60)
+        with triton_on_cpu.checked(time_limit_s=2):
+            assert driver.time_limit_s == 2
+        assert driver.checked
+        with pytest.raises(OutOfBoundsError):
+            programs.no_mask[(8,)](torch.ones(1000), torch.zeros(1000), 1000, BLOCK=128)
+    assert (driver.checked, driver.time_limit_s) == (False, 60)
+    x = torch.ones(1024)
+    programs.no_mask[(8,)](x[:1000], torch.zeros(1000), 1000, BLOCK=128)  # unchecked: nothing is noticed
+
+
+CHECKS = [
+    check_reads_and_writes, check_indices, check_right_kernels, check_assertions, check_what_is_not_supported,
+    check_time_limit, check_interrupt, check_switching,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_checked(compiling, check):
+    compiling.call(with_driver, check)
+
+
+WRONG = """
+import torch, triton_on_cpu
+from tests.kernels.cpu import programs
+triton_on_cpu.install(checked=True)
+for launch in (
+    lambda: programs.no_mask[(8,)](torch.ones(1000), torch.zeros(1000), 1000, BLOCK=128),
+    lambda: programs.misspelt[(1,)](torch.ones(8), BLOCK=8),
+):
+    try:
+        launch()
+    except Exception as error:
+        print(type(error).__name__, str(error).replace("\\n", " | "))
+"""
+
+
+def test_nothing_else_is_printed(tmp_path):
+    """An error and no more: not by the kernel, not by Triton, not by the compiler. A misspelt name shows its line."""
+    out, errors = child(WRONG, tmp_path / "cache").communicate()
+    assert errors == ""
+    first, second = out.splitlines()
+    assert first.startswith("OutOfBoundsError no_mask, program (7, 0, 0) reads x_ptr[1000]")
+    assert second.startswith("CompilationError at 3:27:")
+    assert "tl.store(x_ptr + offs, offset)" in second
+    assert "offset is not defined" in second
+
+
+CHECKS_MODULE = "triton_on_cpu.checks"
+MUTANTS = [
+    ("extents of elements", "return (last + 1) * tensor.element_size()", "return last + 1", check_right_kernels),
+    ("extents of what is seen", "sum((size - 1) * stride for", "sum((size - 1) for", check_right_kernels),
+    ("the last byte counts twice", "return (last + 1) *", "return (last + 2) *", check_reads_and_writes),
+    ("faults are forgotten", "    if fault.failed:\n", "    if False:\n", check_reads_and_writes),
+    ("the next line", "linecache.getline(file, line)", "linecache.getline(file, line + 1)", check_reads_and_writes),
+    ("another argument", "values[launcher.places[fault.argument]]", "values[launcher.places[0]]", check_reads_and_writes),
+    ("no time limit", "if time.monotonic() > end:", "if time.monotonic() > end + 60:", check_time_limit),
+    ("time is up, and nothing said", "    if not in_time:\n", "    if False:\n", check_time_limit),
+    ("an interrupted kernel goes on", "        if not finished:  # too late, or interrupted\n            stop.value = 1\n", "        if not finished and time.monotonic() > end:\n", check_interrupt),
+    ("an index of one dimension", "index.append(rest // stride)", "index.append(rest)", check_indices),
+    ("a comment is code", 'text.partition("#")[0]:', "text:", check_reads_and_writes),
+    ("never negative", "if fault.element < 0:", "if False:", check_indices),
+]  # fmt: skip
+
+
+def noticed(mutant, check):
+    def with_module(module):
+        if module.__name__ == "triton_on_cpu.launch":
+            return with_driver(check)
+        original = sys.modules["triton_on_cpu.launch"]
+        sys.modules["triton_on_cpu.launch"] = module  # where the driver finds its launcher
+        try:
+            with_driver(check)
+        finally:
+            sys.modules["triton_on_cpu.launch"] = original
+
+    return is_killed(mutant, with_module)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(compiling, name, old, new, check):
+    mutant = Mutant(name, CHECKS_MODULE, old, new, through="triton_on_cpu.launch")
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    try:
+        how = compiling.call(noticed, mutant, check)
+    except RuntimeError as crashed:
+        how = str(crashed)
+    KillTable.rows.append((CHECKS_MODULE, name, how))
+    assert how is not None, f"mutant survived: {name}"

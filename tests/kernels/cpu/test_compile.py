@@ -1,0 +1,193 @@
+"""Which C compiler, how it may fail, and how its work is kept."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from tests.mutation import KillTable, Mutant
+from triton_on_cpu import compile as compile_module
+from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
+
+FORTY_TWO = "int answer(void) { return 42; }"
+
+
+def script(folder, name, text):
+    """An executable that stands for a compiler; `$out` is the file after -o."""
+    path = folder / name
+    path.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{text}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def check_choice(module, monkeypatch, tmp_path):
+    """CC, then gcc, clang and cc in PATH, then ziglang; a choice that does not exist is not replaced in silence."""
+    with monkeypatch.context() as patch:
+        patch.delenv("CC", raising=False)
+        patch.setenv("PATH", str(tmp_path))
+        patch.setattr(module.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(
+            CompilerMissingError, match=r"no gcc or clang in PATH.*pip install ziglang.*TRITON_INTERPRET=1"
+        ):
+            module.toolchain()
+        patch.setattr(module.importlib.util, "find_spec", lambda name: name == "ziglang")
+        module._toolchain.cache_clear()
+        assert module.toolchain().command == (sys.executable, "-m", "ziglang", "cc")
+        for name in ("cc", "clang", "gcc"):
+            found = script(tmp_path, name, "")
+            module._toolchain.cache_clear()
+            assert module.toolchain().command == (found,)
+        patch.setenv("CC", "clang -m64")
+        assert module.toolchain().command == ("clang", "-m64")
+        patch.setenv("CC", "no_such_compiler -O1")
+        with pytest.raises(CompilerMissingError, match="CC is 'no_such_compiler -O1', but there is no program"):
+            module.toolchain()
+
+
+FAILURES = {
+    "a refusal": ("echo 'kernel.c:7: error: bad' >&2; exit 3", r"cannot compile the C of my_kernel \(exit status 3\).*kernel\.c:7: error: bad"),
+    "killed": ("kill -9 $$", r"killed by signal 9 \(Killed\) while it compiled my_kernel.*memory"),
+    "its child killed": ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "killed by signal 9"),
+    "too long": ("sleep 20", r"had not compiled my_kernel after 0\.3 s"),
+    "no output": ("exit 0", "made a library of my_kernel that does not load"),
+    "not a library": ("echo text > $out", r"\(from CC\) made a library of my_kernel that does not load.*this machine's compiler"),
+    "a full disk": ("echo 'error writing to kernel.s: No space left on device' >&2; exit 1", "The disk is full .*TMPDIR"),
+}  # fmt: skip
+
+
+def check_failure(module, monkeypatch, tmp_path, what):
+    text, expected = FAILURES[what]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "TIMEOUT_S", 0.3 if what == "too long" else 60)
+        patch.setenv("CC", script(tmp_path, "compiler", text))
+        with pytest.raises(CacheError if what == "a full disk" else CompilerError, match=f"(?s){expected}"):
+            module.compile_c(FORTY_TWO, "my_kernel")
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_failures(what, monkeypatch, tmp_path):
+    check_failure(compile_module, monkeypatch, tmp_path, what)
+
+
+def test_choice(monkeypatch, tmp_path):
+    check_choice(compile_module, monkeypatch, tmp_path)
+
+
+def test_a_compiler_that_vanishes(monkeypatch, tmp_path):
+    gone = script(tmp_path, "compiler", "")
+    monkeypatch.setenv("CC", gone)
+    compile_module.toolchain()
+    os.unlink(gone)
+    with pytest.raises(CompilerError, match=r"could not be started .*Set CC to another"):
+        compile_module.compile_c(FORTY_TWO)
+
+
+def test_a_full_disk_for_temporary_files(monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(compile_module.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(CacheError, match=r"The disk is full .*Free some space, or set TMPDIR"):
+        compile_module.compile_c(FORTY_TWO)
+
+
+def check_kept(module, monkeypatch, tmp_path):
+    """One compilation per source and compiler; what is kept and does not load is said, and made anew."""
+    source, folder = tmp_path / "answer.c", tmp_path / "cache"
+    source.write_text(FORTY_TWO)
+    compiled = []
+    real = module.compile_c
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "compile_c", lambda *args: compiled.append(args) or real(*args))
+        for _ in range(2):
+            assert module.library(source, folder).answer() == 42
+        assert len(compiled) == 1
+        (kept,) = folder.iterdir()  # no temporary file stays
+        damaged = tmp_path / "damaged"
+        damaged.mkdir()
+        (damaged / kept.name).write_bytes(b"\x7fELF, and then the power went")
+        with pytest.raises(CompilerError, match=r"does not load.*it was removed\. Run again"):
+            module.library(source, damaged)
+        assert module.library(source, damaged).answer() == 42
+        source.write_text(FORTY_TWO.replace("42", "43"))
+        assert module.library(source, folder).answer() == 43, "another source"
+        patch.setattr(module, "FLAGS", (*module.FLAGS, "-DX"))
+        module.library(source, folder)
+        patch.setattr(module, "_processor", lambda: "another processor")
+        module.library(source, folder)
+        assert len(compiled) == 5, "other flags and other processors have libraries of their own"
+
+
+def test_kept(monkeypatch, tmp_path):
+    check_kept(compile_module, monkeypatch, tmp_path)
+
+
+def check_unwritable(module, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match=r"does not take files .*Set TRITON_CACHE_DIR to a folder that does"):
+        module.replace_file(tmp_path / "file" / "below.so", b"x")
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "replace", full)
+        with pytest.raises(CacheError, match="The disk is full"):
+            module.replace_file(tmp_path / "kept.so", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+
+
+def test_unwritable(monkeypatch, tmp_path):
+    check_unwritable(compile_module, monkeypatch, tmp_path)
+
+
+def test_processes_compile_the_same_at_once(tmp_path):
+    source = tmp_path / "answer.c"
+    source.write_text(FORTY_TWO)
+    code = f"from triton_on_cpu.compile import *; print(library(Path({str(source)!r}), Path({str(tmp_path / 'cache')!r})).answer())"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    children = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    assert [child.communicate()[0] for child in children] == [b"42\n"] * 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_native_flag():
+    assert compile_module.native_flag() in ("-march=native", "-mcpu=native")
+    assert compile_module.native_flag() in compile_module.toolchain().identity
+
+
+MUTANTS = [
+    ("a wrong CC is replaced in silence", "    if chosen:\n        command", "    if chosen and shutil.which(chosen.split()[0], path=path):\n        command", check_choice),
+    ("clang before gcc", '("gcc", "clang", "cc")', '("clang", "gcc", "cc")', check_choice),
+    ("no ziglang", 'find_spec("ziglang")', 'find_spec("zig")', check_choice),
+    ("failures are taken for success", "if done.returncode == 0:", "if done.returncode >= 0:", partial(check_failure, what="a refusal")),
+    ("a killed compiler", "-done.returncode if done.returncode < 0 else", "0 if done.returncode < 0 else", partial(check_failure, what="killed")),
+    ("a killed child", '"Killed signal" in output', '"killed by" in output', partial(check_failure, what="its child killed")),
+    ("no loading", "            _check_loads(so_file, chosen, name)\n", "", partial(check_failure, what="not a library")),
+    ("compiled each time", "if not kept.exists():", "if True:", check_kept),
+    ("what does not load stays", "kept.unlink(missing_ok=True)", "pass", check_kept),
+    ("the key without the source", '(source + toolchain().identity).encode()', "toolchain().identity.encode()", check_kept),
+    ("the key without the processor", "native_flag(), _processor()))", "native_flag()))", check_kept),
+    ("temporary files stay", "            os.unlink(temporary)\n", "", check_unwritable),
+    ("a full disk is a folder's fault", "(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)", check_unwritable),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(name, old, new, check, monkeypatch, tmp_path):
+    number = iter(range(2))
+
+    def in_a_folder_of_its_own(module):
+        folder = tmp_path / str(next(number))
+        folder.mkdir()
+        module.HERE = compile_module.HERE  # a mutant has no file
+        check(module, monkeypatch, folder)
+
+    KillTable.record(Mutant(name, "triton_on_cpu.compile", old, new), in_a_folder_of_its_own)

@@ -1,0 +1,191 @@
+"""Planted bugs in the compiler and in its C headers, each of which a test must notice."""
+
+import pytest
+
+from tests.kernels.cpu import test_control as control
+from tests.kernels.cpu import test_elements as elements
+from tests.kernels.cpu import test_memory as memory
+from tests.kernels.cpu import test_products as products
+from tests.kernels.cpu import test_reductions as reductions
+from tests.kernels.cpu import test_ttir as ttir
+from tests.kernels.cpu.harness import HeaderMutant, in_child, is_original, optimised, planted
+from tests.mutation import KillTable, Mutant
+
+# (name, old, new, check, its arguments)
+MUTANTS = {
+    "ttir": [
+        ("callers' places", "answer = next((place for place in known if place[1])", "answer = next((place for place in [*known][::-1] if place[1])", ttir.test_places),
+        ("one result of many", "return found if isinstance(found, Value) else found[int(index or 0)]", "return found if isinstance(found, Value) else found[0]", ttir.test_jumps_name_their_blocks_and_arguments),
+        ("a comparison has its operands' type", 'kinds = [Type(kinds[0].shape, "i1")]', "kinds = kinds[:1]", ttir.test_regions),
+        ("negative attributes", r'= (-?\d+|true|false)', r'= (\d+|true|false)', ttir.test_numbers_may_be_negative),
+        ("scopes leak", "        _, names, count = self.headers.pop()", "        names, count = [\"%x\"], 1", ttir.test_regions),
+        ("uses forgotten", "            operand.uses.append(op)", "            pass", ttir.test_a_whole_function),
+        ("strings are read", "re.sub(r'\"(?:[^\"\\\\]|\\\\.)*\"', '\"\"', text)", "text", ttir.test_a_whole_function),
+        ("constants are integers", 'if op.name == "arith.constant" and not op.types:', 'if op.name == "arith.nothing":', ttir.test_a_whole_function),
+    ],
+    "nest": [
+        ("groups of a reshape upside down", "answer += _split(before[start:j], flat)", "answer += _split(before[start:j], flat)[::-1]", ttir.test_reshaped, (4, 4, 2), (8, 4)),
+        ("remainder forgotten", 'f"({divided} % {size})"', 'f"({divided})"', ttir.test_reshaped, (4, 4, 2), (8, 4)),
+        ("columns first", "math.prod(shape[d + 1 :])) for d, index", "math.prod(shape[:d])) for d, index", memory.test_shapes, False),
+        ("constants lost", 'linear = {"": constant}', 'linear = {"": 0}', elements.test_constants),
+        ("dimensions of two are no loops", "if size > 1 and d != inner]", "if size > 2 and d != inner]", products.test_product, (2, 16, 16), False),
+    ],
+    "plan": [
+        ("loads wait behind stores", "if any(other.name in EFFECTS or", "if any(", memory.test_what_was_read_before_a_store_stays, False),
+        ("shifted in place", "if a.op.name == \"tt.addptr\" and a.op.operands[1] is not b.op.operands[1]:", "if False:", memory.test_one_tensor_for_two_arguments, False),
+        ("two arguments never meet", "root.name == \"tt.store\" and self._same_places(op.operands[0], root.operands[0])", "root.name == \"tt.store\"", memory.test_one_tensor_for_two_arguments, False),
+        ("one argument for all", "return self.arguments[pointer]", "return 0", memory.test_a_write_too_far_is_not_made),
+        ("checked loads wait", "if self.checked or len(roots) != 1 or grows:", "if len(roots) != 1 or grows:", memory.test_a_checked_kernel_reads_what_it_does_not_use),
+        ("starts of loops unknown", "self.starts[argument] = self.starts[result] = initial", "pass", memory.test_faults_in_loops),
+    ],
+    "kernel": [
+        ("a new dimension is the first", "for d, index in enumerate(indices) if d != op.integer(\"axis\")]", "for d, index in enumerate(indices) if d != 0]", memory.test_tiles, "rows[f32]", 5, 31, False),
+        ("trans the other way", "before[source] = indices[d]", "before[d] = indices[source]", memory.test_shapes, False),
+        ("split takes the first", "constant_index(value.index)", "constant_index(0)", memory.test_shapes, False),
+        ("join upside down", "return (first, second)[int(which)] if which in \"01\" else f\"{which} ? {second} : {first}\"", "return f\"{which} ? {first} : {second}\"", memory.test_shapes, False),
+        ("ranges begin with 0", 'op.integer("start")).text', '0).text', elements.test_ranges),
+        ("affine ranges begin with 0", 'return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))', "return _affine_index(nest, weighted_sum([(indices[0], 1)], 0))", elements.test_constants),
+        ("levels too low", 'if value.op.name in ("tt.make_range", "tt.join"):', 'if value.op.name in ("tt.join",):', elements.test_truth_values),
+        ("moving tensors stand still", 'return f"{self.element(nest, first, indices)} + {offset}"', 'return f"{self.element(nest, first, indices)}"', control.test_carried_tensors_change_places, 7, False),
+        ("moving pointers stand still", "terms.append(Affine(0, offset, 0))", "pass", products.test_matmul, 33, 70, 40, False),
+        ("differences are sums", 'minus = -b.factor if isinstance(b.factor, int) else f"-({b.factor})"', "minus = b.factor", memory.test_backwards, False),
+        ("steps are one", "return Affine(a.factor * int(number[1] or number[2]), rest, level)", "return Affine(a.factor, rest, level)", memory.test_every_way_to_write_a_bound, 5, False),
+        ("pieces of an address lost", "        if outer:\n", "        if outer and not inner:\n", memory.test_gathered_rows, False),
+        ("fault of another argument", 'number = -1 if argument is None else argument', "number = 0", memory.test_a_write_too_far_is_not_made),
+    ],
+    "elements": [
+        ("sums are differences", '"addi": "+", "subi"', '"addi": "-", "subi"', elements.test_integers_wrap_around, "i8"),
+        ("unsigned division is signed", 'number = kind.unsigned if name.endswith("ui") else kind.value', "number = kind.value", elements.test_division_truncates, "u32"),
+        ("known divisors floor", "'/' if name.startswith('div') else '%'", "'/' if name.startswith('d') else '/'", elements.test_division_truncates, "i32"),
+        ("shifts wrap around", '({by} & {kind.bits - 1})) : 0)"', '({by} & {kind.bits - 1})) : {x[0]})"', elements.test_shifts_by_any_number, "i32"),
+        ("shr forgets the sign", 'number = kind.value if name == "shrsi" else kind.unsigned', "number = kind.unsigned", elements.test_shifts_by_any_number, "i32"),
+        ("far shr gives 0", ": {kind.bits - 1}))\"", ": 0))\"", elements.test_shifts_by_any_number, "i8"),
+        ("comparisons are signed", "cast = f\"({kind.value if predicate.startswith('s') else kind.unsigned})\"", 'cast = ""', elements.test_comparisons, "u32"),
+        ("unordered is ordered", '"une": "{a} != {b}"', '"une": "({a} < {b}) | ({a} > {b})"', elements.test_comparisons, "f32"),
+        ("clamp keeps no bound", 'return f"min{suffix}{double}(max{suffix}', 'return f"max{suffix}{double}(max{suffix}', elements.test_floats_are_rounded_once, "f32"),
+        ("bf16 is not rounded", '"bf16_of_f32", "round_bf16")', '"bf16_of_f32", "")', elements.test_floats_are_rounded_once, "bf16"),
+        ("fp16 is not rounded", '"f16_of_f32", "round_f16")', '"f16_of_f32", "")', reductions.test_totals_of_fp16_are_rounded),
+        ("true is -1", 'f"({kind.value})-(int){x[0]}" if name == "extsi" else f"({kind.value}){x[0]}"', 'f"({kind.value})-(int){x[0]}"', elements.test_truth_values),
+        ("unsigned becomes negative", 'f"({kind.value})({source.unsigned}){x[0]}" if name == "extui"', 'f"({kind.value}){x[0]}" if name == "extui"', elements.test_conversions, "u8", "i32"),
+        ("large unsigned becomes negative", "cast = f\"({source.unsigned})\" if name == \"uitofp\"", 'cast = "" if name == "uitofp"', elements.test_conversions, "u32", "f32"),
+        ("all floats become int32", "{max(32, kind.bits)}_of_", "32_of_", elements.test_conversions, "f64", "i64"),
+        ("doubles skip a rounding", 'text = f"(float)({text})"\n        return _rounded(op, text)', "return text", elements.test_conversions, "f64", "bf16"),
+        ("bits are values", 'f"bits_of_{source}({x[0]})"', 'f"({b.value})({x[0]})"', elements.test_bits_keep_their_meaning, "f32", "i32"),
+        ("infinities are finite", 'return "INFINITY" if value > 0', 'return "1e30f" if value > 0', elements.test_constants),
+        ("half bits are float bits", "bits, element = bits << 16", "bits, element = bits", elements.test_bf16_constants),
+        ("the middle axis twice", "f\"program[{'xyz'.index(op.keyword)}]\"", "f\"program[{min(1, 'xyz'.index(op.keyword))}]\"", elements.test_program_ids_run_over_the_grid_x_first),
+        ("high words low", ">> 32)\"", ">> 31)\"", elements.test_scalar_arguments),
+    ],
+    "memory": [
+        ("rows without conditions", "    for text, level in mask.rows:\n", "    for text, level in []:\n", memory.test_tiles, "rows[f32]", 5, 31, True),
+        ("lower bounds ignored", "lines += [f\"{low} = MAX(", "[f\"{low} = MAX(", memory.test_masked_copy, "f32", True),
+        ("upper bounds ignored", "lines += [f\"{high} = MIN(", "[f\"{high} = MIN(", memory.test_masked_copy, "f32", False),
+        ("less is less or equal", "' + 1' if predicate in ('sle', 'sgt') else ''", "' + 1' if predicate in ('slt', 'sgt') else ''", memory.test_every_way_to_write_a_bound, 5, False),
+        ("mirrors do not mirror", "a, b, predicate = b, a, MIRRORED[predicate]", "a, b = b, a", memory.test_every_way_to_write_a_bound, 5, False),
+        ("bounds too wide always hold", "number >= nest.size if is_high else number <= 0", "number >= nest.size - 1 if is_high else number <= 0", memory.test_bounds_that_are_known),
+        ("other is left out below", "            if mask.lows or kernel.checked or low != \"0\":", "            if low != \"0\":", memory.test_masked_copy, "f32", True),
+        ("each element's condition lost", "    needed = mask.elements\n", "    needed = []\n", memory.test_every_way_to_write_a_bound, 5, False),
+        ("elements' conditions hold already", "            found.elements.append(kernel.element(nest, value, at))\n            continue\n", "            found.elements.append(kernel.element(nest, value, at))\n", memory.test_masks_of_the_places_that_are_written),
+        ("guards come late", "            nest.guard(text)\n", "            nest.lines[-1].append(f'if (!{text}) continue;')\n", memory.test_masks_of_the_places_that_are_written),
+        ("gathers ignore their mask", "needed.append(kernel.element(nest, value, at))", "pass", memory.test_masks_that_depend_on_data, False),
+        ("truth values are not made 0 or 1", "return f\"({load}({text}))\" if load else text", "return text", memory.test_masked_copy, "bf16", False),
+        ("rows are not checked", "            check_row(kernel, nest, address, check, kind.num_bytes)\n", "            pass\n", memory.test_a_read_too_far, "f32"),
+        ("stores of rows are not checked", "            check_row(kernel, nest, address, check, num_bytes)\n", "            pass\n", memory.test_a_write_too_far_is_not_made),
+        ("elements are not checked", "        needed.append(check_element(address, kernel.site(op, \"load\", pointer), kind_of(element).num_bytes))", "        pass", memory.test_a_scalar_too_far),
+        ("gathered elements are not checked", "            text = f\"{check_element(address, check, kind.num_bytes)} ? {text} : 0\"\n", "            pass\n", memory.test_an_index_that_is_too_large),
+        ("atomics are not checked", "        needed = [*needed, check_element(address, check, KINDS[pointer.type.pointee].num_bytes)]", "        pass", memory.test_an_atomic_outside),
+        ("atomics ignore their mask", "    condition = \" && \".join(needed) or \"1\"", "    condition = \"1\"", memory.test_atomics, False),
+        ("what is unread is 0", 'return "NAN" if kernel.checked and', 'return "0" if kernel.checked and', memory.test_what_was_not_read_is_not_a_number),
+    ],
+    "products": [
+        ("transposition forgotten", 'right, suffix = right.op.operands[0], "_transposed"', 'right, suffix = right.op.operands[0], ""', products.test_product, (16, 32, 64), True),
+        ("accumulator forgotten", "    kernel.fill(name, start)\n", "    kernel.out.append(f'memset({name}, 0, sizeof {name});')\n", reductions.test_attention, 50, False),
+        ("one matrix for the batch", '{a} + i * {m * k}', '{a}', products.test_batched),
+        ("fp8 codes are numbers", "{wide}[i] = {FP8[element]}_to_f32({name}[i]);", "{wide}[i] = {name}[i];", products.test_product_of_narrow_types, "e4m3"),
+        ("fp16 sums stay fp32", "    if rounding:\n", "    if False:\n", products.test_products_into_fp16_are_rounded),
+    ],
+    "reductions": [
+        ("maxima of negative numbers", '"maxnumf": ("-INFINITY"', '"maxnumf": ("0"', reductions.test_extremes_step_over_nan),
+        ("NaN is a number", '"{note} ? {total} : NAN")', '"{total}")', reductions.test_extremes_step_over_nan),
+        ("NaN is stepped over", '"{note} ? NAN : {total}")', '"{total}")', reductions.test_extremes_that_keep_nan_and_products),
+        ("columns of NaN", '"NAN" if name[3:] == "numf" else start', "start", reductions.test_extremes_step_over_nan),
+        ("products begin with 0", '"mulf": ("1"', '"mulf": ("0"', reductions.test_extremes_that_keep_nan_and_products),
+        ("limits of another width", 'f"INT{bits}_MIN"', '"0"', reductions.test_sum_max_min, "i32"),
+        ("fp16 totals are not rounded", 'return f"({text}) & 1" if element == "i1" else f"{KINDS[element].round}({text})"', "return text", reductions.test_totals_of_fp16_are_rounded),
+        ("the first element twice", 'nest.add(f"if ({counter} == 0) {{ {first} }} else {{ {later} }}")', 'nest.add(f"if ({counter} == 0) {{ {first} }} {later}")', reductions.test_scans, "i32"),
+        ("scans never reverse", '    if op.integer("reverse"):\n', "    if False:\n", reductions.test_scans, "i32"),
+        ("gather along the first axis", "    indices[axis] = Index(", "    indices[0] = Index(", reductions.test_gather),
+        ("gather anywhere", 'f"CLAMP({picked}, 0, {shape[axis] - 1})"', 'f"CLAMP({picked}, 0, 99)"', reductions.test_gather),
+    ],
+    "control": [
+        ("one value after the other", "            if not is_first and len(pairs) > 1:", "            if False:", control.test_scalars_change_places, 1),
+        ("arrays are overwritten early", "if is_first or _may_overwrite(kernel, target, value, pairs):", "if True:", control.test_carried_tensors_change_places, 7, False),
+        ("neighbours are overwritten", "keeps = value.op.name not in SHAPES", "keeps = value.op.name not in ()", control.test_a_carried_tensor_that_is_arranged_anew),
+        ("counters of 32 bits", 'f"for (int64_t {i} =', 'f"for (int32_t {i} =', control.test_counters, control.LIMIT - 10, control.LIMIT, 7),
+        ("bounds are included", "{i} < {cast}{high};", "{i} <= {cast}{high};", control.test_counters, 0, 10, 1),
+        ("no poll in loops", '        kernel.out.append("if (STOPPED) return;")', "        pass", memory.test_an_endless_loop_ends_when_it_is_told),
+        ("steps of a moving tensor", 'if step.op.name == "tt.splat" or is_number:', "if True:", control.test_a_tensor_that_moves_by_a_tensor),
+        ("results of a while", "    assign(kernel, owner.results, values, is_first=True)\n    kernel.out.append(\"break; }\")", "    kernel.out.append(\"break; }\")", control.test_while, False),
+        ("the other branch", 'f"if ({kernel.scalar[op.operands[0]]}) {{")\n    emit_region', 'f"if (!{kernel.scalar[op.operands[0]]}) {{")\n    emit_region', control.test_if_with_results, 3),
+        ("returns return nothing", '    kernel.out.append("return;")', "    pass", control.test_early_return, False),
+    ],
+    "generate": [
+        ("planes forgotten", "p / l->grid[0] / l->grid[1]}}", "p / l->grid[0] % l->grid[1]}}", elements.test_program_ids_run_over_the_grid_x_first),
+        ("assertions in unchecked kernels", "    if not kernel.checked:\n        return\n", "", memory.test_assertions),
+        ("assertions without words", "op.text.partition('\"')[2].rpartition('\"')[0]", "''", memory.test_assertions),
+        ("stopped launches go on", "p < last && !STOPPED;", "p < last;", memory.test_the_first_fault_ends_the_launch),
+    ],
+    "numbers.h": [
+        ("bf16 rounds half up", "(u + 0x7fffu + (u >> 16 & 1u))", "(u + 0x8000u)", elements.test_conversions, "f32", "bf16"),
+        ("NaN becomes infinite in bf16", "FLOAT(x != x ? 0x7fc00000u : rounded)", "FLOAT(rounded)", elements.test_conversions, "f32", "bf16"),
+        ("fp16 truncates", "0xfffu + (m >> 13 & 1u)", "0u", elements.test_conversions, "f32", "f16"),
+        ("no subnormal fp16", "m < 0x38800000u ? small : normal", "m < 0x38800000u ? 0u : normal", elements.test_conversions, "f32", "f16"),
+        ("infinite fp16 wraps around", "h = m >= 0x477ff000u ? 0x7c00u : h;", "", elements.test_conversions, "f32", "f16"),
+        ("infinite fp16 is 65536", "(h & 0x7c00) == 0x7c00 ? u | 0x7f800000u : u", "u", elements.test_conversions, "f16", "f32"),
+        ("fp8 truncates", "(1u << (shift - 1)) - 1u + (m >> shift & 1u)", "0u", elements.test_conversions, "f32", "e4m3"),
+        ("fp8 does not saturate", "c = c > largest ? largest : c;", "", elements.test_conversions, "f32", "e4m3"),
+        ("e5m2 has e4m3's subnormals", "15, 0x1p7f", "15, 0x1p14f", elements.test_conversions, "f32", "e5m2"),
+        ("e4m3 has no NaN", "x = (c & 0x7f) == 0x7f ? NAN : x;", "", elements.test_conversions, "e4m3", "f32"),
+        ("integers wrap around", "x >= 0x1p31 ? INT32_MAX : x <= -0x1p31 ? INT32_MIN : (int32_t)x", "(int32_t)(int64_t)x", elements.test_conversions, "f32", "i32"),
+        ("NaN wins a minimum", "F minnumf##suffix(F a, F b) { return a < b ? a : b == b ? b : a; }", "F minnumf##suffix(F a, F b) { return a < b ? a : b; }", elements.test_floats_are_rounded_once, "f32"),
+        ("NaN loses a maximum", "F maximumf##suffix(F a, F b) { return a != a ? a : a > b ? a : b; }", "F maximumf##suffix(F a, F b) { return a > b ? a : b; }", elements.test_floats_are_rounded_once, "f32"),
+        ("division by zero traps", "T divsi_##N(T a, T b) { return b == 0 ? -1 :", "T divsi_##N(T a, T b) { return", elements.test_division_by_zero_does_not_trap, "i32"),
+        ("quotients floor", "? (T)(0 - (U)a) : a / b; }", "? (T)(0 - (U)a) : (T)(a / b - (a % b != 0 && (a < 0) != (b < 0))); }", elements.test_division_truncates, "i16"),
+        ("no subnormal exponentials", "c = x < -150.0f ? -150.0f : x", "c = x < -126.0f ? -126.0f : x", elements.test_functions, "f32", 4e-7),
+        ("logarithm of subnormals", "n - (is_small ? 24 : 0)", "n", elements.test_functions, "f32", 4e-7),
+        ("logarithm of negative numbers", "y = x < 0.0f ? NAN : y;", "", elements.test_functions, "f32", 4e-7),
+    ],
+    "products.h": [
+        ("single rows", "for (; n < N; n += 16) BLOCK(1, 1)", "for (; n + 32 < N; n += 16) BLOCK(1, 1)", products.test_product, (2, 16, 16), False),
+        ("rows beyond the blocks", "  for (; m < M; m++) {", "  for (; m + 1 < M; m++) {", products.test_product, (2, 64, 32), False),
+        ("sums in the wrong lanes", "h[i] = FOLD8(s[2 * i], s[2 * i + 1])", "h[i] = FOLD8(s[2 * i + 1], s[2 * i])", products.test_product, (4, 64, 32), True),
+        ("narrow matrices", "if (N % 16) {", "if (N % 8) {", products.test_product, (16, 8, 16), False),
+    ],
+    "access.h": [
+        ("one element past the end", "address - l->extents[i].base <= l->extents[i].bytes - bytes", "address - l->extents[i].base <= l->extents[i].bytes", memory.test_a_read_too_far, "f32"),
+        ("the row's end is not looked at", "is_inside(l, argument, (uint64_t)(p) + ((int64_t)(high) - 1) * (step) * (bytes), bytes)) ||", "1) ||", memory.test_a_read_too_far, "f32"),
+        ("the last wrong element", "for (int i = 0; i < count; i++, p += step)", "for (int i = 0; i < 1; i++, p += (count - 1) * step)", memory.test_a_write_too_far_is_not_made),
+        ("faults do not stop", "  *l->stop = 1;\n", "", memory.test_the_first_fault_ends_the_launch),
+        ("atomics read and write", "} while (!__atomic_compare_exchange_n((U*)p, &was, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)); \\", "*(U*)p = next + 1; } while (0); \\", memory.test_atomics, False),
+        ("atomic maximum is unsigned", "ATOMIC(max_##N, T, U, (T), (U), old > v ? old : v)", "ATOMIC(max_##N, T, U, (T), (U), (U)old > (U)v ? old : v)", memory.test_atomics, False),
+        ("swaps return the new value", "    return expected;", "    return v;", memory.test_compare_and_swap),
+    ],
+}  # fmt: skip
+ROWS = [(module, *row) for module, rows in MUTANTS.items() for row in rows]
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}: {row[1]}" for row in ROWS])
+def test_mutant(row):
+    module, name, old, new, test, *arguments = row
+    kind = HeaderMutant if module.endswith(".h") else Mutant
+    mutant = kind(name, module if module.endswith(".h") else f"triton_on_cpu.{module}", old, new)
+
+    def check(changed):
+        with planted(changed), optimised("-O1"):
+            if is_original(changed):
+                test(*arguments)
+            else:
+                in_child(lambda: test(*arguments))
+
+    KillTable.record(mutant, check)

@@ -1,0 +1,251 @@
+"""Launches through Triton's own `run`: arguments, grids, devices, threads, caches, and other drivers beside ours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import triton_on_cpu
+from ptx_emulator import CompilingProcess, emulated
+from tests.kernels.cpu import programs
+from tests.mutation import KillTable, Mutant, installed, is_killed
+from twophase_kernels._triton import mode, triton
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+def with_driver(check):
+    """The check, in the child, with a driver installed anew and no kernel launched yet."""
+    programs.forget()
+    triton_on_cpu.install()
+    try:
+        check()
+    finally:
+        triton_on_cpu.uninstall()
+        triton_on_cpu.set_num_threads(None)
+
+
+def check_arguments():
+    """Each type of argument arrives, whatever the strides."""
+    x = torch.arange(70, dtype=torch.float32).view(7, 10).T[::2]  # [5, 7], columns first
+    codes = torch.arange(-3, 32, dtype=torch.int8).view(5, 7)
+    cases = [(5, 0.3, True, None), (-(2**40), 2.0, False, codes), (2**63 + 8, -1.5, True, codes), (1, 1.0, False, None)]
+    for dtype, (shift, scale, flag, extra) in zip(
+        [torch.float32, torch.bfloat16, torch.int64, torch.float16], cases, strict=True
+    ):
+        out = torch.full((5, 9), -7, dtype=dtype)[:, 1:8]
+        programs.mixed[(5,)](x, extra, out, shift, scale, flag, *x.stride(), *out.stride(), 7, BLOCK=8)
+        want = x.double() * torch.tensor(scale).double() + (extra.double() if extra is not None else 0)
+        want += shift % 2**20 + 100 * flag
+        torch.testing.assert_close(
+            out.double(), want.to(dtype).double(), rtol=0.01 if dtype.itemsize == 2 else 1e-6, atol=0.01
+        )
+        assert (out._base[:, [0, 8]] == -7).all()
+
+
+def check_grids():
+    """x is fastest; an empty grid launches nothing; impossible grids are refused."""
+    out = torch.full((2, 3, 4), -1)
+    for threads in (1, 3):
+        triton_on_cpu.set_num_threads(threads)
+        programs.number[(4, 3, 2)](out.fill_(-1), 4, 3)
+        assert torch.equal(out.flatten(), torch.arange(24))
+    for grid in ((0,), (3, 0), (3, 2, 0)):
+        programs.number[grid](out.fill_(-1), 4, 3)
+    assert (out == -1).all()
+    for grid in ((2**31,), (2**16, 2**15, 2), (-1,), (-2, -3), (0, -1)):
+        with pytest.raises(ValueError, match=r"number: the grid \(.*\) must have 0 to 2147483647 programs"):
+            programs.number[grid](out, 4, 3)
+    assert (out == -1).all()
+
+
+def check_devices():
+    x, out = torch.ones(128), torch.zeros(128)
+    for args, name in (((x.to("meta"), out), "x_ptr"), ((x, out.to("meta")), "out_ptr")):
+        with pytest.raises(ValueError, match=f"{name} of double must be a tensor on the CPU.*got a tensor on meta"):
+            programs.double[(1,)](*args, 128, BLOCK=128)
+    programs.double[(1,)](triton.reinterpret(x.view(torch.int32), triton.language.float32), out, 128, BLOCK=128)
+    assert (out == 2).all()
+
+
+def check_threads():
+    assert triton_on_cpu.num_threads() == torch.get_num_threads()
+    x = torch.randn(1000)
+    outs = []
+    for threads in (1, 2, 5, None):
+        triton_on_cpu.set_num_threads(threads)
+        assert triton_on_cpu.num_threads() == (threads or torch.get_num_threads())
+        programs.double[(16,)](x, out := torch.zeros(1000), 1000, BLOCK=64)
+        outs.append(out)
+    assert all(torch.equal(out, x * 2) for out in outs)
+    with pytest.raises(ValueError, match="at least one thread, got 0"):
+        triton_on_cpu.set_num_threads(0)
+
+
+def check_hooks():
+    seen = []
+    knobs = triton.knobs.runtime
+    knobs.launch_enter_hook, knobs.launch_exit_hook = (
+        lambda data: seen.append("enter"),
+        lambda data: seen.append("exit"),
+    )
+    try:
+        programs.double[(1,)](torch.ones(8), torch.zeros(8), 8, BLOCK=8)
+    finally:
+        knobs.launch_enter_hook = knobs.launch_exit_hook = None
+    assert seen == ["enter", "exit"]
+
+
+def check_autotuning():
+    x, out = torch.ones(100), torch.zeros(100)
+    programs.tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out, 100)
+    assert (out == 2).all()
+
+
+def check_drivers_side_by_side():
+    x, out = torch.ones(128), torch.zeros(128)
+    programs.double[(1,)](x, out, 128, BLOCK=128)
+    assert mode() == "cpu"
+    with emulated("sm_80") as driver:
+        assert mode() == "emulated"
+        programs.double[(1,)](x, out, 128, BLOCK=128)
+        assert driver.launches == 1
+    programs.double[(1,)](x, out.zero_(), 128, BLOCK=128)
+    assert (out == 2).all()
+    assert driver.launches == 1
+    triton_on_cpu.uninstall()
+    with pytest.raises(triton_on_cpu.TritonOnCpuError, match=r"call triton_on_cpu\.install\(\) first"):
+        triton_on_cpu.checked().__enter__()
+
+
+def check_lost_files():
+    """A library that no longer loads is said and removed; a folder that takes no files is said."""
+    x, out = torch.ones(8), torch.zeros(8)
+    kernel = programs.other.warmup(x, out, 8, grid=(1,), BLOCK=8)
+    path = next(path for name, path in kernel.metadata_group.items() if name.endswith(".so"))
+    Path(path).unlink()
+    Path(path).write_bytes(b"\x7fELF, and then the power went")
+    with pytest.raises(triton_on_cpu.CompilerError, match=r"other in Triton's cache does not load.*was removed"):
+        programs.other[(1,)](x, out, 8, BLOCK=8)
+    assert not Path(path).exists()
+    before = triton.knobs.cache.dir
+    try:
+        triton.knobs.cache.dir = str(Path(__file__) / "below a file")
+        with pytest.raises(triton_on_cpu.CacheError, match=r"does not take files .*TRITON_CACHE_DIR"):
+            programs.other[(1,)](x, out, 8, BLOCK=16)
+    finally:
+        triton.knobs.cache.dir = before
+    programs.forget()
+    programs.other[(1,)](x, out, 8, BLOCK=8)
+    assert (out == 3).all()
+
+
+CHECKS = [check_arguments, check_grids, check_devices, check_threads, check_hooks, check_autotuning, check_lost_files,
+          check_drivers_side_by_side]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_driver(compiling, check):
+    compiling.call(with_driver, check)
+
+
+def test_the_interpreter_stays_the_interpreter():
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("not run here: about the interpreter")
+    with pytest.raises(triton_on_cpu.TritonOnCpuError, match="TRITON_INTERPRET was set when triton was imported"):
+        triton_on_cpu.install()
+
+
+def child(code, cache, **environment):
+    environment = (
+        os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+        | environment
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+RUN = """
+import torch, triton_on_cpu
+from tests.kernels.cpu import programs
+triton_on_cpu.install()
+programs.double[(1,)](torch.ones(8), out := torch.zeros(8), 8, BLOCK=8)
+print(out.tolist())
+"""
+
+
+def test_two_processes_compile_the_same_kernel_at_once(tmp_path):
+    children = [child(RUN, tmp_path / "cache") for _ in range(2)]
+    assert [one.communicate() for one in children] == [(f"{[2.0] * 8}\n", "")] * 2
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    out, errors = child(RUN, tmp_path / "file" / "cache").communicate()
+    assert out == f"{[2.0] * 8}\n"
+    assert "does not take files" in errors
+    assert "each process compiles its kernels anew" in errors
+
+
+def test_no_compiler(tmp_path):
+    code = "import importlib.util as u; find = u.find_spec; u.find_spec = lambda n, *a: None if n == 'ziglang' else find(n, *a)"
+    out, errors = child(code + RUN, tmp_path / "cache", PATH=str(tmp_path), CC="").communicate()
+    assert out == ""
+    assert errors.splitlines()[-1].startswith("triton_on_cpu.errors.CompilerMissingError: There is no C compiler")
+
+
+LAUNCH = "triton_on_cpu.launch"
+MUTANTS = [
+    ("floats in eight bytes", LAUNCH, '"fp32": "f4x"', '"fp32": "d"', check_arguments),
+    ("unsigned as signed", LAUNCH, ', "u64": "Q"}', "}", check_arguments),
+    ("places of the signature without constants", LAUNCH, "[source.fn.arg_names.index(name) for name in names]", "list(range(len(names)))", check_arguments),
+    ("x and y swapped", LAUNCH, "self._pack(self.function, x, y, z,", "self._pack(self.function, y, x, z,", check_grids),
+    ("two negative extents", LAUNCH, " or x < 0 or y < 0:", ":", check_grids),
+    ("any number of programs", LAUNCH, "0 < x * y * z <= MAX_PROGRAMS", "0 < x * y * z", check_grids),
+    ("devices not looked at", LAUNCH, 'if not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
+    ("torch's threads whatever is set", "triton_on_cpu.pool", "return _num_threads or torch", "return torch", check_threads),
+    ("what does not load stays", LAUNCH, "Path(file).unlink(missing_ok=True)", "pass", check_lost_files),
+]  # fmt: skip
+
+
+def noticed(mutant, check):
+    """What a check says of a mutant of the launcher, in the child."""
+
+    def with_module(module):
+        """In place of the launcher; or of the public functions that are the module's."""
+        public = [name for name in triton_on_cpu.__all__ if hasattr(module, name)]
+        before = {name: getattr(triton_on_cpu, name) for name in public}
+        vars(triton_on_cpu).update({name: getattr(module, name) for name in public})
+        try:
+            with installed(module):
+                with_driver(check)
+        finally:
+            vars(triton_on_cpu).update(before)
+
+    return is_killed(mutant, with_module)
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "module", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(compiling, name, module, old, new, check):
+    mutant = Mutant(name, module, old, new)
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    try:
+        how = compiling.call(noticed, mutant, check)
+    except RuntimeError as crashed:  # a wrong address, say
+        how = str(crashed)
+    KillTable.rows.append((module, name, how))
+    assert how is not None, f"mutant survived: {name}"

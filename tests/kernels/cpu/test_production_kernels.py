@@ -1,0 +1,180 @@
+"""The tests of the production kernels, unchanged, on kernels that are compiled for the CPU; and the labs' kernels.
+
+They run in child processes, for this one may interpret. A sample runs by default, everything with --full.
+"""
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import triton_on_cpu
+from ptx_emulator import CompilingProcess
+from twophase_kernels.kv_write import kv_write_reference
+from twophase_kernels.merge_splits import merge_splits_reference
+from twophase_kernels.paged_decode import paged_decode_reference
+from twophase_kernels.paged_prefill import paged_prefill_reference
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual_reference
+
+pytest.importorskip("triton", reason="not run here: no triton")
+
+KERNELS = Path(__file__).parents[1]
+REPOSITORY = KERNELS.parents[1]
+FILES = [
+    "silu_mul", "rmsnorm_residual", "rope_kv_write", "kv_write", "merge_splits", "paged_decode", "paged_prefill",
+    "attend_range", "quant", "code_pairs", "packed_codes", "quantized_linear", "fp8_linear", "linear_splits",
+]  # fmt: skip
+
+
+def run_compiled(files, cache, *options, **environment):
+    """How many tests passed."""
+    paths = [str(KERNELS / f"test_{name}.py") for name in files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.kernels.cpu.plugin",
+        "-p",
+        "no:nbval",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        *options,
+        *paths,
+    ]
+    environment = (
+        os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "TRITON_CACHE_DIR": str(cache)}
+        | environment
+    )
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+
+def test_a_sample(tmp_path):
+    assert run_compiled(FILES, tmp_path, "-m", "not mutants", ONE_IN="90") >= 6
+
+
+def test_a_checked_sample(tmp_path):
+    """Right kernels pass the checks, on tensors that end where their last element does."""
+    assert run_compiled(FILES[:6], tmp_path, "-m", "not mutants", ONE_IN="160", CHECKED="1") >= 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FILES)
+def test_whole_files(name, tmp_path):
+    assert run_compiled([name], tmp_path) >= 6
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["silu_mul", "kv_write", "paged_decode", "paged_prefill", "quantized_linear"])
+def test_whole_files_checked(name, tmp_path):
+    assert run_compiled([name], tmp_path, "-m", "not mutants", CHECKED="1") >= 6
+
+
+# -- the labs' own kernels, as their solutions have them --------------------------------------------------------------
+
+
+def kernels_of(lab, folder):
+    """A module of the kernels of a solution. (A notebook's other cells would run the whole lab.)"""
+    source = (REPOSITORY / "labsolutions" / f"{lab}.py").read_text()
+    lines = source.splitlines()
+    parts = ["import triton", "import triton.language as tl", "from twophase_labs.decode.attend_tiles import *"]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in node.decorator_list):
+            first = min(d.lineno for d in node.decorator_list)
+            parts += ["", "", *lines[first - 1 : node.end_lineno]]
+        elif isinstance(node, ast.Assign) and "constexpr" in ast.unparse(node):
+            parts.append(ast.unparse(node))
+    (Path(folder) / f"kernels_{lab}.py").write_text("\n".join(parts) + "\n")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return importlib.import_module(f"kernels_{lab}")
+
+
+def relative_error(got, want):
+    return ((got.float() - want.float()).abs().max() / want.float().abs().max()).item()
+
+
+def check_lab_kernels(folder, dtype):
+    """Labs 2 and 3 against the references, over ragged sequences in a cache poisoned with NaN."""
+    from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
+    from twophase_labs.prefill.launch import launch_add_rmsnorm, launch_kv_write, launch_paged_prefill
+
+    triton_on_cpu.install(checked=dtype == torch.float32)
+    torch.manual_seed(0)
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    lab2, lab3 = kernels_of("02_prefill", folder), kernels_of("03_decode", folder)
+    x, residual, weight = (torch.randn(*shape, dtype=dtype) for shape in ((7, 576), (7, 576), (576,)))
+    got = launch_add_rmsnorm(lab2.add_rmsnorm_kernel, x, residual, weight, 1e-5)
+    for one, want in zip(got, rmsnorm_residual_reference(x, residual, weight, 1e-5), strict=True):
+        assert relative_error(one, want) < limit
+
+    heads, kv_heads, head_dim, page, lengths, query_lengths = 8, 2, 40, 4, [37, 1, 130], [5, 1, 40]
+    num_pages = [-(-length // page) for length in lengths]
+    pages = torch.randperm(sum(num_pages) + 3, dtype=torch.int32)
+    tables = torch.zeros(3, 16 * -(-max(num_pages) // 16), dtype=torch.int32)
+    for row, own in zip(tables, pages.split([*num_pages, 3]), strict=False):
+        row[: len(own)] = own
+    caches = [torch.full((len(pages), kv_heads, page, head_dim), float("nan"), dtype=dtype) for _ in range(4)]
+    k, v = (torch.randn(sum(lengths), kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    at = [torch.arange(length) for length in lengths]
+    slots = torch.cat([row[i // page].long() * page + i % page for row, i in zip(tables, at, strict=True)])
+    launch_kv_write(lab2.kv_write_kernel, k, v, *caches[:2], slots)
+    kv_write_reference(k, v, *caches[2:], slots)
+    for got, want in zip(caches[:2], caches[2:], strict=True):
+        assert torch.equal(got.nan_to_num(7), want.nan_to_num(7))
+
+    seq_lens, scale = torch.tensor(lengths, dtype=torch.int32), head_dim**-0.5
+    starts = torch.tensor([0, *query_lengths]).cumsum(0).int()
+    q = torch.randn(sum(query_lengths), heads, head_dim, dtype=dtype)
+    got = launch_paged_prefill(lab2.paged_prefill_kernel, q, *caches[:2], tables, seq_lens, starts, scale)
+    want = paged_prefill_reference(
+        q, *caches[2:], tables, seq_lens, starts, max_query_len=40, scale=scale, return_lse=True
+    )
+    assert relative_error(got[0], want[0]) < limit
+    q = torch.randn(3, heads, head_dim, dtype=dtype)
+    want = paged_decode_reference(q, *caches[2:], tables, seq_lens, scale=scale)
+    assert (
+        relative_error(launch_paged_decode(lab3.paged_decode_kernel, q, *caches[:2], tables, seq_lens, scale), want)
+        < limit
+    )
+    parts = launch_paged_decode_split(lab3.paged_decode_split_kernel, q, *caches[:2], tables, seq_lens, scale, 4)
+    assert relative_error(merge_splits_reference(*parts)[0], want) < limit
+
+
+def check_int4_kernel(folder):
+    """Lab 6's product of packed 4-bit weights against the same weights in fp64."""
+    from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words
+
+    triton_on_cpu.install(checked=True)
+    lab6 = kernels_of("06_compression", folder)
+    codes = torch.randint(16, (100, 192), generator=torch.Generator().manual_seed(0))
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
+        x, scales, minima = (torch.randn(*shape, dtype=dtype) for shape in ((3, 192), (100, 3), (100, 3)))
+        got = launch_int4_linear(lab6.int4_linear_kernel, x, pack_words(codes), scales, minima, block_o=32)
+        weight = codes.double().unflatten(1, (3, 64)) * scales.double()[..., None] + minima.double()[..., None]
+        assert relative_error(got, x.double() @ weight.flatten(1).T) < limit
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)
+def test_labs_2_and_3(compiling, dtype, tmp_path):
+    compiling.call(check_lab_kernels, str(tmp_path), dtype)
+
+
+def test_lab_6(compiling, tmp_path):
+    compiling.call(check_int4_kernel, str(tmp_path))

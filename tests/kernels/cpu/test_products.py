@@ -1,0 +1,73 @@
+"""tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
+
+import pytest
+import torch
+
+from tests.kernels.cpu import small_kernels
+from tests.kernels.cpu.harness import run
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def whole_numbers(*shape, dtype=torch.float32, seed=0):
+    """Small integers: any order of sums is exact."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(name, m, n, k, turned, dtype, out_dtype):
+    a, b = whole_numbers(m, k, dtype=dtype), whole_numbers(k, n, dtype=dtype, seed=1)
+    out = torch.zeros(m, n, dtype=out_dtype)
+    given = b.to(torch.float64).T.contiguous().to(dtype) if turned else b
+    assert run(name, a, given, out) is None
+    assert torch.equal(out.double(), a.double() @ b.double() + 1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
+def test_product(shape, turned):
+    check(f"product[{' '.join(map(str, shape))} {turned}]", *shape, turned, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_product_of_narrow_types(kind):
+    check(f"product[{kind}]", 16, 16, 32, True, DTYPES[kind], torch.float32)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_product_of_integers_and_doubles(turned):
+    check(f"product[i8 {turned}]", 16, 16, 32, turned, torch.int8, torch.int32)
+    check(f"product[f64 {turned}]", 16, 16, 16, turned, torch.float64, torch.float64)
+
+
+def test_products_into_fp16_are_rounded():
+    """1024.375 is 1024 in fp16; three times that and 1 is 3072, where 1024.375 would have given 3076."""
+    a, b = torch.zeros(16, 32, dtype=torch.float16), torch.zeros(32, 16, dtype=torch.float16)
+    a[:, 0], a[:, 1], b[0], b[1] = 1024, 1, 1, 0.375
+    out = torch.zeros(16, 16, dtype=torch.float16)
+    run("product[half sums]", a, b, out)
+    assert (out == 3072).all()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 32, 16), (33, 70, 40), (1, 5, 7)])
+def test_matmul(m, n, k, checked):
+    a, b, c = whole_numbers(m, k), whole_numbers(k, n, seed=1), torch.zeros(m, n)
+    grid = ((m + 15) // 16, (n + 31) // 32)
+    assert run("matmul", a, b, c, m, n, k, grid=grid, checked=checked) is None
+    assert torch.equal(c, a @ b)
+
+
+def test_batched():
+    a, b, out = whole_numbers(4, 16, 16), whole_numbers(4, 16, 16, seed=1), torch.zeros(4, 16, 16)
+    run("batched", a, b, out)
+    assert torch.equal(out, a @ b)
+
+
+def test_sums_are_fp32():
+    """fp16 products of 1024 ones and a large number, which fp16 sums would lose."""
+    a, b = torch.ones(16, 32, dtype=torch.float16), torch.full((16, 32), 0.5, dtype=torch.float16)
+    a[:, 0] = 2048
+    b[:, 0] = 1
+    out = torch.zeros(16, 16)
+    run("product[f16]", a, b, out)
+    assert (out == 2048 + 31 * 0.5 + 1).all()
