@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 6_417,  # goal 6,000
-    "files of src/twophase": 42,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
+    "lines of src/twophase": 6_501,  # goal 6,000
+    "files of src/twophase": 43,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
     "lines of the longest file": 322,  # goal 350
     "modules that `import twophase` loads": 7,  # goal 30
-    "modules that `from twophase import LLM` loads": 47,
+    "modules that `from twophase import LLM` loads": 48,
     "modules of features that a greedy request loads": 0,  # goal 0
     "files that a greedy request runs": 25,  # goal 25
 }
@@ -52,6 +52,7 @@ def sizes(tmp_path_factory):
     folder, tokenizer = tmp_path_factory.mktemp("tiny"), byte_level()
     make_folder("llama", folder, vocab_size=tokenizer.vocab_size, eos_token_id=tokenizer.end_id)
     tokenizer.tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 2048}')
     # A process of its own: here other modules are loaded already, and types are checked at every call.
     ours = [str(ROOT / "src"), str(ROOT / "kernels")]
     child = subprocess.run(

@@ -5,6 +5,7 @@ from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from twophase.core.errors import ConfigError
+from twophase.core.rules import checked, rules_of
 from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
@@ -39,8 +40,9 @@ def policy_from_text(text: str) -> Policy:
     lacking = [f.name for f in _parameters(name) if f.default is MISSING and f.name not in values]
     if lacking:
         raise ConfigError(f"policy {name!r} needs {' and '.join(lacking)}: write {usage(name)}.")
+    rules = rules_of(POLICIES[name])
     try:
-        return POLICIES[name](**values)
+        return POLICIES[name](**{key: checked(key, value, rules[key], ConfigError) for key, value in values.items()})
     except ConfigError as error:
         raise ConfigError(f"policy {name!r}: {error}") from error
 

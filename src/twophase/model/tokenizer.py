@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from twophase.core.errors import ModelFolderError, prompt_too_long
 from twophase.doors import feature
+from twophase.model.added_tokens import add_tokens
 from twophase.model.json_file import read_bounded
 
 # Characters, or tokens, from which the library is given a batch: it then lets other threads run. (For short texts a
@@ -51,7 +52,7 @@ class Tokenizer:
         fast.no_truncation()
         fast.no_padding()
         has_lists = any((folder / name).is_file() for name in TOKEN_LISTS)
-        return cls(fast, feature("added_tokens").add_tokens(fast, folder) if has_lists else {}, folder)
+        return cls(fast, add_tokens(fast, folder) if has_lists else {}, folder)
 
     @property
     def bos_token_id(self) -> int | None:

@@ -32,7 +32,7 @@ def test_files_and_words_in_another_encoding(twophase, tiny_folder, tmp_path):
         ("bench engine --threads 0", "--threads: must be at least 1"),
         ("bench serve --num-kv-blocks 10000000000000", "must be at most"),
         ("bench serve --cv 1e200", "must be in"),
-        ("bench serve --policy static:batch_size=nan", "must be a number"),
+        ("bench serve --policy static:batch_size=nan", "must be a whole number"),
         ("bench serve --policy prefill-first:max_stalled_steps=2.5", "must be a whole number"),
         ("simulate --hardware h100 --replicas 1000000000", "must be at most"),
     ],
