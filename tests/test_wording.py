@@ -14,7 +14,13 @@ from pathlib import Path
 from twophase_labs.machine.wording import Text, found_in
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src/twophase", "src/twophase_features", "src/twophase_server", "kernels/twophase_kernels")
+FOLDERS = (
+    "src/twophase",
+    "src/twophase_features",
+    "src/twophase_server",
+    "kernels/twophase_kernels",
+    "kernels/triton_on_cpu",
+)
 
 PHRASES = {
     r"what (?:it|is|was|are|were|has|had|they|stands)": "name the thing",

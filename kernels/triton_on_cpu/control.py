@@ -1,4 +1,4 @@
-"""Loops, branches, and what they carry: scf's for, while and if, and cf's jumps of an early return.
+"""Loops, branches and carried values: scf's for, while and if, and cf's jumps of an early return.
 
 A carried scalar is a variable, a carried tensor an array, written where the region yields. A tensor that a loop only
 moves by a scalar (`ptrs += BLOCK * stride`) has no array: it is its first value plus an offset.
@@ -52,7 +52,7 @@ def assign(kernel: Kernel, targets: list[Value], values: list[Value], is_first: 
 
 
 def _may_overwrite(kernel: Kernel, target: Value, value: Value, pairs: list[tuple[Value, Value]]) -> bool:
-    """Whether a value may be computed into its target's array: it reads no other element there, nobody else any."""
+    """Whether a value may be computed into its target's array: it reads no other element there, and no other value reads any."""
     if any(other is not value and target in arrays_read(kernel, other) for _, other in pairs):
         return False
     read = arrays_read(kernel, value)
@@ -112,7 +112,7 @@ def _poll(kernel: Kernel) -> None:
 
 
 def step_of(argument: Value, value: Value) -> Value | None:
-    """The scalar, splat, that a loop adds to a carried tensor at each turn; None if it does anything else."""
+    """The scalar, splat, that a loop adds to a carried tensor in each pass; None if it does anything else."""
     op = value.op
     if op is None or op.name not in ("tt.addptr", "arith.addi"):
         return None

@@ -56,7 +56,7 @@ FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
 
 
 def kind_of(element: str) -> Kind:
-    """Of any element, pointers too."""
+    """The kind of an element, which may be a pointer."""
     if element.startswith("ptr<"):
         name = f"{kind_of(element[4:-1]).stored} *"
         return Kind(name, name, 8)
@@ -242,7 +242,8 @@ def _integer_to_float(op: Op, name: str, x: list[str]) -> str:
 
 
 def _float_to_integer(op: Op, name: str, x: list[str]) -> str:
-    """As a GPU: towards zero, what is too large becomes the nearest integer, NaN 0. (Fewer bits: of 32, the lowest.)"""
+    """As on a GPU: rounded towards zero, a number out of range to the nearest integer, NaN to 0; narrow integers are cut
+    from 32 bits."""
     kind = KINDS[op.result.type.element]
     sign = "u" if name == "fptoui" else "i"
     double = "f64" if op.operands[0].type.element == "f64" else "f32"

@@ -1,7 +1,7 @@
-"""The C of one kernel while it is written: names of what is there, and elements of tensors that are not.
+"""The C of one kernel while it is written: names of arrays and scalars, and elements of the other tensors.
 
 Where a tensor's element comes from is decided here. Scalars and arrays have C names. A `running` tensor, which a loop
-moves by the same scalar at each turn, is its first value plus an offset. Everything else is computed from its operands'
+moves by the same scalar in each pass, is its first value plus an offset. Everything else is computed from its operands'
 elements, each piece at the outermost loop level at which its indices are known.
 """
 
@@ -15,8 +15,8 @@ from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, li
 from triton_on_cpu.plan import Plan
 from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
 
-LONG_TEXT = 200  # what is longer gets a name: sums of sums would double it again and again
-MAX_STACK_BYTES = 4 << 20  # half of what the calling thread has
+LONG_TEXT = 200  # a longer text gets a name: each sum of sums would double it
+MAX_STACK_BYTES = 4 << 20  # half of the calling thread's stack
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Affine:
 class Address:
     """Where an element lies: `base[at]`. `base` is known outside of the innermost loop.
 
-    `step`: elements from one turn of that loop to the next, None if they are not the same distance apart.
+    `step`: elements from one pass of that loop to the next, None if they are not the same distance apart.
     """
 
     base: str
@@ -59,7 +59,7 @@ ElementWriter = Callable[["Kernel", Nest, Op, list[Index]], str]
 
 
 class Kernel:
-    """What has been written of a kernel.
+    """The C of a kernel, written so far.
 
     Args:
         emit: Writes an operation where it stands.

@@ -1,6 +1,6 @@
 """Loads, stores and atomics, their masks, and the checks of a checked kernel.
 
-A mask is taken apart into the conditions that `&` joins. Where each is known decides what becomes of it:
+A mask is taken apart into the conditions that `&` joins. The loop in which a condition is known decides its place:
 
     not in the innermost loop       the row is left out
     `index < bound` and the like    a bound of the innermost loop, which then runs without any condition
@@ -50,7 +50,7 @@ def split_mask(kernel: Kernel, nest: Nest, mask: Value | None, indices: list[Ind
 
 
 def conditions(kernel: Kernel, mask: Value | None, indices: list[Index]) -> list[tuple[Value, list[Index]]]:
-    """What must hold for an element, without what always holds."""
+    """The conditions on an element that do not always hold."""
     if mask is None:
         return []
     op = mask.op
@@ -151,7 +151,7 @@ def loaded(element: str, text: str) -> str:
 
 
 def unread(kernel: Kernel, element: str) -> str:
-    """What a masked load without `other` leaves."""
+    """The value of a masked load without `other`."""
     return "NAN" if kernel.checked and kind_of(element).is_float else "0"
 
 

@@ -88,7 +88,7 @@ class Nest:
     """Loops over a shape, outermost dimension first unless `inner` names another innermost one.
 
     Lines are put at a level: level 0 before the loops, level d into the d-th loop; `after` follow the inner loop.
-    `memo` holds what has been computed, by value and indices, so that no element is computed twice.
+    `memo` holds computed elements, by value and indices, so that no element is computed twice.
     """
 
     def __init__(self, number: int, shape: tuple[int, ...], inner: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is kept in an array, and what is an expression that is computed where it is used.
+"""Which tensors are kept in arrays, and which are expressions, computed where they are used.
 
 A tensor is an expression of its indices until something needs it as a whole. Operations that do are roots: stores,
 products, reductions, values carried round a loop. A root becomes a loop nest, and what lies between it and its sources
@@ -6,9 +6,9 @@ products, reductions, values carried round a loop. A root becomes a loop nest, a
 
 Some values between are put into arrays nevertheless, which makes them roots too:
 
-- what a product takes from outside of its loop: once, not at each turn;
+- a product's operand from outside of its loop: computed once, not in each pass;
 - a load whose memory might change before the root reads it, or that several roots read;
-- what costs much and would be computed several times: for several roots, or for each element of a broadcast.
+- an expensive value that would be computed several times: for several roots, or for each element of a broadcast.
 """
 
 from triton_on_cpu.ttir import Block, Function, Op, Value
@@ -120,7 +120,7 @@ class Plan:
         return is_repeated and self.cost(value) >= DEAR
 
     def cost(self, value: Value) -> int:
-        """What one element costs if it is computed where it is used."""
+        """The cost of one element that is computed where it is used."""
         if value not in self._costs:
             op = value.op
             if op is None or not value.type.shape or op.name in ROOTS:
@@ -132,7 +132,7 @@ class Plan:
     def _may_wait(self, op: Op, roots: set[Op], grows: bool) -> bool:
         """Whether a load may be done where its value is used: by one root, before which nothing is written.
 
-        A checked kernel makes each access where it stands, also one whose result is not used. A store may read
+        A checked kernel makes each access where it stands, used or not. A store may read
         an element just before it writes the element at the same place, but no other: two arguments may be one tensor.
         (If they overlap and begin at different places, that is not noticed.)
         """

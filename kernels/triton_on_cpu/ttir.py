@@ -7,7 +7,7 @@ MLIR has no stable Python interface in Triton, but its text is regular. Every li
     ^bb1(%arg: type, ...):                                                   a block of the region that is open
     }   or   } else {   or   } do {   or   }) : types                        a region's end
 
-The types after the colon are those of operands or results, by operation; `_result_types` knows the handful of rules.
+The types after the colon belong to operands or results, by operation; `_result_types` knows the handful of rules.
 Names are unique within a region only, so that each definition gets a `Value` of its own.
 """
 
@@ -99,7 +99,7 @@ class Op:
         return {"true": 1, "false": 0}[found[1]] if found[1] in ("true", "false") else int(found[1])
 
     def string(self, name: str) -> str:
-        """An attribute, a word or a string; '' if the operation has none."""
+        """An attribute, a word or a string; '' if it is absent."""
         found = re.search(rf'\b{name} = (?:"((?:[^"\\]|\\.)*)"|(\w+))', self.text)
         return (found[1] or found[2] or "") if found else ""
 
@@ -134,7 +134,7 @@ def parse(text: str) -> Function:
     """The module's one function.
 
     Raises:
-        NotSupportedError: Several functions (noinline), or a form that this reader does not know.
+        NotSupportedError: Several functions (noinline), or a form that is not known here.
     """
     return _Parser(text).parse()
 
@@ -287,7 +287,7 @@ class _Parser:
                 self.define(name, value)
 
     def define_loop_arguments(self, op: Op, line: str) -> None:
-        """What a loop carries round: named in its header, not in a block's."""
+        """Define the values that a loop carries: they are named in its header, not in a block's."""
         if op.name == "scf.for":
             name = re.search(r"scf\.for (?:unsigned )?(%[\w$.-]+) = ", line)[1]
             op.regions[0].arguments.append(self.define(name, Value(op.operands[0].type, name=name[1:])))
@@ -325,7 +325,7 @@ def _cut_locations(line: str) -> tuple[str, str]:
 
 
 def _split_types_off(body: str) -> tuple[str, str]:
-    """(what stands before, what after) the first ' : ' outside of all brackets and strings."""
+    """(text before, text after) the first ' : ' outside of all brackets and strings."""
     depth, quoted = 0, False
     for i, character in enumerate(body):
         if character == '"' and body[i - 1] != "\\":
@@ -339,7 +339,7 @@ def _split_types_off(body: str) -> tuple[str, str]:
 
 
 def _carried(line: str) -> list[tuple[str, str]]:
-    """(name, initial value's name) of what a loop carries, from its header."""
+    """(name, initial value's name) of each value that a loop carries, from its header."""
     found = re.search(r"(?:iter_args|scf\.while) ?\((.*?)\)", line)
     return re.findall(rf"(%[\w$.-]+) = ({NAME})", found[1]) if found else []
 
