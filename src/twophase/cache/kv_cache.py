@@ -1,4 +1,4 @@
-"""The K/V tensors: pages of `block_size` slots, one pair per layer, plain or quantised."""
+"""The K/V tensors, plain or quantised. A page is a block's K or V in one layer: `block_size` slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

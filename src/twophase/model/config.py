@@ -20,7 +20,7 @@ class RopeConfig:
 
     Attributes:
         theta: Base of the geometric series of wavelengths.
-        scaling: Scales the frequencies for longer contexts (twophase_features.rope_scaling); None: it does not.
+        scaling: Scales the frequencies for longer contexts (twophase_features.rope_scaling); None: unscaled.
     """
 
     theta: float
@@ -32,7 +32,7 @@ class ModelConfig:
     """The configuration of a model for the forward pass and the cache.
 
     Attributes:
-        architecture: The Hugging Face class name it was written for.
+        architecture: The name of the Hugging Face class that computes the model.
         head_dim: D; num_heads * head_dim need not be hidden_size.
         max_position_embeddings: The longest context, in tokens.
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
