@@ -53,7 +53,7 @@ class EngineStats:
 
 
 class StepRecord(NamedTuple):
-    """A step that has run, and its times. `chunks` and `preempted`, as in `StepTrace`, are read before sequences end."""
+    """A step that has run, and its times. `chunks` and `preempted` (see `StepTrace`) are read before sequences end."""
 
     plan: StepPlan
     chunks: tuple[tuple[str, int, int, int], ...]
