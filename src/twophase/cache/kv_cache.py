@@ -28,7 +28,7 @@ class LayerKV:
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
         k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
-        group: The layer's group, whose block tables it has.
+        group: The group of layers whose block tables it uses.
     """
 
     k: Shaped[Tensor, "N H_kv page D"]

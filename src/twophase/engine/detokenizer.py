@@ -136,7 +136,7 @@ class Detokenizer:
         return piece
 
     def _settle(self, text: str) -> str:
-        """Settle the pending text, or a beginning of it; returns the part of `text` that is new."""
+        """Release `text`, the pending text or a beginning of it; returns the part that was not released before."""
         start = len(commonprefix([self._settled, text]))  # noqa: RUF071
         if start < len(text):
             self._settled = text

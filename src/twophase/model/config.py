@@ -50,7 +50,7 @@ class ModelConfig:
         quantization: How the folder stores linear layers in few bits
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
-        bos_token_id, eos_token_ids: Begin of text, if there is such a token, and the tokens that end a text.
+        bos_token_id, eos_token_ids: The begin-of-text id, or None, and the end-of-text ids.
     """
 
     architecture: str
@@ -110,7 +110,7 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture is read: the door of a model's features.
+    """How the config.json of one architecture is read: the door by which features add families of models.
 
     Attributes:
         model_type: The model_type that config.json must have; transformers chooses its classes by it.

@@ -157,7 +157,7 @@ class Planner:
             self._refusals[sequence.seq_id] = refusal
             return 0
         self._waiting.remove(sequence)
-        self._run(sequence)
+        self._start(sequence)
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
@@ -244,7 +244,7 @@ class Planner:
             self._num_tokens += end - start
         return end - start
 
-    def _run(self, sequence: Sequence) -> None:
+    def _start(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self._running, sequence, key=_ORDER)
 
@@ -309,7 +309,7 @@ class Planner:
             fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
         for fork in forks:
-            self._run(fork)
+            self._start(fork)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue; free the blocks and places of a running sequence."""
