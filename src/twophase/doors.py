@@ -1,7 +1,7 @@
 """The engine's way to its features: a module of twophase_features, imported when a model or an option asks for it.
 
-The engine names a feature only here, by a string. Importing the engine therefore loads no feature, and a request that
-uses no feature runs none.
+The engine names a feature only by the string that it passes to `feature`. Importing the engine therefore loads no
+feature, and a request that uses no feature runs none.
 """
 
 import importlib

@@ -48,7 +48,7 @@ class OutputLengths:
 
 @final
 class Estimate(Growth):
-    """Leaves a sequence the blocks of an output of the average length so far; to a longer one, as 'optimistic' does."""
+    """Leaves a sequence the blocks of an output of the average length so far, and at least what 'optimistic' does."""
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         super().__init__(config, cache)
@@ -65,7 +65,7 @@ class Estimate(Growth):
 
 
 def by_lengths(config: SchedulerConfig, cache: KVAllocator) -> Growth:
-    """The rule that `config.admission` names."""
+    """The admission rule that `config.admission` names."""
     return {"reserve": Reserve, "estimate": Estimate}[config.admission](config, cache)
 
 

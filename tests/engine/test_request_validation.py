@@ -324,7 +324,7 @@ def test_mutants(mutant):
 
 
 ENGINE_MUTANTS = [
-    ("state before the validation", "        # Before the state,", "        RequestState.start(request, stream, self._codec, grammar)\n        #", check_many_completions_are_refused_at_once),
+    ("state before the validation", "        self._scheduler.add(request)\n", "        RequestState.start(request, stream, self._codec, grammar)\n        self._scheduler.add(request)\n", check_many_completions_are_refused_at_once),
     ("a ghost stays", "            self._scheduler.abort(request_id)\n            raise", "            raise", check_no_ghost_after),
 ]  # fmt: skip
 

@@ -32,8 +32,8 @@ class AttentionBatch:
         block_tables: Block ids, padded with 0 to a multiple of 16 columns. -1 stands for a block that was freed: no
             query of the batch sees its positions, and it must not be read.
         query_lens_host, seq_lens_host: The lengths as Python ints, so that no backend needs a device sync.
-        groups: For a model with several kinds of layers, the same batch with each group's block tables and slots; this
-            batch has the first group's.
+        groups: For a model with layers of different kinds, this batch with each group's block tables and slots;
+            itself it has the first group's.
     """
 
     positions: Int[Tensor, "T"]

@@ -19,8 +19,8 @@ class CacheStats:
         num_in_use: Blocks that some table holds; a shared one counts once.
         num_cached, num_free: Free blocks that a prefix hit can still find (evictable), and free blocks without
             contents.
-        num_slots_in_use: Slots of the blocks in use that a token was given; it has one in each group of layers.
-        internal_fragmentation: Share of the slots of blocks in use that no token was given, in [0, 1).
+        num_slots_in_use: Slots, in the blocks in use, that belong to a token; it has one in each group of layers.
+        internal_fragmentation: Share of the slots, in the blocks in use, that belong to no token, in [0, 1).
         num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
             opened with, and those found in the cache.
         num_evicted: Cached blocks whose contents were given up for another table.
@@ -52,7 +52,7 @@ class KVTable(Protocol):
             keeps the list that it read: growing may append to it, and taking blocks away makes a new list.
         num_tokens: Tokens that have a slot.
         num_cached_tokens: Tokens whose K and V were found by `open`, or loaded by `load`: whole blocks.
-        num_offered_tokens: Tokens behind these that the KV tier has, for `load`: whole blocks.
+        num_offered_tokens: Tokens after these that the KV tier has, for `load`: whole blocks.
     """
 
     block_ids: Sequence[int]
@@ -75,7 +75,7 @@ class KVAllocator(Protocol):
     Attributes:
         num_blocks, block_size: Blocks in the pool, and slots per block.
         tier: The `KVTier` that `load` reads from (twophase_features.offloading.tier).
-        num_offloaded: Blocks that it has copied so far.
+        num_offloaded: Blocks that were copied to the tier so far.
         description: For error messages: which part of its sequence a table holds, if not all.
     """
 
@@ -99,8 +99,8 @@ class KVAllocator(Protocol):
         return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
-        """Up to how many tokens, at most `num_tokens`, the table has room with the blocks that it holds or has
-        reserved, and at most `num_free` free ones."""
+        """The number of tokens, at most `num_tokens`, for which the table has room in the blocks that it holds or has
+        reserved and in at most `num_free` free blocks."""
         if num_tokens <= table.num_tokens or self.num_blocks_needed(table, num_tokens) <= num_free:
             return num_tokens
         lengths = range(table.num_tokens + 1, num_tokens)
@@ -128,12 +128,12 @@ class KVAllocator(Protocol):
             token_ids: At least one of them is left to compute, for its logits.
             salt: Only blocks published under the same salt are found.
             count_in_stats: False when the request was counted before: it comes back after a preemption.
-            keys: A list for the keys of the first blocks, so that a request that is refused is hashed once.
+            keys: Receives the keys of the first blocks; given back after a refusal, it saves hashing them again.
         """
 
     def reserve(self, table: Any, num_tokens: int) -> None:
-        """A table that was just opened may grow to `num_tokens` from now on, whatever others take. Here it grows at
-        once. Raises as `grow`."""
+        """Reserve blocks for `num_tokens` tokens of a table that was just opened: others cannot take them. Here the
+        table grows at once. Raises as `grow`."""
         self.grow(table, num_tokens)
 
     def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:

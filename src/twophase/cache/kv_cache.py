@@ -1,4 +1,4 @@
-"""The K/V tensors: pages of `block_size` slots, one pair per layer, plain or quantised."""
+"""The K/V tensors, plain or quantised. A page is a block's K or V in one layer: `block_size` slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class LayerKV:
     Attributes:
         k, v: In the cache's dtype; quantised: int8, or uint8 holding e4m3fn bits.
         k_scale, v_scale: One per token and head, value = data * scale; None unless quantised.
-        group: The layer's group, whose block tables it has.
+        group: The group of layers whose block tables it uses.
     """
 
     k: Shaped[Tensor, "N H_kv page D"]

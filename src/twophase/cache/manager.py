@@ -79,7 +79,7 @@ class CacheManager(KVAllocator):
 
     @property
     def num_free_blocks(self) -> int:
-        """The blank blocks and the evictable ones."""
+        """The blank and the cached blocks of the pool."""
         return self._pool.num_free
 
     # -- prefix hits, in the pool and in the tier

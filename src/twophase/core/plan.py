@@ -1,4 +1,4 @@
-"""The plan of one engine step, and its results: the scheduler writes it, the runner reads it."""
+"""One engine step: its plan, which the scheduler writes and the runner reads, its results, and its trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,17 +28,17 @@ class BlockKey(NamedTuple):
 class ScheduledChunk(NamedTuple):
     """The tokens one sequence computes in a step. (A NamedTuple: hundreds are made in every step.)
 
-    Positions [0, start) are in pages already; [start, start + len(token_ids)) are computed now.
+    K and V of positions [0, start) are in the blocks already; [start, start + len(token_ids)) are computed now.
 
     Attributes:
         token_ids: At least one.
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
-            -1 where a block left the sliding window. The blocks that groups of layers have for the same tokens are
-            side by side.
+            -1 where a block has left the sliding window. Groups of layers have a block each for the same tokens, side
+            by side.
         num_samples: Tokens to draw from the last position's logits: 0 while a prefill goes on, as a rule 1, n when a
             prompt is done and its n completions fork.
         num_drafts: How many of the last tokens are drafts: the step samples after each, and after the token before
-            them. Before the drafts are filled in, the most there may be.
+            them. Before the drafts are filled in: how many may be.
         num_scored: How many of the first tokens are followed by a prompt token whose log-probability is asked for.
     """
 
@@ -65,11 +65,11 @@ class StepPlan:
     Attributes:
         num_decodes, num_verifying: Chunks of each kind; the others are prefills.
         num_tokens: Tokens in all chunks together.
-        copies: Block copies that were done for this step (copy-on-write).
+        copies: Block copies (copy-on-write) that were done since the last completed step.
         preempted: Ids of sequences that lost their blocks while this plan was made.
         wake_s: For an empty plan: when to ask the policy again, on the engine's clock.
         loaded, num_offloaded: Blocks that were filled from the KV tier since the last completed step, and the number of
-            blocks that it copied before they were overwritten.
+            blocks that were copied to the tier before they were overwritten.
         failed: By seq_id, why a running sequence cannot go on.
     """
 
@@ -133,7 +133,7 @@ class StepTrace:
         start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
             sampling) and bookkeeping.
         chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
-        num_decodes, num_verifying: The first chunks, decodes of one token; and those after them, which verify drafts.
+        num_decodes, num_verifying: Decodes of one token, the first chunks; chunks that verify drafts, the next ones.
         preempted, finished: (request id, completion index) that lost their blocks, or ended.
         num_waiting, num_running, blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are
             evictable.

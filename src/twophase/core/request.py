@@ -221,7 +221,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times and counts of one request; times in seconds on the engine's monotonic clock, None: not yet.
+    """Times and counts of one request. A time is in seconds on the engine's monotonic clock; None: not reached.
 
     Attributes:
         token_times_s: When each token of completion 0 was sampled.

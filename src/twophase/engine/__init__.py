@@ -1,6 +1,5 @@
 """From requests to text, step by step.
 
-Public: `engine` (`Engine.step` is the life of a token), `request_state`, `executor` (where a model's parts
-    are), `runner`, `model_run`, `sampler`, `philox`, `detokenizer`, `metrics`; and the doors `drafter` (tokens
-    proposed) and `constraint` (tokens allowed).
+Public: `engine` (`Engine.step` is the life of a token), `request_state`, `runner`, `model_run`, `sampler`, `philox`,
+`detokenizer`, `metrics`; and the doors `executor` (processes), `drafter` (drafts) and `constraint` (allowed tokens).
 """

@@ -11,8 +11,8 @@ from twophase.doors import feature
 REPLACEMENT_CHARACTER = "\ufffd"  # a decoder's output for bytes that are not (yet) a character
 MAX_CHARACTER_TOKENS = 4  # a character has at most 4 bytes, and a token at least one
 
-# Tokens kept while they do not end in a whole character. Two characters long: even if the window begins in
-# mid-character, its end decodes as in the whole text.
+# Tokens kept while they do not end in a whole character: enough for two characters, so that their end decodes as in the
+# whole text even if they begin in mid-character.
 MAX_PENDING_TOKENS = 2 * MAX_CHARACTER_TOKENS
 
 MayEnd = Callable[[str], bool] | None
@@ -136,7 +136,7 @@ class Detokenizer:
         return piece
 
     def _settle(self, text: str) -> str:
-        """Settle the pending text, or a beginning of it; returns the part of `text` that is new."""
+        """Release `text`, the pending text or a beginning of it; returns the part that was not released before."""
         start = len(commonprefix([self._settled, text]))  # noqa: RUF071
         if start < len(text):
             self._settled = text

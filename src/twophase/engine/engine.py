@@ -99,7 +99,7 @@ class Engine:
     def add_request(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> None:
-        """`prepare` a request, and `add` it. Raises InvalidRequestError if it cannot be served; nothing has changed."""
+        """`prepare` and `add` a request. Raises InvalidRequestError, and changes nothing, if it cannot be served."""
         self.add(self.prepare(request_id, prompt, params, **options))
 
     def prepare(
@@ -152,7 +152,7 @@ class Engine:
         """Queue a prepared request; raises InvalidRequestError as `add_request`."""
         request, grammar, stream = prepared
         request_id, seed = request.request_id, request.sampling_params.seed
-        # Before the state, which allocates n completions: this validates n.
+        # The scheduler comes first: it validates n, and the state allocates n completions.
         self._scheduler.add(request)
         try:
             state = RequestState.start(request, stream, self._codec, grammar)

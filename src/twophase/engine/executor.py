@@ -24,7 +24,7 @@ class Executor:
         experts: The experts whose weights this process has.
         is_driver: Whether this process schedules and samples. The other processes follow the driver's runner.
         sum_over_ranks: Adds up, in place, the processes' partial outputs of a layer; None: this process has all.
-        dispatch_experts: Computes tokens by experts of other processes; None: no expert is elsewhere as a whole.
+        dispatch_experts: Sends tokens to the experts of other processes; None: each expert, or a shard of it, is here.
     """
 
     def __init__(self, part: ModelConfig, device: torch.device) -> None:

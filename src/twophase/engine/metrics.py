@@ -48,12 +48,12 @@ class EngineStats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the verified drafts that were accepted; 0 before the first."""
+        """Share of the verified drafts that were accepted; 0 before the first draft."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 class StepRecord(NamedTuple):
-    """A step that has run, and the engine's clock. `chunks` and `preempted`, as in `StepTrace`, precede the ends."""
+    """A step that has run, and its times. `chunks` and `preempted` (see `StepTrace`) are read before sequences end."""
 
     plan: StepPlan
     chunks: tuple[tuple[str, int, int, int], ...]

@@ -49,8 +49,8 @@ def isolate(compute: Callable[[Sequence[T]], Sequence[R]], items: Sequence[T]) -
     """`compute(items)`, one result per item; an item whose computation raises gets the exception as its result.
 
     When `compute`, which must be safe to repeat, raises, it is called again on each half. So f faulty items among n
-    cost about 2 f log2(n) smaller calls, and items that fail only together (out of memory) succeed apart. A lost peer
-    is not an item's fault and does not come back: all items get that error at once.
+    cost about 2 f log2(n) smaller calls, and items that fail only together (out of memory) succeed apart. An
+    UnrecoverableError, of a lost peer for example, would be raised by every call: all items get it at once.
     """
     if not items:
         return []
@@ -100,7 +100,7 @@ def sampling_rows(entry: BatchEntry) -> list[SampleRow]:
 
 
 def row_after(entry: BatchEntry, drafts: Sequence[int] = (), num_samples: int = 1) -> SampleRow:
-    """How the token after a sequence's newest one, or after drafts behind that, is drawn."""
+    """The sampling inputs for the token after a sequence's newest token and `drafts`."""
     _, sequence, state = entry
     token_ids, num_prompt_tokens = sequence.token_ids, sequence.num_prompt_tokens
     params, constraint = state.request.sampling_params, state.completions[sequence.index].constraint

@@ -41,9 +41,9 @@ def parse_prompt(
 ) -> tuple[tuple[int, ...], str | None, str, str]:
     """Check a prompt and encode its text. Returns token ids, the text (None where ids were given), salt and tenant.
 
-    `cache_salt` and `tenant` override the prompt's own. Prompts longer than `max_model_len`, unless None, are refused
-    before their ids are checked. Raises InvalidRequestError if the prompt is not a `Prompt`; it is text and there is no
-    tokenizer; it is empty or too long; an id is not in the vocabulary; or its salt or tenant is not text.
+    `cache_salt` and `tenant` override the prompt's own. A prompt of `max_model_len` tokens or more, unless None, is
+    refused before its ids are checked. Raises InvalidRequestError if the prompt is not a `Prompt`; it is text and there
+    is no tokenizer; it is empty or too long; an id is not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):
@@ -164,7 +164,7 @@ class RequestState:
 
     Attributes:
         stream: Whether every step returns its output, or only the last.
-        metrics: Without `token_times_s`, which has a list of its own until the request's output is made.
+        metrics: Without the tokens' times, which `token_times_s` collects for the output.
         seed: The request's own seed, or a drawn one.
         prompt_logprobs: See `RequestOutput`.
         bias: Its `logit_bias` in the sampler's form, made once for all steps and completions.
@@ -209,7 +209,7 @@ class RequestState:
 
     def take(self, update: SequenceUpdate, now_s: float) -> int:
         """Give an update's tokens to its completion; returns the number of tokens added. A stop string among them, or
-        an error of the detokeniser, ends the completion."""
+        an error of the detokenizer, ends the completion."""
         completion = self.completions[update.index]
         num_before = len(completion.token_ids)
         reason, stop_reason, error = update.finish_reason, update.stop_reason, update.error

@@ -71,7 +71,7 @@ def _has_token(entries: Mapping[str, Any], role: str) -> bool:
 
 
 def _special_token(role: str, entry: Any) -> AddedToken:
-    """From its text, or a record with the text and flags."""
+    """The special token with this role; `entry` is its text, or a record with the text and flags."""
     record = entry if isinstance(entry, dict) else {"content": entry}
     if not isinstance(record.get("content"), str):
         raise TypeError(f"{role} must be text, or a record with the text as 'content'; found {shown(entry)}")

@@ -20,7 +20,7 @@ class RopeConfig:
 
     Attributes:
         theta: Base of the geometric series of wavelengths.
-        scaling: Scales the frequencies for longer contexts (twophase_features.rope_scaling); None: it does not.
+        scaling: Scales the frequencies for longer contexts (twophase_features.rope_scaling); None: unscaled.
     """
 
     theta: float
@@ -32,7 +32,7 @@ class ModelConfig:
     """The configuration of a model for the forward pass and the cache.
 
     Attributes:
-        architecture: The Hugging Face class name it was written for.
+        architecture: The name of the Hugging Face class that computes the model.
         head_dim: D; num_heads * head_dim need not be hidden_size.
         max_position_embeddings: The longest context, in tokens.
         qkv_bias, o_bias, mlp_bias: Which linear layers add a bias.
@@ -50,7 +50,7 @@ class ModelConfig:
         quantization: How the folder stores linear layers in few bits
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
-        bos_token_id, eos_token_ids: Begin of text, if there is such a token, and the tokens that end a text.
+        bos_token_id, eos_token_ids: The begin-of-text id, or None, and the end-of-text ids.
     """
 
     architecture: str
@@ -110,7 +110,7 @@ RULES = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one architecture is read: the door of a model's features.
+    """How the config.json of one architecture is read: the door by which features add families of models.
 
     Attributes:
         model_type: The model_type that config.json must have; transformers chooses its classes by it.

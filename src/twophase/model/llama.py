@@ -20,7 +20,7 @@ from twophase.model.weights import LayerWeights, ModelWeights
 
 
 def attention_spec(config: ModelConfig) -> AttentionSpec:
-    """Attention's sizes, scale and window; for full and sliding layers, the sliding ones."""
+    """Attention's sizes, scale and window; of the sliding layers, if a model has full and sliding layers."""
     return AttentionSpec(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -32,7 +32,7 @@ def attention_spec(config: ModelConfig) -> AttentionSpec:
 
 
 def model_backend(config: ModelConfig, make: Callable[[AttentionSpec], AttentionBackend]) -> AttentionBackend:
-    """The backend that `make` builds; for full and sliding layers, a backend that combines one of each kind."""
+    """The backend that `make` builds; for a model with full and sliding layers, a combination of one for each kind."""
     spec = attention_spec(config)
     if not config.is_mixed:
         return make(spec)

@@ -12,8 +12,8 @@ from twophase.doors import feature
 from twophase.model.added_tokens import add_tokens
 from twophase.model.json_file import read_bounded
 
-# Characters, or tokens, from which the library is given a batch: it then lets other threads run. (For short texts a
-# batch takes longer, and it starts threads, about which a process that forks is warned.)
+# From this many characters, or tokens, on, the library is given a batch, and then lets other threads run. (A batch of a
+# short text takes longer, and starts threads, of which the library warns in a process that forks.)
 LONG = 16_384
 TOKEN_LISTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS = 64 * 2**20, 2 * 10**6  # Gemma 3's has 33 MB, with 520,000 lists

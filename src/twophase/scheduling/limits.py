@@ -69,7 +69,7 @@ def check_request(request: Request, config: SchedulerConfig, cache: KVAllocator)
 def num_blocks_at_most(
     num_prompt_tokens: int, max_tokens: int, n: int, config: SchedulerConfig, cache: KVAllocator
 ) -> int:
-    """Blocks that the n completions of a request come to hold together when each is as long as it may get.
+    """Blocks that the n completions of a request hold together when each is as long as it may get.
 
     The last token is sampled but never written, and full prompt blocks are shared. Worked example, block size 4,
     prompt 6, max_tokens 5, n 2: 6 + 5 - 1 = 10 slots are 3 blocks, the first is shared: 1 + 2 * 2 = 5.
@@ -81,12 +81,12 @@ def num_blocks_at_most(
     if config.enable_chunked_prefill:
         return num_blocks
     num_of_prompt = -(-num_prompt_tokens // cache.block_size) * cache.num_blocks_at_most(1)
-    return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window gives any back
+    return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window frees a block
 
 
 class Growth:
-    """Counts the free blocks that an admission leaves to each running sequence: one each, by `admission='optimistic'`.
-    Other rules are in twophase_features.admission."""
+    """The admission rule: counts the free blocks that an admission leaves to each running sequence. Here
+    `admission='optimistic'`, one block each; the other rules are in twophase_features.admission."""
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         self.config, self.cache = config, cache
@@ -99,16 +99,15 @@ class Growth:
         may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
         if not may_grow and sequence.is_decoding:  # a decode that is not planned yet: into a new block, or a copy
             may_grow = cache.num_blocks_needed(table, num_tokens) > 0
-        can_grow = may_grow and self.config.reserve_growth
-        return sequence.num_completions * cache.num_blocks_at_most(1) if can_grow else 0
+        return sequence.num_completions * cache.num_blocks_at_most(1) if may_grow and self.config.reserve_growth else 0
 
     def note_end(self, sequence: Sequence) -> None:
-        """A sequence has ended by itself."""
+        """A sequence has ended by itself, not by an abort or an error."""
         return
 
 
 def growth_rule(config: SchedulerConfig, cache: KVAllocator) -> Growth:
-    """The rule that `config.admission` names."""
+    """The admission rule that `config.admission` names."""
     if config.admission == "optimistic":
         return Growth(config, cache)
     rule: Growth = feature("admission").by_lengths(config, cache)

@@ -27,14 +27,14 @@ class Planner:
 
     - A running sequence has a table and one of `max_num_seqs` places per completion; a waiting sequence has neither.
     - An admission reserves blocks for all tokens of the sequence: a prefill, once begun, never waits for a block.
-    - An admission beside running sequences leaves free the watermark and the growth by its rule (limits.py).
+    - An admission beside running sequences leaves free the watermark and the blocks of the admission rule.
     - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
         refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
-        growth: The rule of admission; the scheduler tells it of ends.
+        growth: The admission rule (limits.py); the scheduler reports ends to it.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -122,7 +122,7 @@ class Planner:
         if copies:
             try:
                 self.copy_blocks(copies)
-            except Exception as error:  # the sequence's last block has no contents
+            except Exception as error:  # the sequence's last block has no valid contents
                 self._failed[sequence.seq_id] = error
                 return False
             self._copies += copies
@@ -142,7 +142,7 @@ class Planner:
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
         if sequence.table is not None:
             raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
-        # A sequence that outgrew the budget or, with a window, the pool could never go on in one piece.
+        # A sequence that outgrew the budget or, with a window, the pool could never be computed in one piece.
         is_too_long = len(sequence.token_ids) > min(self._max_tokens, self.num_slots)
         may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)
         if max_tokens is not None and max_tokens < 1:
@@ -157,7 +157,7 @@ class Planner:
             self._refusals[sequence.seq_id] = refusal
             return 0
         self._waiting.remove(sequence)
-        self._run(sequence)
+        self._start(sequence)
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
@@ -244,7 +244,7 @@ class Planner:
             self._num_tokens += end - start
         return end - start
 
-    def _run(self, sequence: Sequence) -> None:
+    def _start(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self._running, sequence, key=_ORDER)
 
@@ -309,7 +309,7 @@ class Planner:
             fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
         for fork in forks:
-            self._run(fork)
+            self._start(fork)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out of its queue; free the blocks and places of a running sequence."""

@@ -44,7 +44,7 @@ class Scheduler:
 
     @property
     def policy(self) -> Policy:
-        """This scheduler's `Policy.fresh`. After a change, sequences keep the rank that the old policy gave them."""
+        """Made by `Policy.fresh` for this scheduler. After a change, sequences keep the rank of the old policy."""
         return self.planner.policy
 
     @policy.setter
@@ -110,7 +110,7 @@ class Scheduler:
         return self._plan
 
     def amend(self, plan: StepPlan) -> None:
-        """Put `plan`, the latest plan with drafts in it, in the place of the latest plan."""
+        """Replace the latest plan by `plan`, the same plan with drafts."""
         self._plan = plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
@@ -194,10 +194,8 @@ class Scheduler:
             return []
         self._end(sequence, reason)
         self._tell_ends()
-        request_id, indices = (
-            sequence.request.request_id,
-            range(sequence.index, sequence.index + sequence.num_completions),
-        )
+        request_id = sequence.request.request_id
+        indices = range(sequence.index, sequence.index + sequence.num_completions)
         return [SequenceUpdate(seq_id, request_id, index, (), reason, stop_reason, error) for index in indices]
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

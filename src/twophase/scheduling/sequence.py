@@ -10,7 +10,7 @@ from twophase.core.request import Request
 
 
 class SequenceStatus(enum.Enum):
-    """The state of a sequence. It holds blocks while it is RUNNING; a PREEMPTED one waits again. Any state may end."""
+    """The state of a sequence. It holds blocks while it is RUNNING, and waits again once it is PREEMPTED."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,8 +22,8 @@ class SequenceStatus(enum.Enum):
 class Sequence:
     """A prompt and its output so far. Mutable; only the scheduler and its planner change it.
 
-    Tokens [0, num_computed_tokens) are in pages; [num_computed_tokens, len(token_ids)) are to be computed. A decoding
-    sequence has exactly one token to compute: its newest one, sampled but not yet run through the model.
+    K and V of tokens [0, num_computed_tokens) are in blocks; [num_computed_tokens, len(token_ids)) are to be computed.
+    A decoding sequence has exactly one token to compute: its newest one, sampled but not yet run through the model.
 
     Attributes:
         seq_id: Unique in one scheduler, counts up.
@@ -35,7 +35,7 @@ class Sequence:
         num_completions: Completions it stands for, each with a place of max_num_seqs: the request's n until the prompt
             is computed and the sequence forks, then 1.
         rank: The policy's sort key; the smallest runs first.
-        table: Its pages while it runs, else None.
+        table: Its block table while it runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.
         num_preemptions: Times it lost its blocks.
         block_keys: The prefix cache's keys of its full blocks, kept while it waits (see `KVAllocator.open`).

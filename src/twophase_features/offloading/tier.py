@@ -10,13 +10,13 @@ from twophase.core.plan import BlockKey
 class KVTier(Protocol):
     """A second place for full blocks: host memory, a disk, another process. `LLM(kv_tier=...)` takes one.
 
-    The cache manager offers a block when it is about to be overwritten (`store`), and asks for blocks that continue a
+    The cache manager has a block stored that is about to be overwritten (`store`), and asks for blocks that continue a
     prefix hit when a request is admitted (`match`, `load`). Each call does its work before it returns. A key stands for
     a block's tokens, all tokens before them, the salt and the group of layers: blocks of one key hold the same K and V.
 
     Between `match` and `load` there may be a `store`, to make room for the very blocks that are loaded. So a tier with
     a limit marks blocks in `match` as just used. A block that a tier has lost is a miss. A call that raises, or returns
-    no number of blocks, is logged and counts as 0 blocks.
+    an invalid number of blocks, is logged and counts as 0 blocks.
     """
 
     def attach(self, runner: Any) -> None:

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def offer(cache: CacheManager, table: BlockTable, keys: Sequence[BlockKey]) -> None:
-    """Note which blocks behind a new table's prefix hit the tier has; `keys` has a key for each block, in order."""
+    """Note which blocks after a new table's prefix hit the tier has; `keys` has a key for each block, in order."""
     assert cache.tier is not None
     behind = keys[table.num_tokens // cache.block_size :]
     of_groups = [key.of_group(group) for key in behind for group in range(cache.num_groups)]
@@ -45,7 +45,7 @@ def load(cache: CacheManager, table: BlockTable, token_ids: Sequence[int]) -> li
 
 
 def store(tier: KVTier, keys: Mapping[int, BlockKey]) -> int:
-    """Offer blocks that are about to be overwritten to the tier; returns how many it copied."""
+    """Have the tier copy blocks that are about to be overwritten; returns how many it copied."""
     return or_nothing(tier.store, list(keys.values()), list(keys)) if keys else 0
 
 

@@ -52,7 +52,7 @@ class Drafter(Protocol):
     """
 
     def note_plan(self, plan: StepPlan) -> None:
-        """The blocks that a step writes and copies; called for every step, before `propose` and before the copies."""
+        """The blocks that a step writes, and those copied or loaded for it; called for every step, before `propose`."""
         ...
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:

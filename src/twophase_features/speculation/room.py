@@ -8,7 +8,7 @@ from twophase.scheduling.scheduler import Scheduler
 
 
 def with_room(plan: StepPlan, scheduler: Scheduler, max_drafts: int) -> StepPlan:
-    """The latest plan, whose decodes have in `num_drafts` the drafts for which there is room, at most `max_drafts`.
+    """The latest plan, with the number of drafts for which a decode has room, at most `max_drafts`, in `num_drafts`.
 
     Drafts take only tokens of the budget and unreserved free blocks that the policy has left over, so they delay no
     sequence. The planner takes back the room of a step that is dropped, and of drafts that are not proposed.
@@ -33,9 +33,9 @@ def with_room(plan: StepPlan, scheduler: Scheduler, max_drafts: int) -> StepPlan
 
 
 def with_drafts(plan: StepPlan, scheduler: Scheduler, drafts: Mapping[int, list[int]]) -> StepPlan:
-    """Put drafts, by seq_id, into the room that the plan has for them; the scheduler takes the new plan for the latest.
+    """Put drafts, by seq_id, into the room that the plan has for them; the result is the scheduler's latest plan.
 
-    A decode without drafts stays a decode. Raises ValueError, and changes nothing, if there is less room.
+    A decode without drafts stays a decode. Raises ValueError, and changes nothing, if a sequence has less room.
     """
     rooms = {chunk.seq_id: chunk.num_drafts for chunk in plan.chunks}
     for seq_id, tokens in drafts.items():
