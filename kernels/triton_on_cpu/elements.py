@@ -242,8 +242,10 @@ def _integer_to_float(op: Op, name: str, x: list[str]) -> str:
 
 
 def _float_to_integer(op: Op, name: str, x: list[str]) -> str:
-    """As on a GPU: rounded towards zero, a number out of range to the nearest integer, NaN to 0; narrow integers are cut
-    from 32 bits."""
+    """As on a GPU: rounded towards zero; a number out of range becomes the nearest integer, NaN 0.
+
+    Integers of fewer than 32 bits are the lowest bits of 32.
+    """
     kind = KINDS[op.result.type.element]
     sign = "u" if name == "fptoui" else "i"
     double = "f64" if op.operands[0].type.element == "f64" else "f32"
