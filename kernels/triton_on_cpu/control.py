@@ -52,7 +52,7 @@ def assign(kernel: Kernel, targets: list[Value], values: list[Value], is_first: 
 
 
 def _may_overwrite(kernel: Kernel, target: Value, value: Value, pairs: list[tuple[Value, Value]]) -> bool:
-    """Whether a value may be computed into its target's array: it reads no other element of it, other values read none."""
+    """Whether a value may be computed into its target's array: it reads no other element, other values read none."""
     if any(other is not value and target in arrays_read(kernel, other) for _, other in pairs):
         return False
     read = arrays_read(kernel, value)
