@@ -90,10 +90,9 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values:
 
 def _run_until(job: Job, stop: ctypes.c_int32, limit_s: float) -> bool:
     """Whether all programs came to their end in time. In any case none runs any more when this is left."""
-    library = pool()
+    library, end = pool(), time.monotonic() + limit_s  # nothing may fail between the start and the wait
     while not library.pool_start(ctypes.addressof(job), 1, num_threads()):
         time.sleep(1e-4)  # another thread's launch is running
-    end = time.monotonic() + limit_s
     finished = False
     try:
         while not (finished := bool(library.pool_wait(WAIT_NS))):
@@ -181,5 +180,5 @@ def _usual_cause(fault: Fault, tensor: torch.Tensor, text: str) -> str:
         )
     return (
         "It is just past the end although the line may have a mask: usually the mask compares with another dimension's "
-        "size, lacks one dimension, or is <= where < is meant."
+        "size, lacks one dimension, or is <= where < is meant; or a stride is another tensor's."
     )

@@ -138,6 +138,7 @@ class CpuDriver(DriverBase):
     runs_on_cpu = True
 
     def __init__(self, checked: bool = False, time_limit_s: float = 60.0) -> None:
+        _require_limit(time_limit_s)
         self.utils = self
         self.checked = checked
         self.time_limit_s = time_limit_s
@@ -171,6 +172,11 @@ class CpuDriver(DriverBase):
         from triton_on_cpu.launch import benchmark
 
         return benchmark
+
+    def get_device_interface(self) -> Any:
+        from triton_on_cpu.launch import Clock
+
+        return Clock
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1)
@@ -218,6 +224,7 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
     Raises:
         CompilerMissingError: There is no C compiler.
         TritonOnCpuError: This process runs kernels in Triton's interpreter, which was decided when triton was imported.
+        ValueError: The time limit is not a positive number.
     """
     if triton.knobs.runtime.interpret or not isinstance(triton.language.sum, triton.JITFunction):
         raise TritonOnCpuError(
@@ -265,14 +272,22 @@ def checked(time_limit_s: float | None = None) -> Iterator[None]:
         OutOfBoundsError: On a launch that reads or writes outside the tensors it was given; the access is not made.
         AssertionFailedError: On a launch in which a `tl.device_assert` does not hold.
         TimeLimitError: On a launch that takes longer than the limit.
+        ValueError: The time limit is not a positive number.
     """
     driver = active_driver()
     before = driver.checked, driver.time_limit_s
-    driver.checked, driver.time_limit_s = True, time_limit_s or driver.time_limit_s
+    limit_s = driver.time_limit_s if time_limit_s is None else time_limit_s
+    _require_limit(limit_s)
+    driver.checked, driver.time_limit_s = True, limit_s
     try:
         yield
     finally:
         driver.checked, driver.time_limit_s = before
+
+
+def _require_limit(time_limit_s: float) -> None:
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:  # `not >`, for a NaN compares as False
+        raise ValueError(f"time_limit_s must be a positive number of seconds; got {time_limit_s!r}")
 
 
 def _require_cache() -> None:

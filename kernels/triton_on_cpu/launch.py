@@ -61,7 +61,14 @@ class Launcher:
                 return
             raise ValueError(f"{self.metadata.name}: the grid {(x, y, z)} must have 0 to {MAX_PROGRAMS} programs")
         arguments = [values[i].data_ptr() if is_pointer else values[i] for i, is_pointer in self._getters]
-        packed = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
+        try:
+            packed = self._pack(self.function, x, y, z, num_threads(), len(arguments), *arguments)
+        except struct.error:
+            if not any(isinstance(size, float) for size in (x, y, z)):
+                raise
+            raise ValueError(
+                f"{self.metadata.name}: the grid {(x, y, z)} must be of integers: triton.cdiv(n, BLOCK), not n / BLOCK"
+            ) from None
         if self.metadata.checked:
             run_checked(self, (x, y, z), packed[HEAD.size :], values)
         else:
@@ -97,6 +104,25 @@ def _load(metadata: Any) -> ctypes.CDLL:
             f"{metadata.name} in Triton's cache does not load ({error}). It was removed: start Python again, which "
             "compiles it anew."
         ) from error
+
+
+class Clock:
+    """What `triton.testing.do_bench` takes from torch.cuda. A launch has ended when it returns: an event is a time."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = True) -> None:
+            self.time_s = 0.0
+
+        def record(self) -> None:
+            self.time_s = time.perf_counter()
+
+        def elapsed_time(self, later: "Clock.Event") -> float:
+            """In milliseconds, as of torch's events."""
+            return (later.time_s - self.time_s) * 1e3
+
+    @staticmethod
+    def synchronize() -> None:
+        """Nothing is under way."""
 
 
 def benchmark(

@@ -87,6 +87,10 @@ def check_indices():
         programs.double[(1,)](torch.ones(0), torch.zeros(8), 8, BLOCK=8)
     with pytest.raises(OutOfBoundsError, match=r"program \(2, 0, 0\) reads x_ptr \+ 22, that is \[2, 6\]"):
         programs.rows[(3,)](torch.ones(3, 8)[:, :6], torch.zeros(3), 9, 6, BLOCK=8)
+    with pytest.raises(
+        OutOfBoundsError, match=r"although the line may have a mask(.|\n)*or a stride is another tensor's"
+    ):
+        programs.rows[(3,)](torch.ones(3, 8), torch.zeros(3), 9, 8, BLOCK=8)
     with pytest.raises(OutOfBoundsError, match=r"writes x_ptr\[1099511627776\]"):
         programs.far[(1,)](torch.ones(3), 2**40)
 
@@ -139,6 +143,14 @@ def check_time_limit():
     assert "`while` whose condition" in str(caught.value)
     programs.endless[(3,)](x, 5)
     assert x.item() == 5, "the next launch runs"
+    driver = triton_on_cpu.driver.active_driver()
+    driver.time_limit_s = None  # not by `checked`, which refuses it
+    with pytest.raises(TypeError):
+        programs.endless[(3,)](x, 1)
+    assert x.item() == 5, "it failed before a program started, and the pool is free"
+    driver.time_limit_s = 30
+    programs.endless[(3,)](x.zero_(), 5)
+    assert x.item() == 5
 
 
 def check_interrupt():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,10 @@ def check_grids():
     for grid in ((2**31,), (2**16, 2**15, 2), (-1,), (-2, -3), (0, -1)):
         with pytest.raises(ValueError, match=r"number: the grid \(.*\) must have 0 to 2147483647 programs"):
             programs.number[grid](out, 4, 3)
+    with pytest.raises(
+        ValueError, match=r"number: the grid \(2\.0, 1, 1\) must be of integers: triton\.cdiv\(n, BLOCK\)"
+    ):
+        programs.number[(10 / 5,)](out, 4, 3)
     assert (out == -1).all()
 
 
@@ -111,6 +116,27 @@ def check_autotuning():
     assert (out == 2).all()
 
 
+def check_do_bench():
+    """Triton's own timer, in milliseconds of the calls alone."""
+    times = triton.testing.do_bench(lambda: time.sleep(0.02), warmup=1, rep=60, return_mode="all")
+    assert 20 <= min(times) < 2000, times
+
+
+def check_time_limits():
+    """Only a positive number is a limit; a refused one changes nothing."""
+    driver = triton_on_cpu.driver.active_driver()
+    for limit in (0, -1, float("nan"), "3"):
+        with pytest.raises(ValueError, match="time_limit_s must be a positive number of seconds; got"):
+            triton_on_cpu.install(time_limit_s=limit)
+        with pytest.raises(ValueError, match="time_limit_s must be a positive number of seconds; got"):
+            triton_on_cpu.checked(time_limit_s=limit).__enter__()
+        assert triton_on_cpu.driver.active_driver() is driver
+        assert (driver.checked, driver.time_limit_s) == (False, 60)
+    with triton_on_cpu.checked(time_limit_s=float("inf")):
+        programs.double[(1,)](torch.ones(8), out := torch.zeros(8), 8, BLOCK=8)
+    assert (out == 2).all()
+
+
 def check_drivers_side_by_side():
     x, out = torch.ones(128), torch.zeros(128)
     programs.double[(1,)](x, out, 128, BLOCK=128)
@@ -149,8 +175,8 @@ def check_lost_files():
     assert (out == 3).all()
 
 
-CHECKS = [check_arguments, check_grids, check_devices, check_threads, check_hooks, check_autotuning, check_lost_files,
-          check_drivers_side_by_side]  # fmt: skip
+CHECKS = [check_arguments, check_grids, check_devices, check_threads, check_hooks, check_autotuning, check_do_bench,
+          check_time_limits, check_lost_files, check_drivers_side_by_side]  # fmt: skip
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -213,6 +239,9 @@ MUTANTS = [
     ("x and y swapped", LAUNCH, "self._pack(self.function, x, y, z,", "self._pack(self.function, y, x, z,", check_grids),
     ("two negative extents", LAUNCH, " or x < 0 or y < 0:", ":", check_grids),
     ("any number of programs", LAUNCH, "0 < x * y * z <= MAX_PROGRAMS", "0 < x * y * z", check_grids),
+    ("a grid's error as struct says it", LAUNCH, "if not any(isinstance(size, float) for size in (x, y, z)):", "if True:", check_grids),
+    ("seconds as milliseconds", LAUNCH, "(later.time_s - self.time_s) * 1e3", "later.time_s - self.time_s", check_do_bench),
+    ("NaN is a limit", "triton_on_cpu.driver", "not time_limit_s > 0:", "time_limit_s <= 0:", check_time_limits),
     ("devices not looked at", LAUNCH, 'if not getattr(values[place], "is_cpu", False):', "if False:", check_devices),
     ("torch's threads whatever is set", "triton_on_cpu.pool", "return _num_threads or torch", "return torch", check_threads),
     ("what does not load stays", LAUNCH, "Path(file).unlink(missing_ok=True)", "pass", check_lost_files),
