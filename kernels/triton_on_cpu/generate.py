@@ -17,11 +17,12 @@ from triton_on_cpu.elements import kind_of
 from triton_on_cpu.kernel import Kernel, Site, require_stack
 from triton_on_cpu.ttir import NotSupportedError, Op
 
-IGNORED = ("ttg.barrier", "gpu.barrier", "tt.print", "llvm.intr.assume")  # a tile is one thread's: barriers do nothing
+IGNORED = ("ttg.barrier", "gpu.barrier", "llvm.intr.assume")  # a tile is one thread's: barriers do nothing
 NOT_SUPPORTED = {
     "tt.histogram": "Count with tl.sum(bins[:, None] == x[None, :], axis=1).",
     "tt.cat": "Use tl.join, or two stores.",
     "tt.dot_scaled": "Multiply by the scales and use tl.dot.",
+    "tt.print": "Print in the interpreter: start with TRITON_INTERPRET=1.",
     "tt.call": "Let Triton inline the function (no noinline=True).",
     "tt.descriptor_load": "Load through pointers.",
     "tt.descriptor_store": "Store through pointers.",

@@ -201,6 +201,11 @@ def histogram(x_ptr, out_ptr):
     tl.store(out_ptr + i, tl.histogram(tl.load(x_ptr + i), 16))
 
 
+@triton.jit
+def prints(x_ptr):
+    tl.device_print("x", tl.load(x_ptr))
+
+
 # ---- memory
 
 
@@ -769,6 +774,7 @@ program("truth", "truth", "*i1 *i1 *i32", N=32)
 program("library", "library", "*f32 *f32", N=16)
 program("inline_ptx", "inline_ptx", "*i32")
 program("histogram", "histogram", "*i32 *i32")
+program("prints", "prints", "*i32")
 
 for kind in ("f32", "f16", "bf16", "i32", "i8", "i1"):
     program(f"copy_masked[{kind}]", "copy_masked", f"*{kind} *{kind} i32 i32", N=64)

@@ -138,7 +138,7 @@ def check_time_limit():
     begin = time.monotonic()
     with triton_on_cpu.checked(time_limit_s=0.3), pytest.raises(TimeLimitError) as caught:
         programs.endless[(3,)](x, 0)
-    assert 0.29 < time.monotonic() - begin < 10
+    assert 0.29 < time.monotonic() - begin < 60
     assert str(caught.value).startswith("endless over the grid (3, 1, 1) was still running after 0.3 s and was stopped")
     assert "`while` whose condition" in str(caught.value)
     programs.endless[(3,)](x, 5)

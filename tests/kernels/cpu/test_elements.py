@@ -347,3 +347,5 @@ def test_what_is_not_supported_is_refused_with_its_line_and_advice():
         generate(all_ttir()["huge"])
     with pytest.raises(NotSupportedError, match=r"tt.histogram cannot be compiled.*tl.sum"):
         generate(all_ttir()["histogram"])
+    with pytest.raises(NotSupportedError, match=r"tt.print cannot be compiled.*TRITON_INTERPRET=1"):
+        generate(all_ttir()["prints"])
