@@ -29,7 +29,8 @@ from twophase_kernels._triton import (
 )
 
 BLOCK_OUTPUTS = 64
-STEP = 16  # words of a block that one turn of the loop takes; W is a multiple
+WORD_ALIGNMENT = 16  # of W
+BLOCK_WORDS = 4  # of a block that one turn of the loop takes
 MAX_BLOCK_TOKENS = 8
 WORD_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.int32}  # of weights, of words
 
@@ -44,7 +45,7 @@ def columns_per_word(dtype: torch.dtype) -> int:
 def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """(B, W, 64) of the words of a weight [O, I]."""
     num_words = cdiv(num_inputs, columns_per_word(dtype))
-    return cdiv(num_outputs, BLOCK_OUTPUTS), cdiv(num_words, STEP) * STEP, BLOCK_OUTPUTS
+    return cdiv(num_outputs, BLOCK_OUTPUTS), cdiv(num_words, WORD_ALIGNMENT) * WORD_ALIGNMENT, BLOCK_OUTPUTS
 
 
 def pack_weight(weight: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ def packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | Non
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
         packed_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
             x, words, bias, out, num_tokens, num_outputs, num_inputs, words.shape[1], x.stride(0),
-            PAIRS=x.dtype == torch.bfloat16, BLOCK_T=block_t, BLOCK_W=STEP, BLOCK_O=BLOCK_OUTPUTS,
+            PAIRS=x.dtype == torch.bfloat16, BLOCK_T=block_t, BLOCK_W=BLOCK_WORDS, BLOCK_O=BLOCK_OUTPUTS,
         )  # fmt: skip
     return out
 
