@@ -1,8 +1,8 @@
 """y = x w^T for few rows of x on a CPU, with the weight in the layout that oneDNN gives it.
 
-One token's product reads each weight once, so that its time is the time of the memory. A weight [O, I] is therefore laid
-out in the order of reading: blocks of 64 outputs, and in each a row of 64 words of 4 bytes for every column (float32), or
-for every two columns (bfloat16: the even column in the lower half, the odd column in the upper half):
+One token's product reads each weight once, so that its time is the time of the memory. A weight [O, I] is therefore
+laid out in the order of reading: blocks of 64 outputs, and in each a row of 64 words of 4 bytes for every column
+(float32), or for every two columns (bfloat16: the even column in the lower half, the odd column in the upper half):
 
     float32    words[b, i, o] = w[64 b + o, i]                                        float32 [B, W, 64], W >= I
     bfloat16   words[b, i, o] = (w[64 b + o, 2 i], w[64 b + o, 2 i + 1])              int32   [B, W, 64], W >= I / 2
@@ -10,7 +10,7 @@ for every two columns (bfloat16: the even column in the lower half, the odd colu
 B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512, and
 half a word is widened to float32 by a shift, or by a mask. With AVX-512 oneDNN lays out weights exactly so (its names
 are `BA16a64b` and `BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this
-kernel: see `twophase_features.triton.linear`. Layouts: https://uxlfoundation.github.io/oneDNN/dev_guide_understanding_memory_formats.html
+kernel: see `twophase_features.triton.linear`.
 """
 
 import torch
@@ -155,8 +155,8 @@ def _check(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> N
     how = mode(x.dtype)
     if how not in ("cpu", "interpreted"):
         raise KernelsUnavailableError(
-            f"packed_linear is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or start "
-            "Python with TWOPHASE_KERNELS=cpu."
+            f"packed_linear is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or "
+            "start Python with TWOPHASE_KERNELS=cpu."
         )
     check_devices(x=x, words=words, bias=bias)
     if x.ndim != 2 or x.dtype not in WORD_DTYPES or x.shape[1] == 0 or x.stride(1) != 1:

@@ -5,8 +5,8 @@ oneDNN's tensor and there is no second copy. Whether the layout is this one is a
 processor, so each weight's memory is compared with our own packing, bit by bit, when the model is loaded. Where they
 differ, the kernel gets a copy, which is kept only for layers in which it is the faster one.
 
-The kernel is faster up to some number of rows, which depends on the machine, the dtype and the shape. It is measured when
-the model is loaded: see `measure_max_rows`.
+The kernel is faster up to some number of rows, which depends on the machine, the dtype and the shape. It is measured
+when the model is loaded: see `measure_max_rows`.
 """
 
 import ctypes
@@ -91,8 +91,8 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
     few bits, experts, and layers of a shape for which the kernel is never the faster one.
 
     Args:
-        max_rows: For all layers; None: measured for each shape. A measured number may differ from one start to the next,
-            and with it the last bits of a result.
+        max_rows: For all layers; None: measured for each shape. A measured number may differ from one start to the
+            next, and with it the last bits of a result.
     """
     if mode() != "cpu" or weights.embed.device.type != "cpu" or weights.dtype not in WORD_DTYPES:
         return weights
@@ -111,7 +111,7 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
 
 
 def measure_max_rows(layers: Sequence[FewRowsLinear]) -> int:
-    """The largest of `ROWS` up to which the kernel is faster than torch for these layers of one shape; 0 if it never is.
+    """The largest of `ROWS` up to which the kernel is faster than torch, for layers of one shape; 0: it never is.
 
     Both take turns, with the threads that torch has now, and the least time of each counts, so that other processes'
     work does not decide. The number is small where torch is about as fast.
