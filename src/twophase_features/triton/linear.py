@@ -22,11 +22,11 @@ from torch import Tensor
 from twophase.model.linear import Linear, TorchLinear
 from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
 from twophase_kernels import mode
-from twophase_kernels.packed_linear import WORD_DTYPES, pack_weight, packed_linear
+from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8)  # that are measured; the kernel's tiles have so many rows
+ROWS = (1, 2, 4, 8)  # that are measured: the heights of the kernel's tiles
 ROUNDS = 5
 SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
 
@@ -63,8 +63,14 @@ class FewRowsLinear:
         return self.many(x)
 
     def few(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
-        """The product by the kernel."""
-        return packed_linear(x, self.words, self.num_outputs, self.many.bias)
+        """The product by the kernel. Raises ValueError for an x that does not fit the weight."""
+        weight = self.many.weight
+        if x.shape[1] != weight.shape[1] or x.dtype != weight.dtype or x.stride(1) != 1:
+            raise ValueError(
+                f"x must be [T, {weight.shape[1]}] {weight.dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
+                f"with strides {x.stride()}."
+            )
+        return launch_packed_linear(x, self.words, self.num_outputs, self.many.bias)
 
 
 def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
