@@ -96,7 +96,7 @@ def check_another_layout(module: ModuleType) -> None:
 
 
 def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
-    """`max_rows` where the products of 1, 2, 4, 8 rows take such times, and all but one round `noise` more."""
+    """`max_rows` where the products of 1, 2, 4, 8 rows take such times, and all rounds but one more: `noise`, ours twice that."""
     layer = module.FewRowsLinear.from_torch(TorchLinear(random(8, 4), None, is_packed=False), 0)
     rounds = []
 
@@ -106,7 +106,7 @@ def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
         is_few = getattr(way[0], "__name__", "") == "few"
         quiet = rounds.count(len(x)) in (2, 5)  # torch's turn is the second of a round
         times = few_s if is_few else many_s
-        return times[module.ROWS.index(len(x))] + (0 if quiet else noise)
+        return times[module.ROWS.index(len(x))] + (0 if quiet else noise * (1 + is_few))
 
     with patch.object(module, "_seconds", seconds), patch.object(module, "launch_packed_linear", lambda x, *rest: x):
         return module.measure_max_rows([layer, layer])
