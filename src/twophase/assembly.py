@@ -84,8 +84,9 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
     backend = _backend(config, executor, dtype, windows)
     weights = load_weights(folder, model_config, dtype, executor.device, executor.cut, executor.experts, scheme)
-    reduce, dispatch = executor.sum_over_ranks, executor.dispatch_experts
-    llama = LlamaModel(part, weights, backend, limits.max_model_len, reduce, dispatch)
+    if config.attention_backend == "triton" and device.type == "cpu":
+        weights = feature("triton.linear").with_kernels(weights)
+    llama = LlamaModel(part, weights, backend, limits.max_model_len, executor.sum_over_ranks, executor.dispatch_experts)
     speculation: Any = None  # twophase_features.speculation.opening.Speculation
     if executor.is_driver and (config.speculative_config is not None or config.drafter is not None):
         window = None if windows is None else windows.window
@@ -95,8 +96,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
 
     # Build, in the memory that is left.
     bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
-    num_blocks = config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block)
-    num_blocks = executor.smallest(num_blocks)
+    num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block))
     kv_cache = KVCache(kv_spec, num_blocks, executor.device, places=None if groups is None else groups.places)
     # A CUDA graph cannot contain an all-reduce with a timeout.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None

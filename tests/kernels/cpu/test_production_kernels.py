@@ -26,7 +26,8 @@ KERNELS = Path(__file__).parents[1]
 REPOSITORY = KERNELS.parents[1]
 FILES = [
     "silu_mul", "rmsnorm_residual", "rope_kv_write", "merge_splits", "paged_decode", "paged_prefill",
-    "attend_range", "quant", "code_pairs", "packed_codes", "quantized_linear", "fp8_linear", "linear_splits",
+    "attend_range", "quant", "code_pairs", "packed_codes", "packed_linear", "quantized_linear", "fp8_linear",
+    "linear_splits",
 ]  # fmt: skip
 
 

@@ -1,0 +1,181 @@
+"""y = x w^T for few rows of x on a CPU, with the weight in the layout that oneDNN gives it.
+
+One token's product reads each weight once, so that its time is the time of the memory. A weight [O, I] is therefore
+laid out in the order of reading: blocks of 64 outputs, and in each a row of 64 words of 4 bytes for every column
+(float32), or for every two columns (bfloat16: the even column in the lower half, the odd column in the upper half):
+
+    float32    words[b, i, o] = w[64 b + o, i]                                        float32 [B, W, 64], W >= I
+    bfloat16   words[b, i, o] = (w[64 b + o, 2 i], w[64 b + o, 2 i + 1])              int32   [B, W, 64], W >= I / 2
+
+B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512, and
+half a word is widened to float32 by a shift, or by a mask. With AVX-512 oneDNN lays out weights exactly so (its names
+are `BA16a64b` and `BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this
+kernel: see `twophase_features.triton.linear`.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twophase_kernels._triton import (
+    KernelsUnavailableError,
+    cdiv,
+    check_devices,
+    check_tensor,
+    mode,
+    next_power_of_2,
+    tl,
+    triton,
+)
+
+BLOCK_OUTPUTS = 64
+WORD_ALIGNMENT = 16  # of W
+BLOCK_WORDS = 4  # of a block per step of the loop
+MAX_BLOCK_TOKENS = 8
+WORD_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.int32}  # of weights, of words
+
+
+def columns_per_word(dtype: torch.dtype) -> int:
+    """1 for float32, 2 for bfloat16. Raises ValueError for another dtype."""
+    if dtype not in WORD_DTYPES:
+        raise ValueError(f"weights are packed in float32 or bfloat16, got {dtype}.")
+    return 4 // dtype.itemsize
+
+
+def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """(B, W, 64) of the words of a weight [O, I]."""
+    num_words = cdiv(num_inputs, columns_per_word(dtype))
+    return cdiv(num_outputs, BLOCK_OUTPUTS), cdiv(num_words, WORD_ALIGNMENT) * WORD_ALIGNMENT, BLOCK_OUTPUTS
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """float32 or bfloat16 [O, I] -> words [B, W, 64].
+
+    Raises:
+        ValueError: The weight is of another dtype, not a matrix, or empty.
+    """
+    columns = columns_per_word(weight.dtype)
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise ValueError(f"weight must be [O, I], and neither of them 0, got {list(weight.shape)}.")
+    num_outputs, num_inputs = weight.shape
+    blocks, num_words, width = packed_shape(num_outputs, num_inputs, weight.dtype)
+    padding = 0, num_words * columns - num_inputs, 0, blocks * width - num_outputs
+    padded = F.pad(weight, padding).view(blocks, width, num_words, columns)
+    return padded.transpose(1, 2).contiguous().view(WORD_DTYPES[weight.dtype]).view(blocks, num_words, width)
+
+
+def unpack_weight(words: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
+    """The weight [O, I] of `pack_weight`."""
+    dtype = torch.bfloat16 if words.dtype == torch.int32 else torch.float32
+    blocks, num_words, width = words.shape
+    parts = words.view(dtype).view(blocks, num_words, width, columns_per_word(dtype)).transpose(1, 2)
+    return parts.reshape(blocks * width, -1)[:num_outputs, :num_inputs]
+
+
+@triton.jit
+def packed_linear_kernel(
+    x_ptr,  # [T, I]
+    words_ptr,  # [B, W, 64] contiguous
+    bias_ptr,  # [O] or None
+    out_ptr,  # [T, O] contiguous
+    num_tokens,
+    num_outputs,
+    num_inputs,
+    num_words,  # W
+    x_row_stride,
+    PAIRS: tl.constexpr,  # whether a word is two columns
+    BLOCK_T: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+):
+    """One program: BLOCK_T rows of x times one block of outputs.
+
+    Programs of the same block are neighbours, so that its words come from the cache for all but the first. The sum is a
+    reduction and no `tl.dot`: a compiled `tl.dot` first copies its tiles, and one row gains nothing from the copy.
+    """
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    block = tl.program_id(1).to(tl.int64)  # a weight may have more than 2^31 bytes
+    offs_o = tl.arange(0, BLOCK_O)
+    offs_w = tl.arange(0, BLOCK_W)
+    mask_t = (rows < num_tokens)[:, None]
+    x_rows_ptr = x_ptr + rows.to(tl.int64)[:, None] * x_row_stride
+    words_ptr += block * num_words * BLOCK_O
+    total = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
+    for start in range(0, num_words, BLOCK_W):
+        at = start + offs_w
+        words = tl.load(words_ptr + at[:, None] * BLOCK_O + offs_o[None, :])[None, :, :]
+        if PAIRS:
+            offs_x = 2 * at[None, :]
+            even_x = tl.load(x_rows_ptr + offs_x, mask=mask_t & (offs_x < num_inputs), other=0.0)
+            odd_x = tl.load(x_rows_ptr + offs_x + 1, mask=mask_t & (offs_x + 1 < num_inputs), other=0.0)
+            # bfloat16 is the upper half of a float32.
+            even = (words << 16).to(tl.float32, bitcast=True)
+            odd = (words & -65536).to(tl.float32, bitcast=True)
+            products = even * even_x.to(tl.float32)[:, :, None] + odd * odd_x.to(tl.float32)[:, :, None]
+        else:
+            x = tl.load(x_rows_ptr + at[None, :], mask=mask_t & (at[None, :] < num_inputs), other=0.0)
+            products = words * x[:, :, None]
+        total += tl.sum(products, axis=1)
+    outputs = block * BLOCK_O + offs_o
+    mask_o = outputs < num_outputs
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + outputs, mask=mask_o, other=0.0).to(tl.float32)[None, :]
+    out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=mask_t & mask_o[None, :])
+
+
+def packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None) -> Tensor:
+    """x [T, I] times a weight of `pack_weight`, + bias [O]: -> [T, O], of x's dtype. Sums are fp32.
+
+    Any T is allowed. From about 2 (bfloat16) or 4 (float32) rows on a library's product is faster.
+
+    Args:
+        x: float32 or bfloat16, as the weight was; rows contiguous.
+        words: [B, W, 64].
+        num_outputs: O.
+        bias: In x's dtype, or None.
+
+    Raises:
+        ValueError: A tensor breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here, or not in this dtype; or kernels are compiled for a GPU.
+    """
+    _check(x, words, num_outputs, bias)
+    return launch_packed_linear(x, words, num_outputs, bias)
+
+
+def launch_packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> Tensor:
+    """`packed_linear` without its checks, which take half as long as a small product: for a layer that made them."""
+    num_tokens, num_inputs = x.shape
+    out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=x.device)
+    if num_tokens:
+        block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
+        packed_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
+            x, words, bias, out, num_tokens, num_outputs, num_inputs, words.shape[1], x.stride(0),
+            PAIRS=x.dtype == torch.bfloat16, BLOCK_T=block_t, BLOCK_W=BLOCK_WORDS, BLOCK_O=BLOCK_OUTPUTS,
+        )  # fmt: skip
+    return out
+
+
+def _check(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> None:
+    how = mode(x.dtype)
+    if how not in ("cpu", "interpreted"):
+        raise KernelsUnavailableError(
+            f"packed_linear is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or "
+            "start Python with TWOPHASE_KERNELS=cpu."
+        )
+    check_devices(x=x, words=words, bias=bias)
+    if x.ndim != 2 or x.dtype not in WORD_DTYPES or x.shape[1] == 0 or x.stride(1) != 1:
+        raise ValueError(
+            "x must be [T, I], I at least 1, float32 or bfloat16, with contiguous rows, got "
+            f"{x.dtype} {list(x.shape)} with strides {x.stride()}."
+        )
+    if num_outputs < 1:
+        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
+    check_tensor("words", words, packed_shape(num_outputs, x.shape[1], x.dtype), WORD_DTYPES[x.dtype])
+    check_tensor("bias", bias, (num_outputs,), x.dtype)
+
+
+def packed_linear_reference(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None) -> Tensor:
+    """Reference for `packed_linear` in plain torch."""
+    y = x.float() @ unpack_weight(words, num_outputs, x.shape[1]).float().T
+    return (y if bias is None else y + bias.float()).to(x.dtype)

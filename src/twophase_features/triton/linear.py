@@ -1,0 +1,183 @@
+"""Linear layers on a CPU in mode 'cpu': few rows are multiplied by our kernel, more rows by oneDNN, from one weight.
+
+oneDNN with AVX-512 lays out a weight as `twophase_kernels.packed_linear` reads it, so the kernel reads the memory of
+oneDNN's tensor and there is no second copy. Whether the layout is this one is a matter of oneDNN's version and of the
+processor, so each weight's memory is compared with our own packing, bit by bit, when the model is loaded. Where they
+differ, the kernel gets a copy, which is kept only for layers in which it is the faster one.
+
+The kernel is faster up to some number of rows, which depends on the machine, the dtype and the shape. It is measured
+when the model is loaded: see `measure_max_rows`.
+"""
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from twophase.model.linear import Linear, TorchLinear
+from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
+from twophase_kernels import mode
+from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 2, 4, 8)  # that are measured: the heights of the kernel's tiles
+ROUNDS = 5
+CLEARLY = 0.97  # of torch's time, or the clock's noise decides
+SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsLinear:
+    """x @ weight.T + bias, by the kernel for up to `max_rows` rows and by torch for more.
+
+    Attributes:
+        many: The product for more rows.
+        words: The weight as the kernel reads it (`pack_weight`): oneDNN's own memory, or a copy.
+        shares_memory: Whether `words` is the memory of `many`.
+        num_outputs: O.
+        max_rows: The largest number of rows for which the kernel is used.
+    """
+
+    many: TorchLinear
+    words: Shaped[Tensor, "B W 64"]
+    shares_memory: bool
+    num_outputs: int
+    max_rows: int
+
+    @classmethod
+    def from_torch(cls, linear: TorchLinear, max_rows: int) -> "FewRowsLinear":
+        """The same layer. Raises ValueError for weights that are neither float32 nor bfloat16."""
+        weight = linear.weight.to_dense() if linear.is_packed else linear.weight
+        words = pack_weight(weight)
+        shared = memory_of(linear.weight, words) if linear.is_packed else None
+        return cls(linear, words if shared is None else shared, shared is not None, weight.shape[0], max_rows)
+
+    def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
+        if x.shape[0] <= self.max_rows:
+            return self.few(x)
+        return self.many(x)
+
+    def few(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
+        """The product by the kernel. Raises ValueError for an x that does not fit the weight."""
+        weight = self.many.weight
+        if x.shape[1] != weight.shape[1] or x.dtype != weight.dtype or x.stride(1) != 1:
+            raise ValueError(
+                f"x must be [T, {weight.shape[1]}] {weight.dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
+                f"with strides {x.stride()}."
+            )
+        return launch_packed_linear(x, self.words, self.num_outputs, self.many.bias)
+
+
+def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
+    """The memory of an opaque tensor of oneDNN, if it holds exactly these words; else None.
+
+    torch's compiler asks for the memory by the same two operators when it saves a model; they are not a public API.
+    """
+    try:
+        address, num_bytes = torch.ops.mkldnn.data_ptr(packed), torch.ops.mkldnn._nbytes(packed)
+    except (RuntimeError, AttributeError):
+        return None
+    if num_bytes != words.numel() * words.itemsize:
+        return None
+    buffer = (ctypes.c_char * num_bytes).from_address(address)
+    buffer.owner = packed  # whose memory lives as long as a tensor over it
+    found = torch.frombuffer(buffer, dtype=words.dtype).view(words.shape)
+    return found if torch.equal(found.view(torch.int32), words.view(torch.int32)) else None
+
+
+def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWeights:
+    """The weights of a model whose attention's and MLPs' layers, and head, use the kernel for few rows.
+
+    In another mode than 'cpu', or for another dtype than float32 and bfloat16, they stay as they are; so do layers of
+    few bits, experts, and layers of a shape for which the kernel is never the faster one.
+
+    Args:
+        max_rows: For all layers; None: measured for each shape. A measured number may differ from one start to the
+            next, and with it the last bits of a result.
+    """
+    if mode() != "cpu" or weights.embed.device.type != "cpu" or weights.dtype not in WORD_DTYPES:
+        return weights
+    of_shape: dict[tuple[int, ...], list[TorchLinear]] = {}
+    _replaced(weights, lambda linear: _noted(linear, of_shape))
+    limits = {}
+    for shape, layers in of_shape.items():
+        limits[shape] = measure_max_rows(_sample(layers)) if max_rows is None else max_rows
+        logger.info("Products of up to %d rows with weights %s use Triton's kernel.", limits[shape], list(shape))
+
+    def with_kernel(linear: Linear) -> Linear:
+        limit = limits[tuple(linear.weight.shape)] if isinstance(linear, TorchLinear) else 0
+        return FewRowsLinear.from_torch(linear, limit) if isinstance(linear, TorchLinear) and limit else linear
+
+    return _replaced(weights, with_kernel)
+
+
+def measure_max_rows(layers: Sequence[FewRowsLinear]) -> int:
+    """The largest of `ROWS` up to which the kernel is faster than torch, for layers of one shape; 0: it never is.
+
+    Both take turns, and the least time of each counts. It is one thread's CPU time, because other processes delay
+    torch's threads, which wait for each other, more than ours. Calls from Python are part of it. torch wins where both
+    are about equally fast.
+    """
+    weight, best = layers[0].many.weight, 0
+    for num_rows in ROWS:
+        x = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        ways: list[list[Callable[[Tensor], Tensor]]] = [[each.few for each in layers], [each.many for each in layers]]
+        for way in ways:
+            way[0](x)  # compiles
+        with _one_thread():
+            rounds = [[_seconds(way, x) for way in ways] for _ in range(ROUNDS)]
+        few_s, many_s = (min(times) for times in zip(*rounds, strict=True))
+        if few_s > CLEARLY * many_s:
+            break
+        best = num_rows
+    return best
+
+
+def _seconds(way: Sequence[Callable[[Tensor], Tensor]], x: Float[Tensor, "T I"]) -> float:
+    """CPU time of this thread for one product with each layer's weight."""
+    start = time.thread_time()
+    for product in way:
+        product(x)
+    return time.thread_time() - start
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _sample(layers: Sequence[TorchLinear]) -> list[FewRowsLinear]:
+    """As many layers as have `SAMPLE_BYTES` of weights, one at least."""
+    weight = layers[0].weight
+    number = max(1, SAMPLE_BYTES // (weight.numel() * weight.itemsize))
+    return [FewRowsLinear.from_torch(layer, 0) for layer in layers[:number]]
+
+
+def _noted(linear: Linear, of_shape: dict[tuple[int, ...], list[TorchLinear]]) -> Linear:
+    if isinstance(linear, TorchLinear):
+        of_shape.setdefault(tuple(linear.weight.shape), []).append(linear)
+    return linear
+
+
+def _replaced(weights: ModelWeights, change: Callable[[Linear], Linear]) -> ModelWeights:
+    """The weights with each layer that may have a kernel replaced by `change`."""
+
+    def layer(old: LayerWeights) -> LayerWeights:
+        mlp = old.mlp
+        if isinstance(mlp, DenseMLP):
+            mlp = replace(mlp, gate_up=change(mlp.gate_up), down=change(mlp.down))
+        return replace(old, qkv=change(old.qkv), o=change(old.o), mlp=mlp)
+
+    return replace(weights, layers=tuple(map(layer, weights.layers)), lm_head=change(weights.lm_head))

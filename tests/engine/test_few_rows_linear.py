@@ -1,0 +1,246 @@
+"""Layers that multiply few rows by a kernel: the same results as torch's layers, from the same memory."""
+
+import gc
+from dataclasses import replace
+from types import ModuleType
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import triton_on_cpu
+from ptx_emulator import CompilingProcess
+from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
+from tests.model.tiny import load_model, make_folder
+from tests.mutation import KillTable, Mutant, is_killed
+from twophase import LLM, assembly
+from twophase.model.linear import TorchLinear, can_pack, make_linear
+from twophase.model.llama import LlamaModel
+from twophase_features.triton import linear
+
+pytest.importorskip("triton", reason="not run here: no triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: kernels for CPUs")
+
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 9, 17))]
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder("llama", tmp_path_factory.mktemp("llama"))[0]
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layers_of(weight, bias=None):
+    """Torch's layers of a weight: as it lies, and packed where this CPU can."""
+    yield TorchLinear(weight, bias, is_packed=False)
+    if can_pack(weight.dtype):
+        yield make_linear(weight, bias)
+
+
+def check_layer(module: ModuleType) -> None:
+    """Products equal torch's for any number of rows, and up to `max_rows` they are the kernel's."""
+    weight, bias = random(70, 33), random(70, seed=1)
+    for layer in layers_of(weight, bias):
+        few = module.FewRowsLinear.from_torch(layer, 2)
+        with patch.object(module, "launch_packed_linear", return_value=random(1, 70)) as kernel:
+            for num_rows in (1, 2, 3):
+                few(random(num_rows, 33))
+        assert [len(call.args[0]) for call in kernel.call_args_list] == [1, 2]
+        for num_rows in (0, 1, 2, 3):
+            x = random(num_rows, 33)
+            torch.testing.assert_close(few(x), layer(x), rtol=1e-5, atol=1e-5)
+        for wrong in (random(2, 34), random(2, 33).double(), random(33, 2).T):
+            with pytest.raises(ValueError, match=r"x must be \[T, 33\] torch.float32 with contiguous rows, got"):
+                few(wrong)
+
+
+def check_memory(module: ModuleType) -> None:
+    """The words are oneDNN's memory where it has our layout, and live as long as they are used."""
+    for layer in layers_of(random(70, 33)):
+        few = module.FewRowsLinear.from_torch(layer, 1)
+        if few.shares_memory:
+            assert few.words.data_ptr() == torch.ops.mkldnn.data_ptr(layer.weight)
+        words = few.words
+        before = words.clone()
+        del few, layer
+        gc.collect()
+        _ = [torch.full((128, 48), 7.0) for _ in range(50)]  # would take the memory, were it free
+        assert torch.equal(words, before)
+
+
+def check_another_layout(module: ModuleType) -> None:
+    """Memory that differs from the words in one bit, or in its size, is not taken for them."""
+    if not can_pack(torch.float32):
+        return
+    layer = make_linear(random(64, 32))
+    words = module.pack_weight(random(64, 32))
+    found = module.memory_of(layer.weight, words)
+    if found is not None:  # a processor with this layout
+        assert found.data_ptr() == torch.ops.mkldnn.data_ptr(layer.weight)
+        words[0, 31, 63] += 1
+        assert module.memory_of(layer.weight, words) is None
+    assert module.memory_of(layer.weight, words[:, :16].contiguous()) is None
+    with patch.object(module, "memory_of", lambda packed, words: None):
+        few = module.FewRowsLinear.from_torch(layer, 4)
+    assert not few.shares_memory
+    torch.testing.assert_close(few(random(3, 32)), layer(random(3, 32)), rtol=1e-5, atol=1e-5)
+
+
+def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
+    """`max_rows` where the products of 1, 2, 4, 8 rows take such times, and all rounds but one more: `noise`, ours twice that."""
+    layer = module.FewRowsLinear.from_torch(TorchLinear(random(8, 4), None, is_packed=False), 0)
+    rounds = []
+
+    def seconds(way, x):
+        assert torch.get_num_threads() == 1
+        rounds.append(len(x))
+        is_few = getattr(way[0], "__name__", "") == "few"
+        quiet = rounds.count(len(x)) in (2, 5)  # torch's turn is the second of a round
+        times = few_s if is_few else many_s
+        return times[module.ROWS.index(len(x))] + (0 if quiet else noise * (1 + is_few))
+
+    with patch.object(module, "_seconds", seconds), patch.object(module, "launch_packed_linear", lambda x, *rest: x):
+        return module.measure_max_rows([layer, layer])
+
+
+def check_measurement(module: ModuleType) -> None:
+    equal = (1.0, 1.0, 1.0, 1.0)
+    assert measured(module, (0.9, 0.9, 1.1, 0.9), equal) == 2, "the first loss ends it"
+    assert measured(module, (0.9, 0.9, 0.9, 0.9), equal) == 8
+    assert measured(module, (0.98, 0.9, 0.9, 0.9), equal) == 0, "torch's product, if it is about as fast"
+    torch.set_num_threads(2)
+    assert measured(module, (0.96, 1.0, 1.0, 1.0), equal) == 1
+    assert torch.get_num_threads() == 2
+    assert measured(module, (0.9, 1.1, 1.1, 1.1), equal, noise=5.0) == 1, "the least time counts"
+
+
+def check_weights(module: ModuleType, folder) -> None:
+    """All layers are replaced, or those of a shape for which the kernel is faster; the experts and few bits are not."""
+    weights = load_model(folder).weights
+    new = module.with_kernels(weights, max_rows=3)
+    changed = [layer for each in new.layers for layer in (each.qkv, each.o, each.mlp.gate_up, each.mlp.down)]
+    assert all(type(layer).__name__ == "FewRowsLinear" and layer.max_rows == 3 for layer in (*changed, new.lm_head))
+    assert new.layers[1].o.many is weights.layers[1].o
+    assert new.embed is weights.embed
+    assert new.layers[0].input_norm is weights.layers[0].input_norm
+    shape = tuple(weights.lm_head.weight.shape)
+    with patch.object(module, "measure_max_rows", lambda layers: 4 if layers[0].num_outputs == shape[0] else 0):
+        some = module.with_kernels(weights)
+    assert (some.lm_head.max_rows, some.layers[0].qkv) == (4, weights.layers[0].qkv)
+    few_bits = lambda x: x  # noqa: E731
+    mixed = replace(weights, lm_head=few_bits)
+    assert module.with_kernels(mixed, max_rows=3).lm_head is few_bits
+    assert module.with_kernels(replace(weights, dtype=torch.float16), max_rows=3).lm_head is weights.lm_head
+
+
+def check_tokens(module: ModuleType, folder) -> None:
+    """Greedy tokens of a model whose products are all the kernel's, in prompts and decodes."""
+    model = load_model(folder)
+    ours = LlamaModel(model.config, module.with_kernels(model.weights, max_rows=1000), model.backend)
+    expected, got = (run(make_engine(each), PROMPTS, GREEDY) for each in (model, ours))
+    assert [tokens_of(output) for output in got] == [tokens_of(output) for output in expected]
+
+
+def check_opening(folder) -> None:
+    """`attention_backend='triton'` measures and uses the kernel; the tokens are those of torch's backend."""
+    outputs = []
+    for backend in ("torch", "triton"):
+        options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
+        with patch.object(linear, "measure_max_rows", lambda layers: 2):
+            llm = LLM(str(folder), attention_backend=backend, **options)
+        is_ours = isinstance(llm.model.weights.lm_head, linear.FewRowsLinear)
+        assert is_ours == (backend == "triton")
+        outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
+    assert outputs[0] == outputs[1]
+
+
+def in_mode_cpu(check, *arguments):
+    triton_on_cpu.install()
+    check(linear, *arguments)
+
+
+CHECKS = [check_layer, check_memory, check_another_layout, check_measurement]
+OF_FOLDER = [check_weights, check_tokens]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_layers(compiling, check):
+    compiling.call(in_mode_cpu, check)
+
+
+@pytest.mark.parametrize("check", OF_FOLDER)
+def test_models(compiling, check, folder):
+    compiling.call(in_mode_cpu, check, folder)
+
+
+@pytest.mark.full  # compiles the kernels of attention too
+def test_the_option(compiling, folder):
+    compiling.call(opened, folder)
+
+
+def opened(folder):
+    triton_on_cpu.install()
+    check_opening(folder)
+
+
+def test_interpreted_kernels_are_not_used(folder):
+    weights = load_model(folder).weights
+    assert linear.with_kernels(weights) is weights
+    assert assembly.feature("triton.linear") is linear
+
+
+def test_a_measurement_runs_both():
+    """On this machine's clock: any answer is right, and it is one of those measured."""
+    layer = linear.FewRowsLinear.from_torch(make_linear(random(64, 32)), 0)
+    with patch.object(linear, "ROWS", (1,)):
+        assert linear.measure_max_rows([layer]) in (0, 1)
+
+
+MUTANTS = [
+    ("one row too few", check_layer, "x.shape[0] <= self.max_rows", "x.shape[0] < self.max_rows"),
+    ("bias left out", check_layer, "self.num_outputs, self.many.bias)", "self.num_outputs, None)"),
+    ("wrong columns", check_layer, "x.shape[1] != weight.shape[1] or ", ""),
+    ("memory not kept", check_memory, "    buffer.owner = packed", "    _ = packed"),
+    ("layout not compared", check_another_layout, "return found if torch.equal(", "return found if True or torch.equal("),
+    ("size not compared", check_another_layout, "if num_bytes != words.numel() * words.itemsize", "if num_bytes < 0"),
+    ("shared is copied", check_memory, "words if shared is None else shared,", "words,"),
+    ("equal is faster", check_measurement, "CLEARLY * many_s", "many_s"),
+    ("all threads", check_measurement, "    torch.set_num_threads(1)\n", ""),
+    ("threads not given back", check_measurement, "torch.set_num_threads(before)", "pass"),
+    ("a later win counts", check_measurement, "            break\n", "            continue\n"),
+    ("the greatest time", check_measurement, "(min(times) for times", "(max(times) for times"),
+    ("torch for ours", check_measurement, "few_s, many_s = (", "many_s, few_s = ("),
+    ("any dtype", check_weights, " or weights.dtype not in WORD_DTYPES", ""),
+    ("a limit for all", check_weights, "max_rows is None else max_rows", "max_rows is None else 8"),
+    ("never the faster one, and used", check_weights, "isinstance(linear, TorchLinear) and limit else", "isinstance(linear, TorchLinear) else"),
+    ("mlp left out", check_weights, "gate_up=change(mlp.gate_up), ", ""),
+]  # fmt: skip
+
+
+def noticed(mutant, check, *arguments):
+    triton_on_cpu.install()
+    return is_killed(mutant, lambda module: check(module, *arguments))
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(compiling, name, check, old, new, folder):
+    mutant = Mutant(name, "twophase_features.triton.linear", old, new)
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    try:
+        how = compiling.call(noticed, mutant, check, *([folder] if check in OF_FOLDER else []))
+    except RuntimeError as crashed:  # memory that is another's by now
+        how = str(crashed)
+    KillTable.rows.append((mutant.module, name, how))
+    assert how is not None, f"mutant survived: {name}"
