@@ -107,7 +107,10 @@ def _load(metadata: Any) -> ctypes.CDLL:
 
 
 class Clock:
-    """What `triton.testing.do_bench` takes from torch.cuda. A launch has ended when it returns: an event is a time."""
+    """The part of torch.cuda that `triton.testing.do_bench` uses.
+
+    A launch has ended when it returns, so an event is a time.
+    """
 
     class Event:
         def __init__(self, enable_timing: bool = True) -> None:
