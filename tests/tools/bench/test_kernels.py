@@ -415,6 +415,7 @@ def test_what_torch_compiles_is_compiled_whole_and_right(case):
         pytest.skip("not run here: test_quick_on_a_gpu compiles for the GPU")
     table = CaseTable(QUICK, torch.float32, CPU)
     makers = {
+        "rope_kv_write": lambda: table.rope_kv_write(8, "none"),
         "prompt": lambda: table.prefill(((32, 32),), ""),
         "verify": lambda: table.prefill(((5, 48),), ""),
         "decode": lambda: table.decode((33, 5), ""),
