@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
+from twophase_labs.machine.forks import renew_torch_in_forks
 from twophase_labs.machine.grading.lane import ENVIRONMENT
 from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, explain, run_cell
@@ -93,6 +94,7 @@ def _judge_one(
 
 def main() -> None:
     root, package, number, num_seeds = sys.argv[1:]
+    renew_torch_in_forks()
     output = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what answers print
     answers = json.load(sys.stdin)

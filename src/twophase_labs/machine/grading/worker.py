@@ -42,6 +42,7 @@ import torch
 
 from twophase_features.model_store.prepare import cache_home
 from twophase_labs.machine.exercise import Exercise
+from twophase_labs.machine.forks import renew_torch_in_forks
 from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.answers import USE, ByReference, become_private, run_helpers, silence_the_notebook
 from twophase_labs.machine.grading.answers import serve as serve_answers
@@ -335,6 +336,7 @@ def main(argv: list[str] | None = None) -> None:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     torch.set_num_threads(1)
+    renew_torch_in_forks()
     if torch.cuda.device_count() == 0:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     main = ModuleType("__main__")
