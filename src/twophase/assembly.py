@@ -97,7 +97,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     # Build, in the memory that is left.
     bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
     num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block))
-    kv_cache = KVCache(kv_spec, num_blocks, executor.device, places=None if groups is None else groups.places)
+    kv_cache = KVCache(kv_spec, num_blocks, executor.device, layout=None if groups is None else groups.layout)
     # A CUDA graph cannot contain an all-reduce with a timeout.
     use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
     runner = executor.run(ModelRunner(llama, kv_cache, limits.max_model_len, use_cuda_graphs))

@@ -22,7 +22,7 @@ from twophase.core.request import SamplingParams
 from twophase.engine.runner import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_features.triton import attention as triton_backend
 from twophase_kernels import attend_range, rmsnorm_residual, rope_kv_write, silu_mul
 
@@ -226,7 +226,7 @@ VERIFIED_PARAMS = SamplingParams(temperature=0, max_tokens=39, ignore_eos=True)
 def ragged_engine(outputs):
     """make_engine, with drafts: some of them wrong."""
     drafter = Ragged(PLAYED_PROMPTS, outputs, lambda position: position % 3 == 2)
-    return functools.partial(make_engine, speculator=Speculator(drafter, 3, None))
+    return functools.partial(make_engine, speculator=GatedSpeculator(drafter, 3, None))
 
 
 def check_played_verifications(module, model, expected, backends=triton_backend):

@@ -97,7 +97,7 @@ class TorchBackend(AttentionBackend):
         keys, queries = keys[keys < seq_len][None], torch.arange(seq_len - num_queries, seq_len, device=pages.device)
         return (keys <= queries[:, None]) & self._in_window(queries[:, None], keys)
 
-    def _in_window(self, queries: Int[Tensor, "L 1"], keys: Int[Tensor, "1 S"]) -> Bool[Tensor, "..."]:
+    def _in_window(self, queries: Int[Tensor, "L 1"], keys: Int[Tensor, "*S"]) -> Bool[Tensor, "..."]:
         if self.spec.window is None:
             return torch.ones_like(keys, dtype=torch.bool)
         return (keys > queries - self.spec.window) | (keys < self.spec.num_sinks)
