@@ -252,8 +252,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "num_own - num_watermark",
-        "num_own",
+        "num_headroom - num_watermark\n",
+        "num_headroom\n",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="planner",
     ),
@@ -760,7 +760,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if len(self._running) == is_running:\n            return self.cache.num_free_blocks\n",
+        "        if len(tables) == 1:\n            return self.cache.num_free_blocks\n",
         "",
         worst_case,
         module="planner",

@@ -1,4 +1,4 @@
-"""The door for speculative decoding; behind it are `GatedSpeculator` and its `Drafter` (twophase_features.speculation)."""
+"""The door for speculative decoding; behind it `GatedSpeculator` and a `Drafter` (twophase_features.speculation)."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable

@@ -16,8 +16,8 @@ from twophase_features.windows.windowed_prefixes import WindowedPrefixes
 @dataclass(slots=True, eq=False)
 class WindowedTable(BlockTable):
     """The blocks of one sequence, of each group of layers. FREED stands where a block was given back, so that the
-    logical block of a position is always position // block_size. It has a block of each group, side by side, in the order
-    of the groups.
+    logical block of a position is always position // block_size. It has a block of each group, side by side, in the
+    order of the groups.
 
     Attributes:
         first_kept: Logical blocks before it are FREED in the groups that see a window, unless they hold a sink.
