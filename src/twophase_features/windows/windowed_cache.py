@@ -96,10 +96,8 @@ class WindowedCache(CacheManager):
         """Free blocks that the table needs at most on its way to `num_tokens`, beyond the blocks that it holds or has
         reserved, if each chunk is published before the next one and is as small as it must be.
 
-        A block that others hold too does not come back when it leaves the window, so it counts as still to come.
-
-        Raises:
-            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
+        A block that others hold too does not come back when it leaves the window, so it counts as still to come. Raises
+        CacheStateError if the table is not open here, or has more than `num_tokens` tokens already.
         """
         return max(0, sum(self._to_come(table, num_tokens)) - sum(self._reserved(table)))
 
