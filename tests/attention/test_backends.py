@@ -340,7 +340,7 @@ MUTANTS = [
     Mutant("pages between sinks and window read", MODULE, "range(first_page, num_pages)", "range(num_pages)"),
     Mutant("sinks of the wrong page", MODULE, "*range(min(first_page,", "*range(1, min(first_page,"),
     Mutant("chunk starts at its last query", MODULE, "self._visible_pages(seq_len - num_queries, seq_len)", "self._visible_pages(seq_len - 1, seq_len)"),
-    Mutant("causality off by one", MODULE, "(keys <= queries[:, None])", "(keys < queries[:, None])"),
+    Mutant("causality off by one", MODULE, "(keys <= queries)", "(keys < queries)"),
     Mutant("history forgotten", MODULE, "if not is_windowed and num_queries in (1, seq_len)", "if not is_windowed"),
     Mutant("scales forgotten", MODULE, "codes.float() * scale.flatten(0, 1).index_select(0, rows).view(*pages.shape[:2], 1)", "codes.float()"),
     Mutant("K and V swapped", MODULE, "plan.blocks, plan.offsets, rotate(k, *plan.rotation)", "plan.blocks, plan.offsets, v"),

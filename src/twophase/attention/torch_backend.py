@@ -75,7 +75,7 @@ class TorchBackend(AttentionBackend):
             owners += [seq] * len(pages)
             indices += pages
             keys = slice(first_key, len(indices) * size - -seq_len % size)
-            mask = self._mask(torch.tensor(pages, device=device), num_queries, seq_len)
+            mask = self._mask(pages, num_queries, seq_len, device)
             chunks.append(ChunkPlan(slice(end - num_queries, end), keys, mask))
         blocks = batch.block_tables[torch.tensor(owners, device=device), torch.tensor(indices, device=device)]
         heads = torch.arange(self.spec.num_kv_heads, device=device)[:, None]
@@ -88,14 +88,17 @@ class TorchBackend(AttentionBackend):
         first_page = 0 if self.spec.window is None else max(0, first_query + 1 - self.spec.window) // self.block_size
         return [*range(min(first_page, -(-self.spec.num_sinks // self.block_size))), *range(first_page, num_pages)]
 
-    def _mask(self, pages: Int[Tensor, "W"], num_queries: int, seq_len: int) -> Bool[Tensor, "L S"] | None:
+    def _mask(
+        self, pages: list[int], num_queries: int, seq_len: int, device: torch.device
+    ) -> Bool[Tensor, "L S"] | None:
         """As in `ChunkPlan`, for the newest queries of a sequence and the keys in these pages."""
         is_windowed = self.spec.window is not None and seq_len > self.spec.window
         if not is_windowed and num_queries in (1, seq_len):
             return None
-        keys = (pages[:, None] * self.block_size + torch.arange(self.block_size, device=pages.device)).flatten()
-        keys, queries = keys[keys < seq_len][None], torch.arange(seq_len - num_queries, seq_len, device=pages.device)
-        return (keys <= queries[:, None]) & self._in_window(queries[:, None], keys)
+        first_keys = torch.tensor(pages, device=device)[:, None] * self.block_size
+        keys = (first_keys + torch.arange(self.block_size, device=device)).flatten()
+        keys, queries = keys[keys < seq_len], torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
+        return (keys <= queries) & self._in_window(queries, keys)
 
     def _in_window(self, queries: Int[Tensor, "L 1"], keys: Int[Tensor, "*S"]) -> Bool[Tensor, "..."]:
         if self.spec.window is None:
@@ -122,9 +125,9 @@ class TorchBackend(AttentionBackend):
         return rotate(q, *plan.rotation)
 
     def attend(self, q: Float[Tensor, "T H D"], kv: LayerKV, plan: TorchPlan) -> Float[Tensor, "T H D"]:
-        k = gather_pages(kv.k, kv.k_scale, plan.rows, q.dtype)
-        v = gather_pages(kv.v, kv.v_scale, plan.rows, q.dtype)
-        parts = [self._attend_chunk(q[c.tokens], k[None, :, c.keys], v[None, :, c.keys], c.mask) for c in plan.chunks]
+        k = gather_pages(kv.k, kv.k_scale, plan.rows, q.dtype)[None]
+        v = gather_pages(kv.v, kv.v_scale, plan.rows, q.dtype)[None]
+        parts = [self._attend_chunk(q[c.tokens], k[:, :, c.keys], v[:, :, c.keys], c.mask) for c in plan.chunks]
         return torch.cat(parts)
 
     def _attend_chunk(
