@@ -10,13 +10,13 @@ from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
 from tests.enforced_types import TypeViolation, jaxtyped, unchecked_types
-from twophase.attention.torch_backend import rotate, write_rows
+from twophase.attention.torch_backend import rotate, write_slots
 from twophase.core.request import SamplingParams
 from twophase.scheduling.limits import check_request
 
 
-def write(rows, x):
-    write_rows(torch.ones(4, 1, 2), None, rows, x)
+def write(blocks, x):
+    write_slots(torch.ones(4, 1, 1, 2), None, blocks, torch.zeros(2).long(), x)
 
 
 @pytest.mark.parametrize("name_shapes", [True, False])
@@ -25,7 +25,7 @@ def test_what_is_wrong_is_noticed(name_shapes):
         with pytest.raises(TypeCheckError):
             write(torch.arange(2), torch.ones(2, 2))  # an axis is missing
         with pytest.raises(TypeCheckError):
-            write(torch.ones(2), torch.ones(2, 1, 2))  # rows are integers
+            write(torch.ones(2), torch.ones(2, 1, 2))  # block ids are integers
         with pytest.raises(TypeCheckError):
             rotate(torch.ones(3, 1, 4), torch.ones(2, 1, 4), torch.ones(3, 1, 4))  # two positions for three tokens
         write(torch.arange(2), torch.ones(2, 1, 2))

@@ -59,10 +59,8 @@ INT8_TO_BF16 = """
 def pack_int4(codes: Tensor) -> Tensor:
     """Codes [O, I], integers from -8 to 7 or from 0 to 15, two to a byte -> packed int16 [runs, O, 32].
 
-    Whether they are signed is not kept: `unpack_int4` and the kernel are told.
-
-    Raises:
-        ValueError: Another shape or dtype, or codes out of both ranges.
+    Whether they are signed is not kept: `unpack_int4` and the kernel are told. Raises ValueError for another shape or
+    dtype, or codes out of both ranges.
     """
     _check_codes(codes, lowest=-8, highest=15)
     if codes.numel() and codes.min() < 0 and codes.max() > 7:
@@ -74,31 +72,22 @@ def pack_int4(codes: Tensor) -> Tensor:
 
 
 def pack_int8(codes: Tensor) -> Tensor:
-    """Codes [O, I], integers from -128 to 127 -> packed int16 [runs, O, 32].
-
-    Raises:
-        ValueError: Another shape or dtype, or codes out of range.
-    """
+    """Codes [O, I], integers from -128 to 127 -> packed int16 [runs, O, 32]. Raises ValueError for another shape or
+    dtype, or codes out of range."""
     _check_codes(codes, lowest=-128, highest=127)
     return _pack(codes, bits=8)
 
 
 def unpack_int4(packed: Tensor, num_inputs: int, is_signed: bool) -> Tensor:
-    """The inverse of `pack_int4`: int8 [O, num_inputs], from -8 to 7 if `is_signed`, else from 0 to 15.
-
-    Raises:
-        ValueError: packed does not have `pack_int4`'s shape or dtype for num_inputs columns.
-    """
+    """The inverse of `pack_int4`: int8 [O, num_inputs], from -8 to 7 if `is_signed`, else from 0 to 15. Raises
+    ValueError if `packed` does not have `pack_int4`'s shape or dtype for num_inputs columns."""
     codes = _unpack(packed, num_inputs, bits=4)
     return (codes ^ 8) - 8 if is_signed else codes
 
 
 def unpack_int8(packed: Tensor, num_inputs: int) -> Tensor:
-    """The inverse of `pack_int8`: int8 [O, num_inputs].
-
-    Raises:
-        ValueError: packed does not have `pack_int8`'s shape or dtype for num_inputs columns.
-    """
+    """The inverse of `pack_int8`: int8 [O, num_inputs]. Raises ValueError if `packed` does not have `pack_int8`'s shape
+    or dtype for num_inputs columns."""
     return _unpack(packed, num_inputs, bits=8)
 
 

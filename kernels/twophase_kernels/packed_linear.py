@@ -49,11 +49,8 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """float32 or bfloat16 [O, I] -> words [B, W, 64].
-
-    Raises:
-        ValueError: The weight is of another dtype, not a matrix, or empty.
-    """
+    """float32 or bfloat16 [O, I] -> words [B, W, 64]. Raises ValueError if the weight is of another dtype, not a
+    matrix, or empty."""
     columns = columns_per_word(weight.dtype)
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"weight must be [O, I], and neither of them 0, got {list(weight.shape)}.")

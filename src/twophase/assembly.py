@@ -13,7 +13,7 @@ import torch
 
 from twophase import memory
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.cache.kv_cache import KVCache, spec_from_option
+from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
@@ -54,7 +54,57 @@ def assemble(model: str, config: EngineConfig) -> Parts:
 
     On ranks other than the driver it does not return: `executor.run` serves until the driver closes.
     """
-    # Check: each option alone, then pairs of options, then the options against the model's folder.
+    target = _check(model, config)
+    executor = join(config, target.model, target.device)
+    kv_spec = _kv_spec(config, target, executor.part)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
+    llama = _load(config, target, executor)
+    speculation = _speculation(config, target, executor, tokenizer)
+
+    # In the memory that is left.
+    bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
+    num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, target, llama, bytes_per_block))
+    kv_cache = KVCache(kv_spec, num_blocks, executor.device, layout=target.groups and target.groups.layout)
+    # A CUDA graph cannot contain an all-reduce with a timeout.
+    use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
+    runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_cuda_graphs))
+    cache = _cache_factory(config, target.windows)(num_blocks, config.block_size, config.enable_prefix_caching)
+    make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
+    scheduler = make_scheduler(target.limits, cache)
+    engine = Engine(
+        runner,
+        scheduler,
+        vocab_size=target.model.vocab_size,
+        codec=tokenizer,
+        eos_token_ids=target.model.eos_token_ids,
+        guidance=None if tokenizer is None else _Grammars(tokenizer, target.model.eos_token_ids),
+        speculator=speculation and speculation.speculator(kv_cache, target.limits, use_cuda_graphs),
+        seed=config.seed,
+        max_trace_steps=config.max_trace_steps,
+    )
+    return Parts(target.folder, target.model, tokenizer, llama, kv_cache, runner, scheduler, engine)
+
+
+class _Target(NamedTuple):
+    """The model to open, and its options as they were resolved for it. Of features, or None: `scheme` is a
+    quantization.schemes.Scheme, `windows` a windows.resolve.Windows."""
+
+    folder: Path
+    model: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    scheme: Any
+    windows: Any
+    limits: SchedulerConfig
+
+    @property
+    def groups(self) -> Any:
+        """Groups of layers of different kinds (windows.layer_groups.LayerGroups); None: all layers are of one kind."""
+        return None if self.windows is None else self.windows.groups
+
+
+def _check(model: str, config: EngineConfig) -> _Target:
+    """Check pairs of options, and the options against the model's folder and this machine."""
     device, folder = resolve_device(config.device), _find(model)
     model_config = load_config(folder)
     is_quantized, scheme = has_quantized_weights(folder, model_config), None
@@ -63,59 +113,12 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     dtype = resolve_dtype(config.dtype, model_config, device, is_quantized or scheme is not None)
     if model_config.is_mixed or config.uses_features:
         feature("pairs").check_pairs(config, also=("mixed",) if model_config.is_mixed else ())
-    windows: Any = None  # twophase_features.windows.resolve.Windows
+    windows = None
     if model_config.sliding_window is not None or config.sliding_window is not None or config.num_attention_sinks:
         windows = feature("windows.resolve").resolve_windows(model_config, config)
-    groups = None if windows is None else windows.groups
     limits = limits_of(config, model_config, device)
     memory.check_rope_tables(model_config, limits.max_model_len)
-
-    # Join the other processes, and load this process's part of the model.
-    executor = join(config, model_config, device)
-    part = executor.part
-    kv_spec = spec_from_option(  # raises if rows of head_dim are not aligned
-        config.kv_cache_dtype,
-        num_layers=part.num_layers if groups is None else groups.size,
-        num_kv_heads=part.num_kv_heads,
-        head_dim=part.head_dim,
-        block_size=config.block_size,
-        model_dtype=dtype,
-    )
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
-    backend = _backend(config, executor, dtype, windows)
-    weights = load_weights(folder, model_config, dtype, executor.device, executor.cut, executor.experts, scheme)
-    if config.attention_backend == "triton" and device.type == "cpu":
-        weights = feature("triton.linear").with_kernels(weights)
-    llama = LlamaModel(part, weights, backend, limits.max_model_len, executor.sum_over_ranks, executor.dispatch_experts)
-    speculation: Any = None  # twophase_features.speculation.opening.Speculation
-    if executor.is_driver and (config.speculative_config is not None or config.drafter is not None):
-        window = None if windows is None else windows.window
-        speculation = feature("speculation.opening").Speculation(
-            config, model_config, tokenizer, executor.device, limits.max_model_len, window
-        )
-
-    # Build, in the memory that is left.
-    bytes_per_block = kv_spec.bytes_per_block + (0 if speculation is None else speculation.bytes_per_block)
-    num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, limits, windows, llama, bytes_per_block))
-    kv_cache = KVCache(kv_spec, num_blocks, executor.device, places=None if groups is None else groups.places)
-    # A CUDA graph cannot contain an all-reduce with a timeout.
-    use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
-    runner = executor.run(ModelRunner(llama, kv_cache, limits.max_model_len, use_cuda_graphs))
-    cache = _cache_factory(config, windows)(num_blocks, config.block_size, config.enable_prefix_caching)
-    make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
-    scheduler = make_scheduler(limits, cache)
-    engine = Engine(
-        runner,
-        scheduler,
-        vocab_size=model_config.vocab_size,
-        codec=tokenizer,
-        eos_token_ids=model_config.eos_token_ids,
-        guidance=None if tokenizer is None else _Grammars(tokenizer, model_config.eos_token_ids),
-        speculator=None if speculation is None else speculation.speculator(kv_cache, limits, use_cuda_graphs),
-        seed=config.seed,
-        max_trace_steps=config.max_trace_steps,
-    )
-    return Parts(folder, model_config, tokenizer, llama, kv_cache, runner, scheduler, engine)
+    return _Target(folder, model_config, device, dtype, scheme, windows, limits)
 
 
 def _find(model: str) -> Path:
@@ -150,27 +153,50 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
     )
 
 
-def _backend(config: EngineConfig, executor: Executor, dtype: torch.dtype, windows: Any) -> AttentionBackend:
-    choice = config.attention_backend
-    if isinstance(choice, AttentionBackend):
-        return choice
+def _kv_spec(config: EngineConfig, target: _Target, part: ModelConfig) -> KVCacheSpec:
+    return spec_from_option(
+        config.kv_cache_dtype,
+        num_layers=part.num_layers if target.groups is None else target.groups.size,
+        num_kv_heads=part.num_kv_heads,
+        head_dim=part.head_dim,
+        block_size=config.block_size,
+        model_dtype=target.dtype,
+    )
+
+
+def _load(config: EngineConfig, target: _Target, executor: Executor) -> LlamaModel:
+    """This process's part of the model."""
+    choice, folder = config.attention_backend, target.folder
 
     def make(spec: AttentionSpec) -> AttentionBackend:
-        spec = spec if windows is None else windows.narrowed(spec)
+        spec = spec if target.windows is None else target.windows.narrowed(spec)
         if isinstance(choice, str):
-            return make_backend(choice, spec, device=executor.device, dtype=dtype, block_size=config.block_size)
+            return make_backend(choice, spec, device=executor.device, dtype=target.dtype, block_size=config.block_size)
         return choice(spec)
 
-    return model_backend(executor.part, make)
+    backend = choice if isinstance(choice, AttentionBackend) else model_backend(executor.part, make)
+    place = executor.device, executor.cut, executor.experts
+    weights = load_weights(folder, target.model, target.dtype, *place, target.scheme)
+    if choice == "triton" and target.device.type == "cpu":
+        weights = feature("triton.linear").with_kernels(weights)
+    max_model_len, sums = target.limits.max_model_len, (executor.sum_over_ranks, executor.dispatch_experts)
+    return LlamaModel(executor.part, weights, backend, max_model_len, *sums)
 
 
-def _num_blocks(
-    config: EngineConfig, limits: SchedulerConfig, windows: Any, model: LlamaModel, bytes_per_block: int
-) -> int:
+def _speculation(config: EngineConfig, target: _Target, executor: Executor, tokenizer: Tokenizer | None) -> Any:
+    """The draft model or the drafter (speculation.opening.Speculation); None: no speculative decoding here."""
+    if not executor.is_driver or (config.speculative_config is None and config.drafter is None):
+        return None
+    window, max_model_len = target.windows and target.windows.window, target.limits.max_model_len
+    make = feature("speculation.opening").Speculation
+    return make(config, target.model, tokenizer, executor.device, max_model_len, window)
+
+
+def _num_blocks(config: EngineConfig, target: _Target, model: LlamaModel, bytes_per_block: int) -> int:
     """Blocks in this process's pool, once its weights are loaded: as many as fit, at most as many as useful."""
-    useful = limits.max_num_seqs * -(-limits.max_model_len // config.block_size)
-    if windows is not None:
-        useful = windows.num_useful_blocks(limits, config.block_size)
+    limits, useful = target.limits, target.limits.max_num_seqs * -(-target.limits.max_model_len // config.block_size)
+    if target.windows is not None:
+        useful = target.windows.num_useful_blocks(limits, config.block_size)
     for_a_step = 0
     if model.device.type == "cuda":
         for_a_step = feature("step_memory").step_bytes(model.config, limits, model.weights.dtype)

@@ -4,18 +4,18 @@ import math
 from typing import final
 
 from twophase.cache.allocator import KVAllocator, KVTable
-from twophase.scheduling.limits import Growth, SchedulerConfig
+from twophase.scheduling.limits import AdmissionRule, SchedulerConfig
 from twophase.scheduling.sequence import Sequence
 
 
 @final
-class Reserve(Growth):
+class Reserve(AdmissionRule):
     """Leaves a sequence the blocks of its longest output, so that no sequence is preempted for want of a block.
 
     The sum over all sequences never exceeds the free blocks, and each block that a sequence takes lowers both.
     """
 
-    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+    def headroom(self, sequence: Sequence, table: KVTable) -> int:
         return num_blocks_up_to(self.cache, sequence, table, sequence.max_num_tokens - 1)
 
 
@@ -47,24 +47,24 @@ class OutputLengths:
 
 
 @final
-class Estimate(Growth):
+class Estimate(AdmissionRule):
     """Leaves a sequence the blocks of an output of the average length so far, and at least what 'optimistic' does."""
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         super().__init__(config, cache)
         self.lengths = OutputLengths()
 
-    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+    def headroom(self, sequence: Sequence, table: KVTable) -> int:
         num_output = self.lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
         num_tokens = sequence.num_prompt_tokens + num_output - 1
-        return max(super().__call__(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))
+        return max(super().headroom(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))
 
     def note_end(self, sequence: Sequence) -> None:
         num_prompt = sequence.num_prompt_tokens
         self.lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
 
 
-def by_lengths(config: SchedulerConfig, cache: KVAllocator) -> Growth:
+def by_lengths(config: SchedulerConfig, cache: KVAllocator) -> AdmissionRule:
     """The admission rule that `config.admission` names."""
     return {"reserve": Reserve, "estimate": Estimate}[config.admission](config, cache)
 

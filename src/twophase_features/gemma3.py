@@ -3,7 +3,7 @@ that see a window between layers that see all keys, each kind with a RoPE of its
 
 from twophase.core.rules import shown
 from twophase.model.config import Family, RopeConfig, num_layers_of, read_attention_bias, rope_of
-from twophase.model.json_file import Fields, JsonFile, Rule
+from twophase.model.json_file import Fields, JsonFile, KeyRule
 from twophase_features.windows.layer_types import FULL, LAYER_TYPES, SLIDING, fields_of, given_types
 
 
@@ -66,6 +66,6 @@ FAMILIES = {
             "rope_theta": 1_000_000.0,
             "rope_local_base_freq": 10_000.0,
         },
-        (Rule("hidden_activation", ("gelu_pytorch_tanh",), "is not supported; supported: 'gelu_pytorch_tanh'."),),
+        (KeyRule("hidden_activation", ("gelu_pytorch_tanh",), "is not supported; supported: 'gelu_pytorch_tanh'."),),
     )
 }

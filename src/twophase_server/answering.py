@@ -124,11 +124,8 @@ async def answer(
     call: Call, prompts: Sequence[Sequence[int]], params: SamplingParams, answer_format: AnswerFormat
 ) -> Response:
     """Submit the prompts' token ids to the engine and write the answer. If the client disconnects, its requests are
-    aborted.
-
-    Raises:
-        ApiError, TwophaseError: The engine refused the request, or it failed before its first byte was sent.
-    """
+    aborted. Raises ApiError or TwophaseError if the engine refused the request, or it failed before its first byte was
+    sent."""
     _require_few_logprobs(prompts, params)
     work = Work(call, prompts, params)
     try:

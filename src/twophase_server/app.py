@@ -21,11 +21,8 @@ from twophase_server.tokens import detokenize, tokenize
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlette:
-    """The server as an ASGI application; `app.state.service` is shared by the endpoints.
-
-    Raises:
-        ConfigError: The file of API keys cannot be used.
-    """
+    """The server as an ASGI application; `app.state.service` is shared by the endpoints. Raises ConfigError if the file
+    of API keys cannot be used."""
     service = Service(llm, ServerSettings() if settings is None else settings)
     app = Starlette(
         routes=[

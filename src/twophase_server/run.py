@@ -55,9 +55,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens at this address; clients wait in its backlog until it is served.
 
     It must listen before a model is loaded: with SO_REUSEADDR several sockets may be bound to a port until one listens.
-
-    Raises:
-        ConfigError: The address cannot be had.
+    Raises ConfigError if the address cannot be had.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -89,29 +89,14 @@ FREED_STEPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kv_format", "split_keys"),
-    [
-        ("none", 16),
-        ("none", 128),
-        ("int8", 16),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("int8", 128), ("fp8_e4m3", 16), ("fp8_e4m3", 128))),
-    ],
-)
+@pytest.mark.parametrize("kv_format", ["none", "int8", pytest.param("fp8_e4m3", marks=pytest.mark.full)])
 @pytest.mark.parametrize(("window", "num_sinks"), [(1, 0), (1, 4), (7, 0), (16, 1), (24, 20), (40, 140), (1000, 4)])
-def test_torch_reads_no_freed_page(window, num_sinks, split_keys, kv_format):
+def test_torch_reads_no_freed_page(window, num_sinks, kv_format):
     spec = make_spec(window=window, num_sinks=num_sinks)
     tolerance = None if kv_format == "none" else 1.0  # NaN is what it must not find
     for block_size in (4, 16):
         options = {"block_size": block_size, "kv_format": kv_format, "tolerance": tolerance}
-        play(
-            lambda h: TorchBackend(h.spec, h.block_size, split_keys),
-            spec,
-            FREED_LENGTHS,
-            FREED_STEPS,
-            frees=True,
-            **options,
-        )
+        play(torch_backend, spec, FREED_LENGTHS, FREED_STEPS, frees=True, **options)
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
@@ -162,61 +147,38 @@ def test_torch_quantised_pages(kv_format):
 
 
 @pytest.mark.parametrize("window", [None, 5, 24, 100])
-def test_torch_fused_decodes_change_nothing(window):
-    """Alone with one split however long, a few beside each other, and too many to be fused."""
-    for fused_seqs, schedule in product((1, 8), (MIXED, ALONE, PAIR)):
-        frees = window is not None
-        play(lambda h, most=fused_seqs: TorchBackend(h.spec, h.block_size, 32, most), make_spec(window=window),
-             *schedule, frees=frees)  # fmt: skip
+def test_torch_decodes_alone_and_in_company(window):
+    for schedule in (MIXED, ALONE, PAIR):
+        play(torch_backend, make_spec(window=window), *schedule, frees=window is not None)
+
+
+@pytest.mark.parametrize(("window", "num_sinks"), [(None, 0), (24, 4)])
+def test_torch_gives_a_sequence_the_same_bits_in_any_company(window, num_sinks):
+    spec, lengths = make_spec(window=window, num_sinks=num_sinks), [90, 40, 7]
+    steps = [{0: 60, 1: 39, 2: 3}, {0: 1, 1: 1, 2: 4}, {0: 29}]
+    together, alone = History(spec, lengths), History(spec, lengths)
+    for step in steps:
+        outs = together.step(torch_backend(together), step)
+        for s, count in step.items():
+            assert torch.equal(alone.step(torch_backend(alone), {s: count})[s], outs[s])
 
 
 @pytest.mark.parametrize("window", [None, 5, 16, 24])
 def test_a_single_decode_gathers_only_pages_that_it_sees(window):
     history = History(make_spec(window=window), [200])
-    backend, plans = TorchBackend(history.spec, history.block_size, 32, fused_seqs=8), []
+    backend, plans = torch_backend(history), []
     plan = backend.plan
     backend.plan = lambda batch: plans.append(plan(batch)) or plans[-1]
     history.step(backend, {0: 150})
     for _ in range(50):
         history.step(backend, {0: 1})
     num_visible = [min(length, window or length) for length in range(151, 201)]
-    assert [each.chunks[0].keys.stop - each.chunks[0].keys.start for each in plans[1:]] == num_visible
+    chunks = [each.chunks[0] for each in plans[1:]]
+    seen = [each.keys.stop - each.keys.start if each.mask is None else int(each.mask.sum()) for each in chunks]
+    assert seen == num_visible
     for each, visible in zip(plans[1:], num_visible, strict=True):
-        pages = len(each.chunks[0].rows) // history.spec.num_kv_heads
+        pages = len(each.rows) // history.spec.num_kv_heads
         assert pages <= -(-visible // history.block_size) + 1  # a window may begin inside of a page
-
-
-@pytest.mark.parametrize("split_keys", [16, 32, 128, 1024])
-def test_torch_splits_change_nothing(split_keys):
-    play(lambda h: TorchBackend(h.spec, h.block_size, split_keys), make_spec(), *MIXED)
-
-
-@pytest.mark.parametrize(("num_rows", "fused_seqs"), [(2, 0), (2, 8), (1, 8)])
-def test_torch_padding_rows_write_nothing_and_give_zeros(num_rows, fused_seqs):
-    history = History(make_spec(), [20, 5])
-    backend = TorchBackend(history.spec, history.block_size, 32, fused_seqs)
-    history.step(backend, {0: 20})
-    before = history.kv.k.clone()
-    from twophase.attention.interface import AttentionBatch
-
-    zeros = torch.zeros(num_rows, dtype=torch.int32)
-    batch = AttentionBatch(
-        positions=zeros.long(),
-        slot_mapping=torch.full((num_rows,), -1),
-        cu_query_lens=torch.arange(num_rows + 1, dtype=torch.int32),
-        seq_lens=zeros,
-        block_tables=torch.zeros(num_rows, 16, dtype=torch.int32),
-        num_decodes=num_rows,
-        query_lens_host=(1,) * num_rows,
-        seq_lens_host=(0,) * num_rows,
-    )
-    plan = backend.plan(batch)
-    x = torch.randn(num_rows, 6, 64)
-    out = backend.attend(
-        backend.write(x, x[:, :2], x[:, :2], history.cos, history.sin, history.kv, plan), history.kv, plan
-    )
-    assert torch.equal(out, torch.zeros_like(out))
-    assert torch.equal(history.kv.k.nan_to_num(7), before.nan_to_num(7))
 
 
 RUNS = [(0, 2, None, 1, False), (2, 5, [0, 5, 7, 8], 5, False), (5, 7, [0, 65, 69], 65, True)]
@@ -364,32 +326,25 @@ def test_selection_mutants_are_killed(name, module, old, new, caplog):
 
 MODULE = "twophase.attention.torch_backend"
 MUTANTS = [
-    Mutant("last token dropped", MODULE, "is_split & (positions < seq_lens)", "is_split & (positions < seq_lens - 1)"),
-    Mutant("one past the end", MODULE, "is_split & (positions < seq_lens)", "is_split & (positions <= seq_lens)"),
-    Mutant("stale V kept", MODULE, "v.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
-    Mutant("scale forgotten", MODULE, "scores.mul_(self.spec.scale)", "scores"),
-    Mutant("maximum not merged", MODULE, '"amax")[plan.owner]', '"amax")[plan.owner] * 0 + maximum'),
-    Mutant("sums not merged", MODULE, "index_add_(0, plan.owner, x)", "index_copy_(0, plan.owner, x)"),
+    Mutant("last token dropped", MODULE, "- -seq_len % size)", "- -seq_len % size - 1)"),
+    Mutant("the unused tail is read", MODULE, "len(indices) * size - -seq_len % size)", "len(indices) * size)"),
+    Mutant("the first sequence's keys for all", MODULE, "len(indices) * size\n", "0\n"),
+    Mutant("scale forgotten", MODULE, "mask, scale=self.spec.scale", "mask, scale=1.0"),
+    Mutant("scale of a chunk forgotten", MODULE, "is_causal=is_causal, scale=self.spec.scale", "is_causal=is_causal, scale=1.0"),
     Mutant("rotation reversed", MODULE, "torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),
-    Mutant("key not rotated", MODULE, "k = rotate(k, *plan.rotation)", "pass"),
+    Mutant("key not rotated", MODULE, "rotate(k, *plan.rotation)", "k"),
     Mutant("window off by one", MODULE, "keys > queries - self.spec.window", "keys >= queries - self.spec.window"),
+    Mutant("the first hidden key is seen", MODULE, "seq_len > self.spec.window", "seq_len > self.spec.window + 1"),
     Mutant("sinks dropped", MODULE, "| (keys < self.spec.num_sinks)", ""),
     Mutant("sinks counted twice", MODULE, "range(min(first_page, -(-self.spec.num_sinks // self.block_size)))", "range(-(-self.spec.num_sinks // self.block_size))"),
-    Mutant("pages past the end read from a freed one", MODULE, "[part[0]] * (width", "[0] * (width"),
-    Mutant("a repeated page counts again", MODULE, "is_split & (positions", "(positions"),
     Mutant("pages between sinks and window read", MODULE, "range(first_page, num_pages)", "range(num_pages)"),
     Mutant("sinks of the wrong page", MODULE, "*range(min(first_page,", "*range(1, min(first_page,"),
-    Mutant("chunk starts at its last query", MODULE, "self._visible_pages(first_query, seq_len)", "self._visible_pages(seq_len - 1, seq_len)"),
-    Mutant("a single decode sees keys before its window", MODULE, "slice(first_key, num_keys)", "slice(num_keys)"),
-    Mutant("a single decode sees the unused tail", MODULE, "slice(first_key, num_keys)", "slice(first_key, None)"),
-    Mutant("causality off by one", MODULE, "mask = (keys <= queries)", "mask = (keys < queries)"),
-    Mutant("history forgotten", MODULE, "first_query = seq_len - num_queries", "first_query = 0"),
-    Mutant("scales forgotten", MODULE, "codes.float() * scale.flatten(0, 1).index_select(0, rows)[..., None]", "codes.float()"),
-    Mutant("K and V swapped", MODULE, "write_rows(kv.k, kv.k_scale, plan.write_rows, k)", "write_rows(kv.k, kv.k_scale, plan.write_rows, v)"),
-    Mutant("head map interleaved", MODULE, "block_tables[owner[:, None], pages]).flatten()", "block_tables[owner[:, None], pages]).flip(1).flatten()"),
-    Mutant("fused keys that were never written", MODULE, "k.view(-1, head_dim).index_fill_(0, plan.stale, 0)", "pass"),
-    Mutant("fused decodes see hidden keys", MODULE, "attn_mask=~plan.hidden", "attn_mask=None"),
-    Mutant("fused scores are not scaled", MODULE, "attn_mask=~plan.hidden, scale=self.spec.scale", "attn_mask=~plan.hidden, scale=1.0"),
+    Mutant("chunk starts at its last query", MODULE, "self._visible_pages(seq_len - num_queries, seq_len)", "self._visible_pages(seq_len - 1, seq_len)"),
+    Mutant("causality off by one", MODULE, "(keys <= queries)", "(keys < queries)"),
+    Mutant("history forgotten", MODULE, "if not is_windowed and num_queries in (1, seq_len)", "if not is_windowed"),
+    Mutant("scales forgotten", MODULE, "codes.float() * scale.flatten(0, 1).index_select(0, rows).view(*pages.shape[:2], 1)", "codes.float()"),
+    Mutant("K and V swapped", MODULE, "plan.blocks, plan.offsets, rotate(k, *plan.rotation)", "plan.blocks, plan.offsets, v"),
+    Mutant("KV heads reversed", MODULE, "len(heads) + heads)", "len(heads) + heads.flip(0))"),
 ]  # fmt: skip
 
 
@@ -397,19 +352,17 @@ def check(module: ModuleType) -> None:
     """What every mutant must fail: mixed batches, plain, windowed and quantised."""
 
     def make(history):
-        return module.TorchBackend(history.spec, history.block_size, split_keys=32)
-
-    def make_fused(history):
-        return module.TorchBackend(history.spec, history.block_size, split_keys=32, fused_seqs=8)
+        return module.TorchBackend(history.spec, history.block_size)
 
     play(make, make_spec(), *MIXED)
+    play(make, make_spec(window=24), [26], [{0: 25}, {0: 1}])
     play(make, make_spec(window=24, num_sinks=4), *MIXED)
     play(make, make_spec(window=24, num_sinks=20), *MIXED)
     play(make, make_spec(window=7), FREED_LENGTHS, FREED_STEPS, frees=True)
     play(make, make_spec(window=24, num_sinks=4), FREED_LENGTHS, FREED_STEPS, frees=True)
     play(make, make_spec(), *SMALL, kv_format="int8", tolerance=0.15)
     for window, schedule in product((None, 24), (ALONE, PAIR)):
-        play(make_fused, make_spec(window=window), *schedule)
+        play(make, make_spec(window=window), *schedule)
 
 
 @pytest.mark.mutants

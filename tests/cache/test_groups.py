@@ -44,8 +44,8 @@ def check_groups(module) -> None:
         groups = module.group_layers(sees_all)
         assert (groups.size, len(groups.sees_all)) == (size, num_groups), sees_all
         assert list(groups.sees_all) == sorted(groups.sees_all, reverse=True), "those that see all keys go first"
-        assert len(set(groups.places)) == len(groups.places) == len(sees_all), "each layer has a place of its own"
-        for (group, place), is_full in zip(groups.places, sees_all, strict=True):
+        assert len(set(groups.layout)) == len(groups.layout) == len(sees_all), "each layer has a place of its own"
+        for (group, place), is_full in zip(groups.layout, sees_all, strict=True):
             assert place in range(size)
             assert groups.sees_all[group] == is_full
         assert size * num_groups <= len(sees_all) * 9 / 8
@@ -59,7 +59,7 @@ def check_pages(variant) -> None:
     """Layers of one group have pages of their own; those of one place in two groups have the same ones."""
     groups = groups_module.group_layers([False, True, False, True, False, False])
     spec = KVCacheSpec(groups.size, 2, 8, 4, torch.float32)
-    cache = variant.KVCache(spec, 5, torch.device("cpu"), places=groups.places)
+    cache = variant.KVCache(spec, 5, torch.device("cpu"), layout=groups.layout)
     assert (groups.size, cache.num_groups, len(cache.layers)) == (2, 3, 6)
     assert [layer.group for layer in cache.layers] == [1, 0, 1, 0, 2, 2]
     starts = [layer.k.data_ptr() for layer in cache.layers]

@@ -43,7 +43,7 @@ def make_engine(
         num_layers = groups.size
         options_of_cache = {"window": SlidingWindow(config.sliding_window), "sees_all": groups.sees_all}
     spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, block_size, torch.float32)
-    kv_cache = KVCache(spec, num_blocks, model.device, places=None if groups is None else groups.places)
+    kv_cache = KVCache(spec, num_blocks, model.device, layout=None if groups is None else groups.layout)
     limits = SchedulerConfig(max_num_seqs, budget, max_model_len, chunked)
     tier = HostMemoryTier(num_host_blocks) if num_host_blocks else None
     cache = typed_cache(num_blocks, block_size, prefix_caching, tier=tier, **options_of_cache)

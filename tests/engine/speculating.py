@@ -10,7 +10,7 @@ from twophase.engine.runner import ModelRunner
 from twophase.model.llama import LlamaModel
 from twophase_features.speculation.draft_model import DraftModelDrafter
 from twophase_features.speculation.drafters import NgramDrafter
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 
 
 class Silent:
@@ -57,7 +57,7 @@ class Answering(Silent):
 
 
 def speculating(model: LlamaModel, drafter=None, max_drafts: int = 4, gate=None, **options) -> Engine:
-    return make_engine(model, speculator=Speculator(drafter or NgramDrafter(), max_drafts, gate), **options)
+    return make_engine(model, speculator=GatedSpeculator(drafter or NgramDrafter(), max_drafts, gate), **options)
 
 
 def drafting_with(model: LlamaModel, num_blocks: int = 96, block_size: int = 4, max_catch_up: int = 64):

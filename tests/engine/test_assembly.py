@@ -112,7 +112,12 @@ def test_the_first_request_with_structured_outputs_makes_the_compiler(tiny_folde
         ("pairs of nothing", "if model_config.is_mixed or config.uses_features:", "if True:", {}),
         ("pairs not asked", "if model_config.is_mixed or config.uses_features:", "if False:", ASKED[3][0]),
         ("a window of nothing", "if model_config.sliding_window is not None or", "if True or", {}),
-        ("speculation not asked for", "config.drafter is not None):", "config.drafter is None):", {}),
+        (
+            "speculation not asked for",
+            "config.speculative_config is None and config.drafter is None",
+            "config.speculative_config is None and config.drafter is not None",
+            {},
+        ),
         ("a folder from the store", "if folder.is_dir() and", "if not folder.is_dir() and", {}),
     ],
 )

@@ -22,7 +22,7 @@ from twophase.core.request import SamplingParams
 from twophase.engine.runner import pack
 from twophase.model import llama
 from twophase_features import cuda_graphs
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_features.triton import attention as triton_backend
 from twophase_kernels import attend_range, rmsnorm_residual, rope_kv_write, silu_mul
 
@@ -142,6 +142,33 @@ def with_references(model, monkeypatch, backends=triton_backend):
     return with_backend(model, llama.model_backend(model.config, backends.TritonBackend))
 
 
+def test_a_padded_batch_computes_the_same(tiny_model, monkeypatch):
+    """What a CUDA graph relies on, tried without one."""
+    model = with_references(tiny_model, monkeypatch)
+    engine = make_engine(model)
+    for i, length in enumerate((5, 9, 14)):
+        engine.add_request(str(i), prompt_of(i, length))
+    engine.step()
+    plan = engine._scheduler.schedule()
+    assert plan.num_decodes == len(plan.chunks) == 3
+    kv_cache, backend = engine._runner.kv_cache, model.backend
+
+    def hidden(**padding):
+        packed = pack(plan.chunks, BLOCK_SIZE, **padding)
+        with torch.inference_mode():
+            return model.forward(packed.token_ids, backend.plan(packed.view()), kv_cache)
+
+    before = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
+    plain = hidden()
+    after = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
+    assert not torch.equal(before[0][0], after[0][0])
+    padded = hidden(num_rows=8, num_columns=32)
+    torch.testing.assert_close(padded[:3], plain, rtol=1e-5, atol=1e-5)  # fp32; 8 rows may be summed in another order
+    for layer, (k, v) in zip(kv_cache.layers, after, strict=True):
+        torch.testing.assert_close((layer.k, layer.v), (k, v), rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer.k == 0, k == 0), "a padding row was written"
+
+
 def check_played_graphs(module, model, expected):
     """Contexts that outgrow their graph, batches that shrink: the tokens of eager steps; tables as wide as contexts."""
     graphs, found, captures, _ = play(module, model, PLAYED_PROMPTS, PLAYED_PARAMS)
@@ -226,7 +253,7 @@ VERIFIED_PARAMS = SamplingParams(temperature=0, max_tokens=39, ignore_eos=True)
 def ragged_engine(outputs):
     """make_engine, with drafts: some of them wrong."""
     drafter = Ragged(PLAYED_PROMPTS, outputs, lambda position: position % 3 == 2)
-    return functools.partial(make_engine, speculator=Speculator(drafter, 3, None))
+    return functools.partial(make_engine, speculator=GatedSpeculator(drafter, 3, None))
 
 
 def check_played_verifications(module, model, expected, backends=triton_backend):

@@ -11,11 +11,11 @@ from tests.engine.engines import GREEDY, make_engine, prompt_of, run, tokens_of
 from tests.engine.speculating import plain_outputs, speculating
 from twophase.core.request import SamplingParams
 from twophase.engine.constraint import Constraint, Grammar, GrammarCompiler
-from twophase.engine.drafter import PacedDrafter
+from twophase.engine.speculator import Speculator
 from twophase_features.speculation.draft_model import DraftModelDrafter
 from twophase_features.speculation.drafter import Drafter
 from twophase_features.speculation.drafters import NgramDrafter
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_features.structured_outputs import guidance
 from twophase_features.structured_outputs.params import StructuredOutputs
 
@@ -60,13 +60,13 @@ def test_a_constraint_with_and_without_drafts(tiny_model):
     assert drafting.stats().num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("kind", [NgramDrafter, DraftModelDrafter, Speculator])
+@pytest.mark.parametrize("kind", [NgramDrafter, DraftModelDrafter, GatedSpeculator])
 def test_drafters_come_in_by_the_door(kind):
     assert issubclass(kind, Drafter)
 
 
 def test_features_come_in_by_the_doors():
-    assert isinstance(Speculator(NgramDrafter(), 4, None), PacedDrafter)
+    assert isinstance(GatedSpeculator(NgramDrafter(), 4, None), Speculator)
     assert issubclass(guidance.Guidance, GrammarCompiler)
     assert issubclass(guidance.Grammar, Grammar)
     assert issubclass(guidance.Guide, Constraint)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of
 from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
 from twophase.engine import runner
@@ -130,32 +129,6 @@ def test_padding_rows():
     assert batch.cu_query_lens.tolist() == [0, 1, 2, 3, 4]
     assert batch.block_tables.shape == (4, 32)
     assert batch.num_decodes == 4
-
-
-def test_a_padded_batch_computes_the_same(tiny_model):
-    """What a CUDA graph relies on, tried without one."""
-    engine = make_engine(tiny_model)
-    for i, length in enumerate((5, 9, 14)):
-        engine.add_request(str(i), prompt_of(i, length))
-    engine.step()
-    plan = engine._scheduler.schedule()
-    assert plan.num_decodes == len(plan.chunks) == 3
-    kv_cache, backend = engine._runner.kv_cache, tiny_model.backend
-
-    def hidden(**padding):
-        packed = pack(plan.chunks, BLOCK_SIZE, **padding)
-        with torch.inference_mode():
-            return tiny_model.forward(packed.token_ids, backend.plan(packed.view()), kv_cache)
-
-    before = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
-    plain = hidden()
-    after = [(layer.k.clone(), layer.v.clone()) for layer in kv_cache.layers]
-    assert not torch.equal(before[0][0], after[0][0])
-    padded = hidden(num_rows=8, num_columns=32)
-    torch.testing.assert_close(padded[:3], plain, rtol=1e-5, atol=1e-5)  # fp32; 8 rows may be summed in another order
-    for layer, (k, v) in zip(kv_cache.layers, after, strict=True):
-        torch.testing.assert_close((layer.k, layer.v), (k, v), rtol=1e-5, atol=1e-5)
-        assert torch.equal(layer.k == 0, k == 0), "a padding row was written"
 
 
 def test_padded_batch_sizes():

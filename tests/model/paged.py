@@ -26,7 +26,7 @@ class Pages:
         self.tables = order.view(num_groups, num_seqs, blocks_per_seq)
         self.num_written = [0] * num_seqs
         spec = KVCacheSpec(num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, model.weights.dtype, "none")
-        self.cache = KVCache(spec, order.numel(), torch.device("cpu"), places=None if groups is None else groups.places)
+        self.cache = KVCache(spec, order.numel(), torch.device("cpu"), layout=None if groups is None else groups.layout)
 
     def run(self, chunks: Sequence[tuple[int, Sequence[int]]]) -> list[torch.Tensor]:
         """(sequence, tokens) pairs, decodes (one token) first; returns each chunk's logits [L, V]."""

@@ -252,8 +252,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the watermark is ignored",
-        "num_own - num_watermark",
-        "num_own",
+        "num_headroom - num_watermark\n",
+        "num_headroom\n",
         test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
         module="planner",
     ),
@@ -475,8 +475,8 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one place for n completions",
-        "elif sequence.num_completions > self.num_free_places:",
-        "elif self.num_free_places < 1:",
+        "elif sequence.num_completions > self.num_free_seqs:",
+        "elif self.num_free_seqs < 1:",
         test_timelines.test_places_are_kept_for_all_who_come_in_together,
         module="planner",
     ),
@@ -516,14 +516,14 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "a prefill takes what was reserved for others",
-        "end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))",
+        "end = self.cache.room(table, end, max(0, self._num_spare_blocks(sequence, table)))",
         "pass",
         groups_of_layers,
         module="planner",
     ),
     scheduler_mutant(
         "no room to grow kept",
-        "num_free_blocks - self._num_to_grow - num_own - num_watermark",
+        "num_free_blocks - num_headroom - num_watermark",
         "num_free_blocks - num_watermark",
         test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
         module="planner",
@@ -717,23 +717,9 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "the newcomer's own growth is left out",
-        "num_own = 0 if is_running else self.growth(sequence, table)",
-        "num_own = 0",
+        "for each in tables.items())",
+        "for each in tables.items() if each[0] is not sequence)",
         exact_worst_case,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "who was let in is not counted any more",
-        "            self._num_to_grow += self.growth(sequence, table)\n",
-        "            pass\n",
-        exact_worst_case,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "the counts outlive what they count",
-        "        self._num_to_grow: int | None = None  #",
-        "        self._num_to_grow = getattr(self, '_num_to_grow', None)  #",
-        WAYS.test_what_one_gives_back_another_may_have,
         module="planner",
     ),
     admission_mutant(
@@ -756,7 +742,7 @@ MUTANTS = [
     ),
     admission_mutant(
         "one that outlives the estimate is left nothing",
-        "return max(super().__call__(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))",
+        "return max(super().headroom(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))",
         "return num_blocks_up_to(self.cache, sequence, table, num_tokens)",
         ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
     ),
@@ -774,7 +760,7 @@ MUTANTS = [
     ),
     scheduler_mutant(
         "one alone must keep room to grow",
-        "        if len(self._running) == is_running:\n            return self.cache.num_free_blocks\n",
+        "        if len(tables) == 1:\n            return self.cache.num_free_blocks\n",
         "",
         worst_case,
         module="planner",

@@ -29,8 +29,8 @@ def test_no_other_file_moves_blocks():
 STAYS_OUT = {
     "blocks": ({"num_blocks": 5}, make_request("b", 9, 2), Refusal.BLOCKS),
     "the watermark": ({"num_blocks": 8, "watermark": 0.5}, make_request("b", 9, 2), Refusal.BLOCKS),
-    "places": ({"max_num_seqs": 1}, make_request("b", 1, 2), Refusal.PLACES),
-    "places of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2), Refusal.PLACES),
+    "places": ({"max_num_seqs": 1}, make_request("b", 1, 2), Refusal.MAX_NUM_SEQS),
+    "places of all completions": ({"max_num_seqs": 2}, make_request("b", 1, 2, n=2), Refusal.MAX_NUM_SEQS),
     "the step's tokens": ({"policy": ContinuousPolicy()}, make_request("b", 8, 2), Refusal.BUDGET),
     "whole prompts": ({"chunked": False}, make_request("b", 8, 2), Refusal.BUDGET),
     "the policy's rule": ({"policy": StaticPolicy(1)}, make_request("b", 1, 2), Refusal.POLICY),
@@ -84,7 +84,7 @@ def test_each_newcomer_has_a_reason_of_its_own():
     harness.schedule()
     assert policy.said == [
         ("b", Refusal.BLOCKS),
-        ("c", Refusal.PLACES),
+        ("c", Refusal.MAX_NUM_SEQS),
         ("e", Refusal.BUDGET),
     ]
 
@@ -112,9 +112,9 @@ def test_places_come_back_from_what_never_forked():
     harness = Harness(max_num_seqs=4, budget=4)
     harness.add(make_request("a", 9, 4, n=4))
     harness.step()
-    assert harness.scheduler.planner.num_free_places == 0
+    assert harness.scheduler.planner.num_free_seqs == 0
     harness.take(harness.scheduler.abort("a"))
-    assert harness.scheduler.planner.num_free_places == 4
+    assert harness.scheduler.planner.num_free_seqs == 4
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):

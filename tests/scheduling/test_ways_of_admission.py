@@ -228,7 +228,7 @@ class TestEstimate:
 
     def test_it_learns_from_what_ends_by_itself_and_from_nothing_else(self):
         harness = Harness(admission="estimate", num_blocks=64)
-        lengths = harness.scheduler.planner.growth.lengths
+        lengths = harness.scheduler.planner.admission.lengths
         harness.add(make_request("a", 5, 10, ignore_eos=True), make_request("b", 5, 10, ignore_eos=True))
         harness.step()
         harness.take(harness.scheduler.abort("a"))
@@ -264,7 +264,7 @@ class TestEstimate:
 
         at_first = num_let_in_at_once("x", 16)
         num_let_in_at_once("y", 80)
-        assert admission != "estimate" or 2 < harness.scheduler.planner.growth.lengths.mean < 8
+        assert admission != "estimate" or 2 < harness.scheduler.planner.admission.lengths.mean < 8
         # Of 32 blocks, 16 for each in the worst case; 3 for a prompt of 4 and up to 8 tokens; 2 for the optimistic.
         least, most = {"optimistic": (16, 16), "reserve": (2, 2), "estimate": (10, 16)}[admission]
         assert at_first == (16 if admission == "optimistic" else 2)
@@ -273,7 +273,7 @@ class TestEstimate:
     def test_one_that_outlives_the_estimate_is_left_a_block(self):
         """Two tokens are expected; a had many more and goes on. So a free block is left to it, as the optimistic do."""
         harness = Harness(num_blocks=5, prefix_caching=False, admission="estimate")
-        harness.scheduler.planner.growth.lengths.mean = 2.0
+        harness.scheduler.planner.admission.lengths.mean = 2.0
         harness.add(make_request("a", 4, 16, ignore_eos=True))
         for _ in range(6):
             harness.step()

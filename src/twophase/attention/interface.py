@@ -27,7 +27,8 @@ class AttentionBatch:
 
     Attributes:
         positions: Position of each token in its sequence.
-        slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (graph padding).
+        slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (padding of a CUDA
+            graph, for backends that run in one).
         seq_lens: Tokens of each sequence, this step's included.
         block_tables: Block ids, padded with 0 to a multiple of 16 columns. -1 stands for a block that was freed: no
             query of the batch sees its positions, and it must not be read.

@@ -97,11 +97,11 @@ class KVCache:
 
     Args:
         pin_memory: On the CPU, memory that a GPU can read and write by itself.
-        places: For each layer its group, and its place among the layers of a block; None: all are in one group.
+        layout: For each layer its group, and its index in the group; None: all are in one group.
 
     Attributes:
         storage: K, V and their scales, [layers, num_blocks, ...] each.
-        layers: Each layer's pages. Layers at the same place in different groups share pages, not blocks.
+        layers: Each layer's pages. Layers of the same index in different groups share pages, not blocks.
         num_groups: Groups of layers.
     """
 
@@ -111,7 +111,7 @@ class KVCache:
         num_blocks: int,
         device: torch.device,
         pin_memory: bool = False,
-        places: Sequence[tuple[int, int]] | None = None,
+        layout: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
@@ -121,9 +121,9 @@ class KVCache:
         if spec.kv_format != "none":
             storage += [_allocate(shape[:-1], SCALE_DTYPE, device, pin_memory) for _ in range(2)]
         self.storage = storage
-        places = [(0, layer) for layer in range(spec.num_layers)] if places is None else places
-        self.num_groups = 1 + max(group for group, _ in places)
-        self.layers = [LayerKV(*(tensor[place] for tensor in storage), group=group) for group, place in places]
+        layout = [(0, layer) for layer in range(spec.num_layers)] if layout is None else layout
+        self.num_groups = 1 + max(group for group, _ in layout)
+        self.layers = [LayerKV(*(tensor[index] for tensor in storage), group=group) for group, index in layout]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer; no block is source of one copy and target of another, or target of two."""

@@ -110,15 +110,15 @@ class CacheManager(KVAllocator):
 
     # -- growing and shrinking
 
-    def _num_places(self, table: BlockTable, num_tokens: int) -> int:
-        """Blocks of each group that `grow(table, num_tokens)` takes, the copy of a shared one included."""
+    def _num_logical_blocks(self, table: BlockTable, num_tokens: int) -> int:
+        """Logical blocks (a block in each group) that `grow` takes, the copy of a shared one included."""
         self._require_open(table)
         if num_tokens < table.num_tokens:
             raise CacheStateError(f"A table can't shrink: it has {table.num_tokens} tokens, asked for {num_tokens}.")
         num_more = -(-num_tokens // self.block_size) - len(table.block_ids) // self.num_groups
         return num_more + (num_tokens > table.num_tokens and self._must_copy_tail(table))
 
-    num_blocks_needed = _num_places  # with one group
+    num_blocks_needed = _num_logical_blocks  # with one group
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
         """Whether the next write goes into a block that another table reads too."""
@@ -139,11 +139,11 @@ class CacheManager(KVAllocator):
         return self._grow_by_blocks(table, num_tokens)
 
     def _grow_by_blocks(self, table: BlockTable, num_tokens: int) -> tuple[BlockCopy, ...]:
-        num_places = self._num_places(table, num_tokens)
+        num_logical = self._num_logical_blocks(table, num_tokens)
         if num_tokens == table.num_tokens:
             return ()
         shared_ids: list[int] = []
-        new_ids = self._take(num_places * self.num_groups)  # raises before anything has changed
+        new_ids = self._take(num_logical * self.num_groups)  # raises before anything has changed
         if self._must_copy_tail(table):
             shared_ids = table.block_ids[-self.num_groups :]
             del table.block_ids[-self.num_groups :]
@@ -204,9 +204,9 @@ class CacheManager(KVAllocator):
             table.published = published
             table.publish_at = end + self.block_size
 
-    def _holders(self, table: BlockTable, place: int) -> dict[int, int]:
-        """The block of tokens [place * block_size, (place + 1) * block_size), as `PrefixCache.register` takes it."""
-        return {table.block_ids[place]: 0}
+    def _holders(self, table: BlockTable, index: int) -> dict[int, int]:
+        """The blocks of the table's logical block `index`, as `PrefixCache.register` takes them."""
+        return {table.block_ids[index]: 0}
 
     def _require_computed(self, table: BlockTable, token_ids: Sequence[int], num_computed: int) -> None:
         self._require_open(table)

@@ -15,7 +15,6 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
 from twophase.core.request import Request, RequestOutput, SamplingParams
 from twophase.engine.constraint import Grammar, GrammarCompiler
-from twophase.engine.drafter import PacedDrafter
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
 from twophase.engine.model_run import BatchEntry, Results, isolate, plain_context, run_and_sample
 from twophase.engine.request_state import (
@@ -28,6 +27,7 @@ from twophase.engine.request_state import (
     parse_prompt,
 )
 from twophase.engine.runner import Runner
+from twophase.engine.speculator import Speculator
 from twophase.scheduling.scheduler import Scheduler
 
 
@@ -80,7 +80,7 @@ class Engine:
         codec: TextCodec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         guidance: GrammarCompiler | None = None,
-        speculator: PacedDrafter | None = None,
+        speculator: Speculator | None = None,
         seed: int = 0,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,

@@ -129,8 +129,8 @@ class PackedBatch:
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
     def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows [G+2, T], block tables [G, S, W], sequence lengths [S] and cumulative query lengths [S+1]: views of two
-        buffers, which are tensors or NumPy arrays."""
+        """Rows [2 + num_groups, T], block tables [num_groups, S, W], sequence lengths [S] and cumulative query lengths
+        [S+1]: views of two buffers, which are tensors or NumPy arrays."""
         num_seqs = len(self.query_lens)
         cu_start = _aligned(num_seqs)
         tables_start = cu_start + _aligned(num_seqs + 1)
@@ -160,35 +160,41 @@ def pack(
             of length 0 with one token; further tokens up to `num_tokens` belong to no sequence. Padding has slot -1.
         pin_memory: For a non-blocking copy to a GPU. PyTorch reuses pinned memory only after the copy.
     """
-    num_seqs, num_padding = len(chunks), max(0, num_rows - len(chunks))
-    starts = _array((chunk.start for chunk in chunks), num_seqs)
-    query_lens = _array((len(chunk.token_ids) for chunk in chunks), num_seqs)
-    num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
-    num_real = int(query_lens.sum())
-    num_tokens = num_tokens or num_real + num_padding
-    num_columns = num_columns or -(-int(num_blocks.max()) // TABLE_COLUMNS) * TABLE_COLUMNS
-    query_lens_host = (*query_lens.tolist(), *[1] * num_padding)
-    seq_lens_host = (*(starts + query_lens).tolist(), *[0] * num_padding)
-    num_rows = len(query_lens_host)
+    num_padding = max(0, num_rows - len(chunks))
+    query_lens = (*(len(chunk.token_ids) for chunk in chunks), *[1] * num_padding)
+    seq_lens = (*(chunk.start + len(chunk.token_ids) for chunk in chunks), *[0] * num_padding)
+    num_tokens = num_tokens or sum(query_lens)
+    longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups
+    num_columns = num_columns or -(-longest // TABLE_COLUMNS) * TABLE_COLUMNS
+    num_rows = len(query_lens)
     num_ints = _aligned(num_rows) + _aligned(num_rows + 1) + num_groups * num_rows * num_columns
     longs = torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
     ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
-    packed = PackedBatch(num_tokens, longs, ints, query_lens_host, seq_lens_host)
-    rows, tables, seq_lens, cu_query_lens = packed.parts_of(longs.numpy(), ints.numpy())
+    packed = PackedBatch(num_tokens, longs, ints, query_lens, seq_lens)
+    _fill(packed, chunks, block_size)
+    return packed
+
+
+def _fill(packed: PackedBatch, chunks: Sequence[ScheduledChunk], block_size: int) -> None:
+    """Write chunks into the zeroed buffers of a packed batch."""
+    rows, tables, seq_lens, cu_query_lens = packed.parts_of(packed.longs.numpy(), packed.ints.numpy())
     token_ids, positions, *slots = rows
-    seq_lens[:] = seq_lens_host
-    np.cumsum(query_lens_host, out=cu_query_lens[1:])
-    token_ids[:num_real] = _array(chain.from_iterable(c.token_ids for c in chunks), num_real)
-    block_ids = _array(chain.from_iterable(c.block_ids for c in chunks), int(num_blocks.sum()) * num_groups)
-    has_block = np.arange(num_columns) < num_blocks[:, None]
-    owner = np.repeat(np.arange(num_seqs), query_lens)
-    positions[:num_real] = np.arange(num_real) + (starts - cu_query_lens[:num_seqs])[owner]
-    block, offset = np.divmod(positions[:num_real], block_size)
+    num_groups, num_seqs = len(slots), len(chunks)
+    seq_lens[:] = packed.seq_lens
+    np.cumsum(packed.query_lens, out=cu_query_lens[1:])
+    num_tokens = int(cu_query_lens[num_seqs])
+    token_ids[:num_tokens] = _array(chain.from_iterable(chunk.token_ids for chunk in chunks), num_tokens)
+    num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)
+    block_ids = _array(chain.from_iterable(chunk.block_ids for chunk in chunks), int(num_blocks.sum()) * num_groups)
+    has_block = np.arange(tables.shape[2]) < num_blocks[:, None]
+    owner = np.repeat(np.arange(num_seqs), packed.query_lens[:num_seqs])
+    starts = _array((chunk.start for chunk in chunks), num_seqs)
+    positions[:num_tokens] = np.arange(num_tokens) + (starts - cu_query_lens[:num_seqs])[owner]
+    block, offset = np.divmod(positions[:num_tokens], block_size)
     for group, table in enumerate(tables):
         table[:num_seqs][has_block] = block_ids[group::num_groups]
         slots[group][:] = -1
-        slots[group][:num_real] = table[owner, block].astype(np.int64) * block_size + offset
-    return packed
+        slots[group][:num_tokens] = table[owner, block].astype(np.int64) * block_size + offset
 
 
 def _array(values: Iterable[int], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,10 +15,7 @@ SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 def add_tokens(tokenizer: Tokenizer, folder: Path) -> dict[str, str]:
     """Add the tokens that tokenizer.json lacks, as transformers does; returns role ('bos_token' ...) to token text.
-
-    Raises:
-        ModelFolderError: A file is not a JSON object, or an entry does not have its form.
-    """
+    Raises ModelFolderError if a file is not a JSON object, or an entry does not have its form."""
     path = folder / "tokenizer_config.json"
     config = _read_if_there(path)
     try:

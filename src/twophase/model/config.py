@@ -9,7 +9,7 @@ from typing import Any, Literal
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 from twophase.doors import feature
-from twophase.model.json_file import Fields, JsonFile, Rule
+from twophase.model.json_file import Fields, JsonFile, KeyRule
 
 MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
 
@@ -101,10 +101,12 @@ UNSUPPORTED = (
     "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "per_layer_config",
     "transformers_weights", "attention_chunk_size", "kv_sharing_modes",
 )  # fmt: skip
-SILU = Rule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu'.")
+SILU = KeyRule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu'.")
 RULES = (
-    Rule("dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."),
-    *(Rule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
+    KeyRule(
+        "dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."
+    ),
+    *(KeyRule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
 )
 
 
@@ -124,7 +126,7 @@ class Family:
     reads: tuple[Callable[[JsonFile], Fields], ...]
     fields: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = (SILU,)
+    rules: tuple[KeyRule, ...] = (SILU,)
 
 
 def read_rope(file: JsonFile) -> Fields:
@@ -168,7 +170,7 @@ FAMILIES = {
         "llama",
         (read_rope, read_attention_bias, _read_llama),
         defaults={"num_key_value_heads": None, "head_dim": None, "mlp_bias": False},
-        rules=(SILU, Rule("sliding_window", (None,), WITHOUT)),
+        rules=(SILU, KeyRule("sliding_window", (None,), WITHOUT)),
     ),
 }
 # Families that a feature reads: its module has `FAMILIES` too.
@@ -187,6 +189,34 @@ def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json (and the end-of-text ids of generation_config.json). Raises ModelFolderError for a
     missing or broken file, a missing or nonsensical value, or an unsupported feature; ConfigError if the file asks for
     a feature whose package is not installed."""
+    file = _config_file(folder)
+    architecture = _architecture(file)
+    family = family_of(architecture)
+    file.set_defaults({**DEFAULTS, **family.defaults})
+    if file.values.get("dtype") is None:
+        file.values["dtype"] = file.values.get("torch_dtype")  # its name in older files
+    file.check(RULES + family.rules)
+    fields = {**family.fields, **_read_heads(file)}
+    for read in family.reads:
+        fields |= read(file)
+    if file.values.get("quantization_config") or file.values.get("compression_config"):
+        fields |= feature("quantization.checkpoint_config").read(file)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=file.positive_int("vocab_size"),
+        intermediate_size=file.positive_int("intermediate_size"),
+        num_layers=num_layers_of(file),
+        rms_norm_eps=file.positive_number("rms_norm_eps"),
+        max_position_embeddings=file.positive_int("max_position_embeddings"),
+        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        dtype=file.values["dtype"],
+        bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
+        eos_token_ids=frozenset(_eos_file(file, folder).token_ids("eos_token_id")),
+        **fields,
+    )
+
+
+def _config_file(folder: Path) -> JsonFile:
     path = folder / "config.json"
     if not path.is_file():
         problem = f"{path} is missing" if folder.is_dir() else f"{folder} is not a folder"
@@ -194,16 +224,16 @@ def load_config(folder: Path) -> ModelConfig:
             f"{problem}. Give a Hugging Face model folder, with config.json in it. A GGUF file needs config.json and "
             "the tokenizer's files of the original model beside it."
         )
-    file = JsonFile(path)
-    architecture = _architecture(file)
-    family = family_of(architecture)
-    eos_token_ids, generation = file.token_ids("eos_token_id"), folder / "generation_config.json"
-    if generation.exists():  # as in transformers, it then decides alone
-        eos_token_ids = JsonFile(generation).token_ids("eos_token_id")
-    file.set_defaults({**DEFAULTS, **family.defaults})
-    if file.values.get("dtype") is None:
-        file.values["dtype"] = file.values.get("torch_dtype")  # its name in older files
-    file.check(RULES + family.rules)
+    return JsonFile(path)
+
+
+def _eos_file(config: JsonFile, folder: Path) -> JsonFile:
+    """The file with the end-of-text ids: generation_config.json where there is one, as in transformers."""
+    generation = folder / "generation_config.json"
+    return JsonFile(generation) if generation.exists() else config
+
+
+def _read_heads(file: JsonFile) -> Fields:
     hidden_size, num_heads = file.positive_int("hidden_size"), file.positive_int("num_attention_heads")
     width, rest = divmod(hidden_size, num_heads)
     file.refuse_if(
@@ -211,34 +241,13 @@ def load_config(folder: Path) -> ModelConfig:
         f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}.",
     )
     file.values.setdefault("head_dim", width)
-    fields = dict(family.fields)
-    for read in family.reads:
-        fields |= read(file)
-    if file.values.get("quantization_config") or file.values.get("compression_config"):
-        fields |= feature("quantization.checkpoint_config").read(file)
     num_kv_heads, head_dim = file.positive_int("num_key_value_heads", num_heads), file.positive_int("head_dim", width)
     file.refuse_if(
         num_heads % num_kv_heads,
         f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}.",
     )
     file.refuse_if(head_dim % 2, f"head_dim must be even, because RoPE rotates pairs; found {head_dim}.")
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=file.positive_int("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=file.positive_int("intermediate_size"),
-        num_layers=num_layers_of(file),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=file.positive_number("rms_norm_eps"),
-        max_position_embeddings=file.positive_int("max_position_embeddings"),
-        tie_word_embeddings=file.flag("tie_word_embeddings"),
-        dtype=file.values["dtype"],
-        bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
-        eos_token_ids=frozenset(eos_token_ids),
-        **fields,
-    )
+    return {"hidden_size": hidden_size, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
 
 
 def family_of(architecture: str) -> Family:

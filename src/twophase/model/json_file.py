@@ -16,7 +16,7 @@ MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 Fields = dict[str, Any]  # values read from a file, keyed by the configuration's field names
 
 
-class Rule(NamedTuple):
+class KeyRule(NamedTuple):
     """The supported values of a key, and the error's text for any other value."""
 
     key: str
@@ -44,7 +44,7 @@ class JsonFile:
         if is_wrong:
             raise self.error(problem)
 
-    def check(self, rules: Iterable[Rule]) -> None:
+    def check(self, rules: Iterable[KeyRule]) -> None:
         """Refuse the first value that a rule does not list. False is not 0, and True is not 1."""
         for key, values, reason in rules:
             found = self.values.get(key)

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.attention.torch_backend import FUSED_SEQS, TorchBackend
+from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import BackendUnavailableError, ConfigError
 from twophase.doors import feature
 from twophase.model.config import ModelConfig
@@ -52,8 +52,7 @@ def make_backend(
     """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
     Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here."""
     if name == "torch" or (name == "auto" and device.type != "cuda"):
-        is_slow_in_parts = device.type == "cpu" and dtype != torch.float32
-        return TorchBackend(spec, block_size, fused_seqs=FUSED_SEQS if is_slow_in_parts else 0)
+        return TorchBackend(spec, block_size)
     why_not = feature("triton.available").why_not_triton(device, dtype)
     if why_not is None:
         backend: AttentionBackend = feature("triton.attention").TritonBackend(spec)

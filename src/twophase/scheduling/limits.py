@@ -84,14 +84,14 @@ def num_blocks_at_most(
     return max(num_blocks, num_of_prompt)  # all of the prompt is written before a window frees a block
 
 
-class Growth:
-    """The admission rule: counts the free blocks that an admission leaves to each running sequence. Here
-    `admission='optimistic'`, one block each; the other rules are in twophase_features.admission."""
+class AdmissionRule:
+    """How many free blocks an admission leaves to each running sequence. Here `admission='optimistic'`, a block for the
+    next token of each; the other rules are in twophase_features.admission."""
 
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         self.config, self.cache = config, cache
 
-    def __call__(self, sequence: Sequence, table: KVTable) -> int:
+    def headroom(self, sequence: Sequence, table: KVTable) -> int:
         """Free blocks left to a sequence, beyond the blocks that it has or reserves; to all its completions together,
         if they have not forked yet."""
         cache, num_tokens = self.cache, len(sequence.token_ids)
@@ -106,9 +106,9 @@ class Growth:
         return
 
 
-def growth_rule(config: SchedulerConfig, cache: KVAllocator) -> Growth:
-    """The admission rule that `config.admission` names."""
+def admission_rule(config: SchedulerConfig, cache: KVAllocator) -> AdmissionRule:
+    """The rule that `config.admission` names."""
     if config.admission == "optimistic":
-        return Growth(config, cache)
-    rule: Growth = feature("admission").by_lengths(config, cache)
+        return AdmissionRule(config, cache)
+    rule: AdmissionRule = feature("admission").by_lengths(config, cache)
     return rule

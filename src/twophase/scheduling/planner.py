@@ -12,7 +12,7 @@ from sortedcontainers import SortedKeyList
 from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
-from twophase.scheduling.limits import SchedulerConfig, growth_rule
+from twophase.scheduling.limits import SchedulerConfig, admission_rule
 from twophase.scheduling.policy import Policy, Refusal
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
@@ -25,16 +25,16 @@ class Planner:
 
     Invariants, whatever a policy asks for, also when a step is dropped or a method raises:
 
-    - A running sequence has a table and one of `max_num_seqs` places per completion; a waiting sequence has neither.
+    - A running sequence has a table; its completions count towards `max_num_seqs`. A waiting sequence has no table.
     - An admission reserves blocks for all tokens of the sequence: a prefill, once begun, never waits for a block.
-    - An admission beside running sequences leaves free the watermark and the blocks of the admission rule.
+    - An admission beside running sequences leaves free the watermark and the headroom of each (`AdmissionRule`).
     - A decode that finds no free block preempts the running sequence of worst rank that is not planned yet.
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
         refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
-        growth: The admission rule (limits.py); the scheduler reports ends to it.
+        admission: The admission rule; the scheduler reports ends to it.
         now_s, num_stalled_steps: See `Step`.
     """
 
@@ -43,7 +43,7 @@ class Planner:
         self.cache = cache
         self.policy = policy
         self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
-        self.growth = growth_rule(config, cache)
+        self.admission = admission_rule(config, cache)
         self.refusal: Refusal | None = None
         self.num_stalled_steps = 0
         self._running: list[Sequence] = []  # by rank
@@ -65,7 +65,6 @@ class Planner:
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
         self._refusals: dict[int, Refusal] = {}
-        self._num_to_grow: int | None = None  # growth of all running sequences, in blocks; None: not counted
         for sequence in self._running:
             if sequence.open_table.num_tokens > len(sequence.token_ids):
                 self.cache.truncate(sequence.open_table, len(sequence.token_ids))
@@ -77,7 +76,7 @@ class Planner:
         return max(0, self._max_tokens - self._num_tokens)
 
     @property
-    def num_free_places(self) -> int:
+    def num_free_seqs(self) -> int:
         return self.config.max_num_seqs - sum(each.num_completions for each in self._running)
 
     @property
@@ -149,8 +148,8 @@ class Planner:
             refusal: Refusal | None = Refusal.POLICY
         elif not self.budget:
             refusal = Refusal.BUDGET
-        elif sequence.num_completions > self.num_free_places:
-            refusal = Refusal.PLACES
+        elif sequence.num_completions > self.num_free_seqs:
+            refusal = Refusal.MAX_NUM_SEQS
         else:
             refusal = self._open(sequence, may_split)
         if refusal is not None:
@@ -187,19 +186,16 @@ class Planner:
         """Open a waiting sequence's table and reserve blocks for all its tokens; or return the reason for a refusal."""
         num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
-        is_hit = table.num_cached_tokens > 0
-        if is_hit:  # a shared block does not become free when it leaves its owner's window
-            self._num_to_grow = None
-        num_spare, num_known = self._num_spare(sequence, table), table.num_cached_tokens + table.num_offered_tokens
+        num_spare, refusal = self._num_spare_blocks(sequence, table), None
         if may_split:
             fits = self.cache.num_blocks_needed(table, num_tokens) <= num_spare
         else:
             fits = self.cache.room(table, num_tokens, num_spare) == num_tokens
-        refusal = None if fits else Refusal.BLOCKS
-        if not may_split and num_tokens - num_known > self.budget:
+        if not may_split and num_tokens - table.num_cached_tokens - table.num_offered_tokens > self.budget:
             refusal = Refusal.BUDGET
+        elif not fits:
+            refusal = Refusal.BLOCKS
         if refusal is not None:
-            self._num_to_grow = None if is_hit else self._num_to_grow
             self.cache.close(table)
             return refusal
         self.cache.reserve(table, num_tokens)
@@ -208,21 +204,17 @@ class Planner:
         sequence.num_computed_tokens = table.num_cached_tokens
         if is_first_time:
             sequence.num_cached_tokens = table.num_cached_tokens
-        if self._num_to_grow is not None:
-            self._num_to_grow += self.growth(sequence, table)
         return None
 
-    def _num_spare(self, sequence: Sequence, table: KVTable) -> int:
-        """Free blocks that a sequence may take for its prompt, by the invariants; all of them if no other sequence
-        runs, because `check_request` found the pool large enough."""
-        is_running = sequence.table is not None
-        if len(self._running) == is_running:
+    def _num_spare_blocks(self, sequence: Sequence, table: KVTable) -> int:
+        """Free blocks that a sequence may take for its prompt. All of them if no other sequence runs: `check_request`
+        found the pool large enough."""
+        tables = {each: each.open_table for each in self._running} | {sequence: table}
+        if len(tables) == 1:
             return self.cache.num_free_blocks
-        if self._num_to_grow is None:
-            self._num_to_grow = sum(self.growth(each, each.open_table) for each in self._running)
-        num_own = 0 if is_running else self.growth(sequence, table)
+        num_headroom = sum(self.admission.headroom(*each) for each in tables.items())
         num_watermark = math.ceil(self.config.watermark * self.cache.num_blocks)
-        return self.cache.num_free_blocks - self._num_to_grow - num_own - num_watermark
+        return self.cache.num_free_blocks - num_headroom - num_watermark
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
         """Plan the next chunk of a prefill, in reserved blocks and in blocks that an admission could take too; returns
@@ -233,9 +225,8 @@ class Planner:
         table, start = sequence.open_table, sequence.num_computed_tokens
         end = start + num_tokens
         if end > table.num_tokens:
-            end = self.cache.room(table, end, max(0, self._num_spare(sequence, table)))
+            end = self.cache.room(table, end, max(0, self._num_spare_blocks(sequence, table)))
             self.cache.grow(table, end)
-            self._num_to_grow = None
         if end > start:
             num_samples = sequence.num_completions if end == len(sequence.token_ids) else 0
             token_ids = sequence.token_ids[start:end]
@@ -304,7 +295,7 @@ class Planner:
         self.cache.publish(table, sequence.token_ids, num_computed)
 
     def fork(self, sequence: Sequence, forks: Seq[Sequence]) -> None:
-        """Give each fork a table that shares the sequence's blocks, and a place that its admission has counted."""
+        """Give each fork a table that shares the sequence's blocks. Its admission has counted it."""
         for fork in forks:
             fork.table = self.cache.fork(sequence.open_table)
         sequence.num_completions = 1
@@ -312,7 +303,7 @@ class Planner:
             self._start(fork)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out of its queue; free the blocks and places of a running sequence."""
+        """Take a sequence out of its queue, and free the blocks of a running one."""
         if sequence.table is None:
             self._waiting.remove(sequence)
             return

@@ -16,7 +16,7 @@ class Refusal(enum.Enum):
     """Why a sequence was not admitted, and how long that holds."""
 
     BLOCKS = "too few free blocks"  # until a block is freed, or published with the sequence's prefix
-    PLACES = "max_num_seqs"  # until a running sequence ends or is preempted
+    MAX_NUM_SEQS = "max_num_seqs"  # until a running sequence ends or is preempted
     BUDGET = "token budget"  # until a step has more tokens left for it
     POLICY = "the policy did not ask for it"  # or allowed no token; until the policy's rule changes that
 
@@ -25,15 +25,15 @@ class Refusal(enum.Enum):
 class Step(Protocol):
     """One step being planned, as a policy sees it.
 
-    A step enforces the free blocks, the places (one for each completion, `max_num_seqs` in all) and the token budget:
-    a move that does not fit plans fewer tokens, or nothing, and returns how many. An invalid move (the same sequence
-    twice, a decode of an unfinished prefill) raises PolicyError.
+    A step enforces the free blocks, `max_num_seqs` (each completion counts) and the token budget: a move that does not
+    fit plans fewer tokens, or nothing, and returns how many. An invalid move (the same sequence twice, a decode of an
+    unfinished prefill) raises PolicyError.
 
     Attributes:
         now_s: The engine's clock.
         num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
         budget: Tokens that this step can still compute.
-        num_free_places: Completions that may still be admitted.
+        num_free_seqs: Completions that may still be admitted.
         num_waiting: Waiting sequences.
         is_empty: Whether nothing is planned yet.
         running: The running sequences, best rank first.
@@ -47,7 +47,7 @@ class Step(Protocol):
     def budget(self) -> int: ...
 
     @property
-    def num_free_places(self) -> int: ...
+    def num_free_seqs(self) -> int: ...
 
     @property
     def num_waiting(self) -> int: ...

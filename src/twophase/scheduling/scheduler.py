@@ -208,7 +208,7 @@ class Scheduler:
         if not self._seq_ids_of[request_id]:
             del self._seq_ids_of[request_id]
         if reason in ("stop", "length"):
-            self.planner.growth.note_end(sequence)
+            self.planner.admission.note_end(sequence)
         self._ended.append(sequence)
 
     def _tell_ends(self) -> None:

@@ -46,11 +46,8 @@ def render_here(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def message(value: Any) -> dict[str, Any]:
-    """A message for templates: without entries that are None, and with its reasoning under the usual names.
-
-    Raises:
-        TypeError: The message is not a mapping, or holds a value that JSON does not have.
-    """
+    """A message for templates: without entries that are None, and with its reasoning under the usual names. Raises
+    TypeError if the message is not a mapping, or holds a value that JSON does not have."""
     if not isinstance(value, Mapping):
         raise TypeError(f"a message must be a dict, found {type(value).__name__}")
     kept = {key: each for key, each in plain(value).items() if each is not None}
@@ -60,10 +57,7 @@ def message(value: Any) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """A copy made of dict, list, str, int, float, bool and None: other objects have methods that a template could call.
-
-    Raises:
-        TypeError: The value has another type.
-    """
+    Raises TypeError if the value has another type."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, str):  # of a subclass

@@ -9,11 +9,8 @@ from twophase.model.json_file import read_bounded, read_json_object
 
 
 def read_template(folder: Path) -> str | None:
-    """The Jinja template called 'default'; None: the folder has no such template.
-
-    Raises:
-        ModelFolderError: The template cannot be read, or is not text.
-    """
+    """The Jinja template called 'default'; None: the folder has no such template. Raises ModelFolderError if the
+    template cannot be read, or is not text."""
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     files |= {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     if files:

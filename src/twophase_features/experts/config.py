@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from twophase.core.rules import shown
 from twophase.model.config import SILU, Family, num_layers_of, read_attention_bias, read_rope
-from twophase.model.json_file import Fields, JsonFile, Rule
+from twophase.model.json_file import Fields, JsonFile, KeyRule
 from twophase_features.families import WINDOW_DEFAULTS
 from twophase_features.windows.layer_types import read_given_window, read_switched_for_all
 
@@ -72,10 +72,10 @@ SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "shared_expert_inter
 # Keys of unsupported mixtures of experts, with the values that change nothing.
 RULES = (
     SILU,
-    Rule("scoring_func", (None, "softmax"), UNSUPPORTED_MOE),
-    Rule("routed_scaling_factor", (None, 1), UNSUPPORTED_MOE),
-    *(Rule(key, (None, False, 0, 1), UNSUPPORTED_MOE) for key in ("n_group", "topk_group")),
-    *(Rule(key, (None, False, 0), UNSUPPORTED_MOE) for key in SHARED_EXPERTS),
+    KeyRule("scoring_func", (None, "softmax"), UNSUPPORTED_MOE),
+    KeyRule("routed_scaling_factor", (None, 1), UNSUPPORTED_MOE),
+    *(KeyRule(key, (None, False, 0, 1), UNSUPPORTED_MOE) for key in ("n_group", "topk_group")),
+    *(KeyRule(key, (None, False, 0), UNSUPPORTED_MOE) for key in SHARED_EXPERTS),
 )
 MIXTRAL_DEFAULTS = {"head_dim": None, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 QWEN3_MOE_DEFAULTS = WINDOW_DEFAULTS | {"max_window_layers": 0, "decoder_sparse_step": 1, "norm_topk_prob": False}

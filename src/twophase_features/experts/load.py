@@ -17,10 +17,8 @@ class ExpertLoad:
         load.num_active_experts  # int64 [S, L]: experts whose weights the step had to read
 
     With `enable_expert_parallel`, E counts this process's experts, and the tokens come from all processes. Counting
-    turns CUDA graphs off. The counts stay on the model's device until they are asked for.
-
-    Raises:
-        ValueError: The model has no experts, or is being watched already.
+    turns CUDA graphs off. The counts stay on the model's device until they are asked for. Raises ValueError if the
+    model has no experts, or is being watched already.
     """
 
     def __init__(self, model: Any) -> None:

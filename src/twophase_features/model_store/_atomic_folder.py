@@ -27,11 +27,8 @@ def is_complete(folder: Path, recipe: Recipe) -> bool:
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Names of files that are missing or whose SHA-256 is not the manifest's; reads everything.
-
-    Raises:
-        ModelFolderError: The folder has no readable manifest.
-    """
+    """Names of files that are missing or whose SHA-256 is not the manifest's; reads everything. Raises ModelFolderError
+    if the folder has no readable manifest."""
     manifest = _manifest(folder)
     if not manifest:
         raise ModelFolderError(f"{folder / MANIFEST_FILE} is missing or unreadable, so nothing can be verified.")

@@ -94,10 +94,8 @@ def resolve_model(name: str, progress: bool = True) -> Path:
     """The folder of a model given as the default model's name (with '-q4_1' for its weights as they are shipped, in 4
     bits), as a local path or as a hub id such as `org/name`.
 
-    Prepares the default model, and downloads from the hub, when need be.
-
-    Raises:
-        ModelFolderError: There is no such folder, or the hub cannot be reached or does not have it.
+    Prepares the default model, and downloads from the hub, when need be. Raises ModelFolderError if there is no such
+    folder, or the hub cannot be reached or does not have it.
     """
     if name in (DEFAULT_MODEL, DEFAULT_MODEL_AS_STORED):
         return prepare_default_model(progress, name == DEFAULT_MODEL_AS_STORED)

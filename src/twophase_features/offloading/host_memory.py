@@ -117,9 +117,6 @@ def _move(source: KVCache, target: KVCache, moves: Sequence[BlockCopy]) -> None:
 
 
 def default_num_blocks(bytes_per_block: int, num_blocks: int) -> int:
-    """Blocks in host memory for a pool of `num_blocks`: as many, in at most a quarter of the free host memory.
-
-    Raises:
-        ConfigError: Not even one fits.
-    """
+    """Blocks in host memory for a pool of `num_blocks`: as many, in at most a quarter of the free host memory. Raises
+    ConfigError if not even one fits."""
     return min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))

@@ -6,11 +6,8 @@ from twophase.core.errors import ConfigError
 
 
 def check_options(config: Any) -> None:
-    """Check `kv_tier`, `preemption_mode` and `num_swap_blocks` of an `EngineConfig`.
-
-    Raises:
-        ConfigError: Two of them contradict each other, or another option leaves out what a tier needs.
-    """
+    """Check `kv_tier`, `preemption_mode` and `num_swap_blocks` of an `EngineConfig`. Raises ConfigError if two of them
+    contradict each other, or another option leaves out what a tier needs."""
     swaps = config.preemption_mode == "swap"
     if config.num_swap_blocks is not None and not swaps:
         raise ConfigError(

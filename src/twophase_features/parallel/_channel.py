@@ -38,11 +38,8 @@ class Inbox:
         self.put = self._queue.put
 
     def take(self, timeout_s: int | float) -> tuple[int, Message] | None:
-        """The oldest message; None if none comes within `timeout_s`.
-
-        Raises:
-            PeerLostError: A line has ended, and everything that came before that has been taken.
-        """
+        """The oldest message; None if none comes within `timeout_s`. Raises PeerLostError if a line has ended, and
+        everything that came before that has been taken."""
         try:
             item = self._queue.get(timeout=timeout_s) if timeout_s else self._queue.get_nowait()
         except queue.Empty:

@@ -199,11 +199,8 @@ class Peers:
         self._timed("call", message, lambda group: dist.send(message, dst, group=self._idle), what, dst)
 
     def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
-        """Wait for rank `src`'s `call` without a limit; `message` (on the CPU) is filled.
-
-        Raises:
-            PeerLostError: Rank `src` has died.
-        """
+        """Wait for rank `src`'s `call` without a limit; `message` (on the CPU) is filled. Raises PeerLostError if rank
+        `src` has died."""
         self._guarded(lambda: dist.recv(message, src, group=self._idle), what, src)
 
     def meet(self, what: str) -> None:
@@ -301,11 +298,8 @@ class Peers:
 
 
 def place() -> tuple[int, int, int]:
-    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment.
-
-    Raises:
-        ConfigError: One of its variables is missing, or has a value with which the ranks would never meet.
-    """
+    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment. Raises ConfigError if one of its variables is missing,
+    or has a value with which the ranks would never meet."""
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(

@@ -114,10 +114,8 @@ class Shard:
     def cut(self, name: str, tensor: Any) -> Any:
         """This rank's part of a linear layer's weight [O, I] or bias [O]; `name` is what the model folder calls it.
 
-        A weight is a tensor, or a `QuantizedWeight`, which is sliced like one.
-
-        Raises:
-            ConfigError: The part would begin or end inside of a group of quantised weights.
+        A weight is a tensor, or a `QuantizedWeight`, which is sliced like one. Raises ConfigError if the part would
+        begin or end inside of a group of quantised weights.
         """
         layer, kind = name.split(".")[-2:]
         if layer == "gate":  # the router, whole

@@ -145,11 +145,8 @@ class DriverRunner:
         )
 
     def host_blocks(self, num_blocks: int | None) -> HostBlocks:
-        """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for.
-
-        Raises:
-            ConfigError: They do not fit. On another rank that ends the rank.
-        """
+        """Blocks in every rank's host memory, for a KV tier; None: as many as rank 0 has room for. Raises ConfigError
+        if they do not fit. On another rank that ends the rank."""
         own = PinnedBlocks(self._runner.kv_cache, num_blocks)
         self._tell("host_blocks", own.num_blocks)
         save, restore = partial(self._together, own.save, "save"), partial(self._together, own.restore, "restore")

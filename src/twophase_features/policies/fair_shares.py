@@ -84,7 +84,7 @@ class FairPolicy(Policy):
 
     def plan(self, step: Step) -> None:
         decodes_and_begun(step, self.max_tokens)
-        if not (step.budget and step.num_free_places):
+        if not (step.budget and step.num_free_seqs):
             return
         of_tenant: dict[str, deque[Sequence]] = defaultdict(deque)
         for sequence in step.waiting:

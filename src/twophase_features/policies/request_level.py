@@ -36,7 +36,7 @@ class DynamicPolicy(Policy):
         # An arrival in the future counts as now, so that a batch never waits longer than the time-out.
         oldest_s = min(step.now_s, *(sequence.request.arrival_s for sequence in step.waiting))
         starts_s = oldest_s + self.timeout_s
-        is_full = step.num_waiting >= min(self.batch_size, step.num_free_places)
+        is_full = step.num_waiting >= min(self.batch_size, step.num_free_seqs)
         if is_full or step.now_s >= starts_s:
             start_batch(step, self.batch_size)
         else:

@@ -58,11 +58,8 @@ def is_quantized(stem: str, names: Container[str]) -> bool:
 def stored_tensors(
     stem: str, shape: tuple[int, ...], checkpoint: CheckpointFormat, names: Container[str]
 ) -> Mapping[str, StoredTensor]:
-    """The stored tensors of a quantised linear layer with weights [O, I].
-
-    Raises:
-        ModelFolderError: The sizes are not multiples of the group size, or of the number of codes in an int32.
-    """
+    """The stored tensors of a quantised linear layer with weights [O, I]. Raises ModelFolderError if the sizes are not
+    multiples of the group size, or of the number of codes in an int32."""
     outputs, inputs = shape
     scheme = checkpoint.scheme
     per_word = 32 // scheme.bits
@@ -90,11 +87,8 @@ def stored_tensors(
 
 
 def read_weight(stem: str, checkpoint: CheckpointFormat, names: Container[str], tensor: ReadTensor) -> QuantizedWeight:
-    """The weight of a linear layer, from tensors of the shapes of `stored_tensors`.
-
-    Raises:
-        ModelFolderError: The groups of its inputs (g_idx) are not all of one size.
-    """
+    """The weight of a linear layer, from tensors of the shapes of `stored_tensors`. Raises ModelFolderError if the
+    groups of its inputs (g_idx) are not all of one size."""
     scheme, parts = checkpoint.scheme, PARTS[checkpoint.method]
     bits = scheme.bits
 

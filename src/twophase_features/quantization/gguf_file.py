@@ -39,11 +39,7 @@ HARMLESS = ("rope_freqs.weight",)
 
 
 def find_gguf(folder: Path) -> Path | None:
-    """The GGUF file of a folder, or None.
-
-    Raises:
-        ModelFolderError: There are several.
-    """
+    """The GGUF file of a folder, or None. Raises ModelFolderError if there are several."""
     found = sorted(folder.glob("*.gguf"))
     if len(found) > 1:
         raise ModelFolderError(f"{folder} holds {len(found)} GGUF files ({found[0].name}, ...); leave the one to load.")
@@ -122,11 +118,7 @@ class GGUFWeights:
 
 
 def hugging_face_name(gguf_name: str) -> str:
-    """The GGUF name of a weight or a bias.
-
-    Raises:
-        KeyError: A model of these families has no such tensor.
-    """
+    """The GGUF name of a weight or a bias. Raises KeyError if a model of these families has no such tensor."""
     stem, _, kind = gguf_name.rpartition(".")
     if stem in TOP_TENSORS:
         return f"{TOP_TENSORS[stem]}.{kind}"

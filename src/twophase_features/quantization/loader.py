@@ -64,11 +64,7 @@ class CheckpointWeights:
 
 
 def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFWeights:
-    """The folder's safetensors files, or the GGUF file in their place.
-
-    Raises:
-        ModelFolderError: As `load_weights`.
-    """
+    """The folder's safetensors files, or the GGUF file in their place. Raises ModelFolderError as `load_weights`."""
     shapes = expected_shapes(config)
     gguf = None if has_safetensors(folder) else find_gguf(folder)
     if gguf is None:
@@ -81,10 +77,7 @@ def open_tensors(folder: Path, config: ModelConfig) -> CheckpointWeights | GGUFW
 class QuantizedLoader(WeightLoader):
     """Makes quantised layers, and plain layers where the weight is stored plain and no rounding is asked for.
 
-    For arguments see `load_weights`.
-
-    Raises:
-        ModelFolderError: As `load_weights`.
+    For arguments see `load_weights`. Raises ModelFolderError as `load_weights`.
     """
 
     def __init__(

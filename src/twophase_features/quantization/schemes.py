@@ -52,11 +52,8 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def scheme_for(option: str, folder: Path, is_quantized: bool) -> Scheme:
-    """The scheme of `quantization=option`, for weights in `folder`.
-
-    Raises:
-        ConfigError: The weights are quantised already (`is_quantized`).
-    """
+    """The scheme of `quantization=option`, for weights in `folder`. Raises ConfigError if the weights are quantised
+    already (`is_quantized`)."""
     if is_quantized:
         raise ConfigError(
             f"quantization={option!r} rounds plain weights, but the weights in {folder} are already quantised: "

@@ -62,11 +62,8 @@ class QuantizedWeight:
         return replace(self.changed(lambda each: each.to(device)), input_order=order)
 
     def __getitem__(self, part: Part) -> "QuantizedWeight":
-        """Some rows, `weight[rows]`, or some columns, `weight[:, columns]`: whole groups of them.
-
-        Raises:
-            ConfigError: The columns cut a group in two, or the groups are not of neighbours.
-        """
+        """Some rows, `weight[rows]`, or some columns, `weight[:, columns]`: whole groups of them. Raises ConfigError if
+        the columns cut a group in two, or the groups are not of neighbours."""
         if not isinstance(part, tuple):
             return self.changed(lambda each: each[part])
         rows, columns = part

@@ -168,11 +168,8 @@ class AsyncLLM:
         return outputs
 
     def check_acceptance(self) -> None:
-        """Whether a request would be accepted now, before there is one; a server asks before it reads a body.
-
-        Raises:
-            EngineDeadError, DrainingError, QueueFullError: As `generate`.
-        """
+        """Whether a request would be accepted now, before there is one; a server asks before it reads a body. Raises
+        EngineDeadError, DrainingError or QueueFullError as `generate`."""
         self._thread.check_acceptance()
 
     # -- life cycle

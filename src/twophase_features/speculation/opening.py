@@ -16,7 +16,7 @@ from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.draft_model import DraftModelDrafter, open_draft_model
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.gate import SpeculationGate
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_features.windows.sliding_window import SlidingWindow
 
 
@@ -55,7 +55,7 @@ class Speculation:
         """Bytes of the draft model's cache per block of the target model's."""
         return 0 if self._draft is None else self._draft[1].bytes_per_block
 
-    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> Speculator:
+    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> GatedSpeculator:
         """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
         drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
         if self._draft is not None:
@@ -64,4 +64,4 @@ class Speculation:
             runner = ModelRunner(model, cache, limits.max_model_len, use_cuda_graphs)
             drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens, window)
         gate = SpeculationGate() if self.options.disable_when_losing else None
-        return Speculator(drafter, self.options.num_speculative_tokens, gate)
+        return GatedSpeculator(drafter, self.options.num_speculative_tokens, gate)

@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 @final
-class Speculator:
-    """The engine's `PacedDrafter` around any drafter.
+class GatedSpeculator:
+    """The engine's `Speculator` around any drafter.
 
     Args:
         drafter: Proposes tokens. Its exceptions and invalid drafts cost time and do not change outputs.

@@ -60,9 +60,7 @@ class StructuredOutputs:
 
 def check_params(params: Any) -> None:
     """Check a request's `structured_outputs` and the parameters that contradict them; `params` are `SamplingParams`.
-
-    Raises:
-        InvalidRequestError: `structured_outputs` is something else, or another parameter would let text follow it.
+    Raises InvalidRequestError if `structured_outputs` is something else, or another parameter would let text follow it.
     """
     if not isinstance(params.structured_outputs, StructuredOutputs):
         raise InvalidRequestError(

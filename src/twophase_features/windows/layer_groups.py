@@ -20,12 +20,12 @@ class LayerGroups:
     Attributes:
         size: Layers whose K and V a block has room for. The last group of a kind may have fewer.
         sees_all: For each group, whether its queries see all keys, and not a window of them; groups that do go first.
-        places: For each layer, its group and its place there.
+        layout: For each layer, its group and its index in the group.
     """
 
     size: int
     sees_all: tuple[bool, ...]
-    places: tuple[tuple[int, int], ...]
+    layout: tuple[tuple[int, int], ...]
 
 
 def layer_groups(config: ModelConfig) -> LayerGroups | None:
@@ -44,9 +44,9 @@ def group_layers(sees_all: Sequence[bool]) -> LayerGroups:
     most = len(sees_all) * (1 + MOST_PADDING)
     size = next(n for n in range(max(counts), 0, -1) if n * sum(-(-count // n) for count in counts) <= most)
     num_full = -(-counts[0] // size)
-    places = []
+    layout = []
     for layer, is_full in enumerate(sees_all):
-        group, place = divmod(sum(other == is_full for other in sees_all[:layer]), size)
-        places.append((group if is_full else num_full + group, place))
+        group, index = divmod(sum(other == is_full for other in sees_all[:layer]), size)
+        layout.append((group if is_full else num_full + group, index))
     num_groups = num_full + -(-counts[1] // size)
-    return LayerGroups(size, tuple(group < num_full for group in range(num_groups)), tuple(places))
+    return LayerGroups(size, tuple(group < num_full for group in range(num_groups)), tuple(layout))

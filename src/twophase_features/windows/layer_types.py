@@ -12,11 +12,8 @@ FULL, SLIDING = LAYER_TYPES
 
 
 def fields_of(file: JsonFile, types: Sequence[str]) -> Fields:
-    """`sliding_window` and `layer_types` of a `ModelConfig`, from the type of each layer.
-
-    Raises:
-        ModelFolderError: The window is not a positive number.
-    """
+    """`sliding_window` and `layer_types` of a `ModelConfig`, from the type of each layer. Raises ModelFolderError if
+    the window is not a positive number."""
     has_window, window = SLIDING in types, file.values.get("sliding_window")
     if has_window or window is not None:
         window = file.positive_int("sliding_window")

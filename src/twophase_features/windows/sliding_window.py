@@ -12,12 +12,10 @@ class SlidingWindow:
     """A query at position i sees keys at positions (i - window, i] and, as attention sinks, [0, num_sinks).
 
     Sinks after StreamingLLM (arXiv:2309.17453): a model that was not trained with a window puts much of its attention
-    on the first few tokens, and falls apart when they go. Unlike there, positions stay as in the text: a key is
-    rotated once, by the place where its token stands. StreamingLLM (section 3.2) rotates keys by their place in the
-    cache, anew at every step, and so goes on without a limit; here a text ends at `max_model_len`.
-
-    Raises:
-        ConfigError: `window` is below 1, or `num_sinks` below 0.
+    on the first few tokens, and falls apart when they go. Unlike there, positions stay as in the text: a key is rotated
+    once, by the place where its token stands. StreamingLLM (section 3.2) rotates keys by their place in the cache, anew
+    at every step, and so goes on without a limit; here a text ends at `max_model_len`. Raises ConfigError if `window`
+    is below 1, or `num_sinks` below 0.
     """
 
     window: int

@@ -16,12 +16,12 @@ from twophase_features.windows.windowed_prefixes import WindowedPrefixes
 @dataclass(slots=True, eq=False)
 class WindowedTable(BlockTable):
     """The blocks of one sequence, of each group of layers. FREED stands where a block was given back, so that the
-    blocks of a position are always at place position // block_size. The blocks of one place stand side by side, in the
+    logical block of a position is always position // block_size. It has a block of each group, side by side, in the
     order of the groups.
 
     Attributes:
-        first_kept: Places before it are FREED in the groups that see a window, unless they hold a sink.
-        free_at: Computed tokens at which the block of place `first_kept` is freed.
+        first_kept: Logical blocks before it are FREED in the groups that see a window, unless they hold a sink.
+        free_at: Computed tokens at which the logical block `first_kept` is freed.
         num_reserved_tokens: Tokens up to which the table may grow whatever others take.
     """
 
@@ -42,8 +42,8 @@ class WindowedCache(CacheManager):
     in which they left the window. A hit takes what the next query sees and no more, so it survives the
     eviction of the middle.
 
-    Layers of different kinds are in groups (`LayerGroups`): a place of a table has a block of each group, all of one
-    pool. The groups that see a window give theirs up, and a hit must be there in all groups.
+    Layers of different kinds are in groups (`LayerGroups`): a logical block has a block of each group, all of one pool.
+    The groups that see a window give theirs up, and a hit must be there in all groups.
 
     A prompt may be many times longer than the pool, so a prefill takes its blocks chunk by chunk, from a reservation:
 
@@ -96,10 +96,8 @@ class WindowedCache(CacheManager):
         """Free blocks that the table needs at most on its way to `num_tokens`, beyond the blocks that it holds or has
         reserved, if each chunk is published before the next one and is as small as it must be.
 
-        A block that others hold too does not come back when it leaves the window, so it counts as still to come.
-
-        Raises:
-            CacheStateError: The table is not open here, or has more than `num_tokens` tokens already.
+        A block that others hold too does not come back when it leaves the window, so it counts as still to come. Raises
+        CacheStateError if the table is not open here, or has more than `num_tokens` tokens already.
         """
         return max(0, sum(self._to_come(table, num_tokens)) - sum(self._reserved(table)))
 
@@ -119,10 +117,10 @@ class WindowedCache(CacheManager):
         if num_tokens <= table.num_tokens:
             return num_tokens
         reserved = self._reserved(table)
-        places = range(1, self._num_places(table, num_tokens) + 1)
-        num_places = bisect_right(places, num_free, key=lambda num: _beyond(reserved, num))
-        num_places += len(table.block_ids) // self.num_groups - self._must_copy_tail(table)
-        return max(table.num_tokens, min(num_tokens, num_places * self.block_size))
+        counts = range(1, self._num_logical_blocks(table, num_tokens) + 1)
+        num_logical = bisect_right(counts, num_free, key=lambda num: _beyond(reserved, num))
+        num_logical += len(table.block_ids) // self.num_groups - self._must_copy_tail(table)
+        return max(table.num_tokens, min(num_tokens, num_logical * self.block_size))
 
     @property
     def _num_sink_blocks(self) -> int:
@@ -130,10 +128,10 @@ class WindowedCache(CacheManager):
 
     def _to_come(self, table: Any, num_tokens: int) -> list[int]:
         """For each group, the free blocks that a table takes on its way to `num_tokens` before the first comes back."""
-        num_places = self._num_places(table, num_tokens)
+        num_logical = self._num_logical_blocks(table, num_tokens)
         most = self.window.max_blocks(self.block_size)
         return [
-            num_places if is_full or not num_places else min(num_places, max(0, most - self._num_own(table, group)))
+            num_logical if is_full or not num_logical else min(num_logical, max(0, most - self._num_own(table, group)))
             for group, is_full in enumerate(self.sees_all)
         ]
 
@@ -165,7 +163,7 @@ class WindowedCache(CacheManager):
         self._filling.add(table)
 
     def _grow_by_blocks(self, table: Any, num_tokens: int) -> tuple[BlockCopy, ...]:
-        self._require_free(_beyond(self._reserved(table), self._num_places(table, num_tokens)))
+        self._require_free(_beyond(self._reserved(table), self._num_logical_blocks(table, num_tokens)))
         return super()._grow_by_blocks(table, num_tokens)
 
     def truncate(self, table: Any, num_tokens: int) -> None:
@@ -213,14 +211,14 @@ class WindowedCache(CacheManager):
 
     # -- parts of the above
 
-    def _holders(self, table: Any, place: int) -> dict[int, int]:
-        block_ids = table.block_ids[place * self.num_groups : (place + 1) * self.num_groups]
+    def _holders(self, table: Any, index: int) -> dict[int, int]:
+        block_ids = table.block_ids[index * self.num_groups : (index + 1) * self.num_groups]
         return {block_id: group for group, block_id in enumerate(block_ids) if block_id != FREED}
 
-    def _in_window(self, places: Iterable[int]) -> list[int]:
-        """Where a table has the blocks of these places, of the groups that see a window."""
+    def _in_window(self, logical: Iterable[int]) -> list[int]:
+        """Where a table has the blocks of these logical blocks, of the groups that see a window."""
         groups = [group for group, sees_all in enumerate(self.sees_all) if not sees_all]
-        return [place * self.num_groups + group for place in places for group in groups]
+        return [index * self.num_groups + group for index in logical for group in groups]
 
     def _note_freed(self, table: Any, first_kept: int) -> None:
         table.first_kept, table.free_at = first_kept, self.window.num_tokens_to_free(first_kept, self.block_size)
@@ -237,6 +235,6 @@ class WindowedCache(CacheManager):
             )
 
 
-def _beyond(reserved: list[int], num_places: int) -> int:
-    """Blocks that a table takes beyond its reservation to grow by `num_places` places."""
-    return sum(max(0, num_places - num_reserved) for num_reserved in reserved)
+def _beyond(reserved: list[int], num_logical: int) -> int:
+    """Blocks that a table takes beyond its reservation to grow by so many logical blocks."""
+    return sum(max(0, num_logical - num_reserved) for num_reserved in reserved)

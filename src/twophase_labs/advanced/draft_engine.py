@@ -11,7 +11,7 @@ from twophase import LLM, SamplingParams
 from twophase.core.plan import StepPlan
 from twophase_features.speculation.drafter import Drafter, DraftRequest
 from twophase_features.speculation.gate import SpeculationGate
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_labs.advanced.prefix_service import shared_engine
 
 NUM_DRAFTS = 4
@@ -66,7 +66,7 @@ def drafting(
     """The engine with this drafter; None: without."""
     llm = shared_engine()
     before = llm.engine.speculator
-    llm.engine.speculator = None if drafter is None else Speculator(drafter, num_drafts, gate)
+    llm.engine.speculator = None if drafter is None else GatedSpeculator(drafter, num_drafts, gate)
     try:
         yield llm
     finally:

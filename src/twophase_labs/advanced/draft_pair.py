@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from twophase import SamplingParams
 from twophase.core.plan import StepPlan
 from twophase_features.speculation.drafter import DraftRequest
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.own_engine import Verify, VerifyingRunner
 from twophase_labs.advanced.prefix_service import shared_engine
@@ -151,7 +151,7 @@ def run(
     if drafting is not None:
         model, draft, verify = drafting
         drafter = ModelDrafter(model, draft, temperature, Chance(seed))
-        engine.speculator = Speculator(drafter, num_drafts, None)
+        engine.speculator = GatedSpeculator(drafter, num_drafts, None)
         engine._runner = VerifyingRunner(
             runner, verify, lambda _: temperature, Chance(seed + 1), rows_of=drafter.rows_of
         )

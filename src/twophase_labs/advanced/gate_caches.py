@@ -13,7 +13,7 @@ from twophase import LLM, SamplingParams, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
 from twophase_features.speculation.drafters import NgramDrafter
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS
 from twophase_labs.advanced.window_engine import BLOCK_SIZE, engine, full_engine, surprises_at_fact, text_ids
 from twophase_tools.bench import quality_tasks
@@ -93,7 +93,7 @@ def order_read(name: str) -> str:
     params = SamplingParams(temperature=0, max_tokens=quality_tasks.MAX_OBJECT_TOKENS, structured_outputs=form)
     messages = [{"role": role, "content": content} for role, content in turns]
     llm = open_cache(name)
-    llm.engine.speculator = Speculator(NgramDrafter(), NUM_DRAFTS, None)
+    llm.engine.speculator = GatedSpeculator(NgramDrafter(), NUM_DRAFTS, None)
     try:
         return llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
     finally:

@@ -15,7 +15,7 @@ from twophase.core.request import SamplingParams
 from twophase.llm import LLM
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.gate import SpeculationGate
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_tools.bench.machine import MachineRecord, record_machine
 
 WAYS = ("without", "always", "while it pays")
@@ -197,10 +197,10 @@ def _measure(llm: LLM, workload: TextWorkload, config: SpeculativeConfig, repeat
 
 def _run(
     llm: LLM, workload: TextWorkload, way: str, max_drafts: int
-) -> tuple[float, list[tuple[int, ...]], Speculator]:
+) -> tuple[float, list[tuple[int, ...]], GatedSpeculator]:
     """Answer all questions once; returns the time it took, the tokens and who guessed."""
-    assert isinstance(llm.engine.speculator, Speculator)
-    speculator = Speculator(
+    assert isinstance(llm.engine.speculator, GatedSpeculator)
+    speculator = GatedSpeculator(
         llm.engine.speculator.drafter,
         0 if way == "without" else max_drafts,
         SpeculationGate() if way == "while it pays" else None,

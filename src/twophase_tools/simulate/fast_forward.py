@@ -72,7 +72,7 @@ def _refuses_again(scheduler: Scheduler) -> bool:
     """
     policy = scheduler.policy
     is_same_rule = not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
-    return is_same_rule or scheduler.planner.refusal is Refusal.PLACES
+    return is_same_rule or scheduler.planner.refusal is Refusal.MAX_NUM_SEQS
 
 
 def num_repeats(cache: KVAllocator, sequences: Seq[Sequence]) -> int:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from twophase import SamplingParams
-from twophase_features.speculation.speculator import Speculator
+from twophase_features.speculation.speculator import GatedSpeculator
 from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.draft_pair import ModelDrafter, SmallModel
@@ -122,7 +122,7 @@ def test_drafts_of_a_model_leave_greedy_tokens_as_they_are(solved, num_layers):
     plain = serve(open_engine(model=folder, **OPTIONS), requests)
     llm = open_engine(model=folder, **OPTIONS)
     drafter = ModelDrafter(SmallModel(network(num_layers)), solved["draft_with_model"], 0, Chance(0))
-    llm.engine.speculator = Speculator(drafter, 3, None)
+    llm.engine.speculator = GatedSpeculator(drafter, 3, None)
     llm.engine._runner = VerifyingRunner(
         llm.engine._runner, solved["verify"], lambda _: 0.0, Chance(1), rows_of=drafter.rows_of
     )

@@ -164,7 +164,7 @@ def _grow_all(cache, sequences):
         cache.grow(sequence.table, len(sequence.token_ids))
 
 
-@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.PLACES), (5, Refusal.BUDGET)])
+@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.MAX_NUM_SEQS), (5, Refusal.BUDGET)])
 def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_seqs, reason):
     """It asks before it decodes once they have stood, and behind them otherwise: there may be more tokens then."""
     policy = PrefillFirstPolicy(max_stalled_steps=1)
@@ -177,8 +177,8 @@ def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_s
     scheduler.add(request("late", 0, 32, 4))
     plan = step(scheduler)
     assert (plan.num_decodes, scheduler.planner.refusal) == (4, reason)
-    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.PLACES else 0)
-    assert len(step(scheduler).chunks) == (4 if reason is Refusal.PLACES else 1)
+    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.MAX_NUM_SEQS else 0)
+    assert len(step(scheduler).chunks) == (4 if reason is Refusal.MAX_NUM_SEQS else 1)
 
 
 def test_what_is_not_repeated():

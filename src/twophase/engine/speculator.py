@@ -1,4 +1,4 @@
-"""The door for speculative decoding. Behind it is `Speculator`, around a `Drafter` (twophase_features.speculation)."""
+"""The door for speculative decoding; behind it `GatedSpeculator` and a `Drafter` (twophase_features.speculation)."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
@@ -9,8 +9,8 @@ from twophase.scheduling.scheduler import Scheduler
 
 
 @runtime_checkable
-class PacedDrafter(Protocol):
-    """Puts drafts into a step's plan, which the model verifies. Methods must not raise."""
+class Speculator(Protocol):
+    """Puts drafts into a step's plan, for the model to verify. Methods must not raise."""
 
     def draft(
         self, plan: StepPlan, scheduler: Scheduler, entry_of: Callable[[ScheduledChunk], BatchEntry], vocab_size: int
