@@ -20,6 +20,7 @@ import torch
 
 from twophase_labs.machine.checks import Rejected, reject
 from twophase_labs.machine.guard import is_learners_file
+from twophase_kernels import mode
 from twophase_labs.machine.kernels import device
 
 MIN_MARGIN_BYTES = 4096
@@ -129,7 +130,7 @@ def _watching(regions: Sequence[Region]) -> Iterator[None]:
 
     A masked load without `other` leaves undefined what is masked, where the interpreter has zeros: here it is NaN.
     """
-    if device.type != "cpu":
+    if mode() != "interpreted":
         yield
         return
     # Not a public interface, and the only place that sees addresses; the tests notice if it changes.
