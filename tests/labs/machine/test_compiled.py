@@ -87,9 +87,7 @@ def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
 def test_a_wrong_result_of_the_compiled_code():
     found = judged("x + 1", "x + 2")
     assert (found.verdict, found.failed_property) == ("failed", "a GPU's code")
-    assert found.reason.startswith(
-        "run here, the kernel is right; compiled for an H100 and executed without one, it"
-    )
+    assert found.reason.startswith("run here, the kernel is right; compiled for an H100 and executed without one, it")
     assert "the result differs first at index [0]" in found.reason
 
 
