@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from twophase_kernels import mode
 from twophase_labs.machine.checks import Rejected, reject
 from twophase_labs.machine.guard import is_learners_file
-from twophase_kernels import mode
 from twophase_labs.machine.kernels import device
 
 MIN_MARGIN_BYTES = 4096

@@ -303,7 +303,7 @@ def _is_tritons(error: BaseException) -> bool:
 
 
 def _is_fault(error: BaseException) -> bool:
-    """Whether a checked kernel, compiled for the CPU, was stopped: an access outside of a tensor, a loop without end."""
+    """Whether a checked kernel was stopped on the CPU: an access outside of a tensor, a loop without an end."""
     return any(kind.__name__ == "KernelFault" for kind in type(error).__mro__) and _is_tritons(error)
 
 
