@@ -12,29 +12,35 @@ typedef uint32_t w16 __attribute__((vector_size(64), aligned(4), may_alias));
 #define BLOCK_VECTORS 1
 #endif
 
-#define BLOCK(ROWS, VECTORS, STEP)                                                                    \
+#define BLOCK(ROWS, VECTORS, STEP, AHEAD)                                                                    \
   for (; n + 16 * VECTORS <= N; n += 16 * VECTORS) {                                                  \
     v16 c[ROWS][VECTORS], b[VECTORS];                                                                 \
     for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) c[i][j] = AT(&C[(m + i) * N + n + 16 * j]); \
     for (int k = 0; k < K; k++) {                                                                     \
-      for (int j = 0; j < VECTORS; j++) b[j] = AT(&B[k * stride + n + 16 * j]);                       \
+      for (int j = 0; j < VECTORS; j++) {                                                             \
+        b[j] = AT(&B[k * stride + n + 16 * j]);                                                       \
+        if (AHEAD) __builtin_prefetch(&B[(k + AHEAD) * stride + n + 16 * j]);                         \
+      }                                                                                               \
       for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) c[i][j] = STEP(c[i][j], A[(m + i) * K + k], b[j]); \
     }                                                                                                 \
     for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) AT(&C[(m + i) * N + n + 16 * j]) = c[i][j]; \
   }
-/* A [M, K], B [K, N] with `stride` from row to row, C [M, N]. M is a power of two, N a multiple of 16. */
-#define PRODUCT(name, T, STEP)                                                                        \
+/* A [M, K], B [K, N] with `stride` from row to row, C [M, N]. M is a power of two, N a multiple of 16. In memory, rows
+ * of B are asked for AHEAD rows early: it would come too late by itself where a row is a piece of a larger one. */
+#define IN_MEMORY (2048 / N) /* 8 KiB */
+#define PRODUCT(name, T, STEP, AHEAD)                                                                 \
   INLINE void name(const int M, const int N, const int K, const T* A, const T* B, const int64_t stride, float* C) { \
     for (int m = 0, n; m < M; m += MIN(M, BLOCK_ROWS)) {                                              \
       n = 0;                                                                                          \
-      if (M >= BLOCK_ROWS) { BLOCK(BLOCK_ROWS, BLOCK_VECTORS, STEP) BLOCK(BLOCK_ROWS, 1, STEP) }      \
-      if (M == 4) { BLOCK(4, 4, STEP) BLOCK(4, 1, STEP) }                                             \
-      if (M == 2) { BLOCK(2, 4, STEP) BLOCK(2, 1, STEP) }                                             \
-      if (M == 1) { BLOCK(1, 4, STEP) BLOCK(1, 1, STEP) }                                             \
+      if (M >= BLOCK_ROWS) { BLOCK(BLOCK_ROWS, BLOCK_VECTORS, STEP, AHEAD) BLOCK(BLOCK_ROWS, 1, STEP, AHEAD) }      \
+      if (M == 4) { BLOCK(4, 4, STEP, AHEAD) BLOCK(4, 1, STEP, AHEAD) }                                             \
+      if (M == 2) { BLOCK(2, 4, STEP, AHEAD) BLOCK(2, 1, STEP, AHEAD) }                                             \
+      if (M == 1) { BLOCK(1, 4, STEP, AHEAD) BLOCK(1, 1, STEP, AHEAD) }                                             \
     }                                                                                                 \
   }
 #define ADD_PRODUCT(c, a, b) (c) + (a) * (b)
-PRODUCT(product, float, ADD_PRODUCT)
+PRODUCT(product, float, ADD_PRODUCT, 0)
+PRODUCT(product_in_memory, float, ADD_PRODUCT, IN_MEMORY)
 
 /* bf16: a word is two neighbours in k, the first in its lower half. */
 #ifdef __AVX512BF16__
@@ -43,7 +49,7 @@ PRODUCT(product, float, ADD_PRODUCT)
 #else
 #define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
 #endif
-PRODUCT(add_pairs, uint32_t, ADD_PAIRS)
+PRODUCT(add_pairs, uint32_t, ADD_PAIRS, IN_MEMORY)
 INLINE void product_of_pairs(const int M, const int N, const int K, const float* A, const uint32_t* B, const int64_t stride, float* C) {
   uint32_t pairs[M * K / 2] ALIGNED;
   for (int i = 0; i < M * K / 2; i++) pairs[i] = BITS(A[2 * i]) >> 16 | (BITS(A[2 * i + 1]) & 0xffff0000u);

@@ -80,14 +80,14 @@ def _right_operand(kernel: Kernel, value: Value, function: str) -> tuple[str, st
 
 def _in_memory(kernel: Kernel, value: Value) -> tuple[str, str, str | int] | None:
     """`_right_operand` of what need not be copied."""
-    k, n = value.type.shape
-    found = _laid_out(kernel, value)
-    if found is None or n % VECTOR:
+    *batch, _, n = value.type.shape
+    found = None if batch or n % VECTOR else _laid_out(kernel, value)
+    if found is None:
         return None
     base, dimensions = found
     match value.type.element, *map(_joined, dimensions):
         case "f32", [(_, stride)], [(_, 1)]:
-            return "product", base, stride
+            return "product_in_memory", base, stride
         case "f32", [(_, 1)], [(_, stride)]:
             return "product_transposed", base, stride
         case "bf16", [(_, stride), (2, 1)], [(_, 2)]:
