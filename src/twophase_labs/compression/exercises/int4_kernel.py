@@ -12,13 +12,7 @@ from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 
-AXES = {
-    "x": ("row", "input"),
-    "packed": ("output", "word"),
-    "scales": ("output", "group"),
-    "minima": ("output", "group"),
-    "out": ("row", "output"),
-}
+OUT_AXES = ("row", "output")
 
 
 def run_kernel(kernel: Any, x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor, block_o: int = 16) -> Tensor:
@@ -27,7 +21,7 @@ def run_kernel(kernel: Any, x: Tensor, codes: Tensor, scales: Tensor, minima: Te
 
     inputs = {"x": x, "packed": pack_words(codes), "scales": scales, "minima": minima}
     outputs = {"out": torch.empty(len(x), len(codes), dtype=x.dtype)}
-    return run_guarded(launch, inputs, outputs, axes=AXES)["out"]
+    return run_guarded(launch, inputs, outputs)["out"]
 
 
 def naive(x: Tensor, codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
@@ -91,7 +85,7 @@ def sums_over_inputs(
     minima -= 5  # about the middle of the codes, so that sums stay small
     got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima, block_o)
     what = f"the product of {num_tokens} rows with a weight [{num_outputs}, {num_inputs}] in groups of {group}"
-    compare(got, naive(x, codes, scales, minima), what=what, axes=AXES["out"], atol=1e-2)
+    compare(got, naive(x, codes, scales, minima), what=what, axes=OUT_AXES, atol=1e-2)
 
 
 def adds_up_in_32_bits(answer: Any, draw: Draw, dtype: torch.dtype) -> None:
@@ -112,7 +106,7 @@ def adds_up_in_32_bits(answer: Any, draw: Draw, dtype: torch.dtype) -> None:
     got = run_kernel(answer.int4_linear_kernel, x, codes, scales, minima)
     what = f"the product in {str(dtype).removeprefix('torch.')}, of sums that only float32 holds,"
     rtol = torch.finfo(dtype).eps / 2
-    compare(got, naive(x, codes, scales, minima), what=what, axes=AXES["out"], rtol=rtol, atol=0)
+    compare(got, naive(x, codes, scales, minima), what=what, axes=OUT_AXES, rtol=rtol, atol=0)
 
 
 EXERCISES = (
