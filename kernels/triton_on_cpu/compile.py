@@ -42,7 +42,7 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        return " ".join((*self.command, _version_of(self.command[0]), *all_flags(), _processor()))
+        return " ".join((*self.command, _version_of(self.command[0]), *FLAGS, native_flag(), _processor()))
 
 
 def toolchain() -> Toolchain:
@@ -86,11 +86,6 @@ def _version_of(program: str) -> str:
     return f"{path}:{status.st_size}:{status.st_mtime_ns}"
 
 
-def all_flags() -> tuple[str, ...]:
-    """`FLAGS`, this processor's, and the words of TRITON_ON_CPU_FLAGS: '-O1' compiles quickly, '-g' is for debuggers."""
-    return (*FLAGS, native_flag(), *shlex.split(os.environ.get("TRITON_ON_CPU_FLAGS", "")))
-
-
 def native_flag() -> str:
     """All instructions of this processor. (x86 compilers take -mcpu for something else.)"""
     return "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
@@ -122,7 +117,7 @@ def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) ->
             c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
             c_file.write_text(source)
             files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
-            _run([*chosen.command, *all_flags(), "-shared", *extra, *files], name)
+            _run([*chosen.command, *FLAGS, native_flag(), "-shared", *extra, *files], name)
             _check_loads(so_file, chosen, name)
             return so_file.read_bytes()
     except OSError as error:
