@@ -29,6 +29,7 @@ FLAGS = (
     "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
     "-fno-tree-loop-distribute-patterns", "-w",
 )  # fmt: skip
+FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # words after these: -O1 for tests, which compile more than they run; -g to debug
 TIMEOUT_S = 600
 SHOWN_LINES = 20  # of the compiler's output
 
@@ -42,7 +43,11 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        return " ".join((*self.command, _version_of(self.command[0]), *FLAGS, native_flag(), _processor()))
+        return " ".join((*self.command, _version_of(self.command[0]), *flags(), _processor()))
+
+
+def flags() -> list[str]:
+    return [*FLAGS, native_flag(), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
 
 
 def toolchain() -> Toolchain:
@@ -117,7 +122,7 @@ def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) ->
             c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
             c_file.write_text(source)
             files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
-            _run([*chosen.command, *FLAGS, native_flag(), "-shared", *extra, *files], name)
+            _run([*chosen.command, *flags(), "-shared", *extra, *files], name)
             _check_loads(so_file, chosen, name)
             return so_file.read_bytes()
     except OSError as error:

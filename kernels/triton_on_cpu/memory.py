@@ -73,10 +73,10 @@ def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> 
     a, b = (kernel.affine(nest, x, indices) for x in op.operands)
     if a is None or b is None or max(a.level, b.level) >= nest.depth:
         return None
-    predicate = op.keyword
-    if (a.factor, b.factor) == (0, 1):
+    predicate, index = op.keyword, {nest.inner: 1}
+    if b.factors == index:
         a, b, predicate = b, a, MIRRORED[predicate]
-    if (a.factor, b.factor) != (1, 0):
+    if a.factors != index or b.factors:
         return None
     bound = f"((int64_t){b.rest} - (int64_t){a.rest}{' + 1' if predicate in ('sle', 'sgt') else ''})"
     is_high = predicate in ("slt", "sle")

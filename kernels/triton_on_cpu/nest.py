@@ -96,7 +96,7 @@ class Nest:
         self.dims = [d for d, size in enumerate(shape) if size > 1 and d != inner]
         if inner is not None and shape[inner] > 1:
             self.dims.append(inner)
-        self.depth = len(self.dims)
+        self.depth = self.factored = len(self.dims)  # addresses are linear in the variables from level `factored` on
         self.variables = [f"i{number}_{d}" for d in self.dims]
         self.indices = [ZERO] * len(shape)
         for level, (d, name) in enumerate(zip(self.dims, self.variables, strict=True), 1):

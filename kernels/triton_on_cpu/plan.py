@@ -140,6 +140,9 @@ class Plan:
             return False
         root = next(iter(roots))
         takes_it_whole = root.name in ("tt.dot", "tt.scan", "tt.gather") or (root.regions and root.name not in FOLDS)
+        is_multiplied = root.name == "tt.dot" and len(op.operands) == 1
+        if is_multiplied:  # as it lies in memory, see products.py
+            takes_it_whole = self.source_of_product(root.operands[1]) is not op.result
         if takes_it_whole or root.block is not op.block:
             return False
         ops = op.block.ops
@@ -149,6 +152,12 @@ class Plan:
         return root.name not in EFFECTS or (
             root.name == "tt.store" and self._same_places(op.operands[0], root.operands[0])
         )
+
+    def source_of_product(self, value: Value) -> Value:
+        """The tensor whose elements a product's operand has, in whatever order."""
+        while value.op is not None and value.op.name in ("tt.trans", "tt.reshape"):
+            value = value.op.operands[0]
+        return value
 
     def _same_places(self, a: Value, b: Value) -> bool:
         """Whether two tensors of pointers, perhaps into different arguments, have the same offsets."""
