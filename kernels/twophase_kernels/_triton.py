@@ -117,7 +117,8 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
     if dtype is torch.bfloat16:
         raise KernelsUnavailableError(
             "Triton's interpreter computes garbage in bfloat16 without saying so (it adds the bits as integers). "
-            "Use float32 or float16 on this machine, or a GPU."
+            "Use float32 or float16, a GPU, or a C compiler: with one, kernels are compiled for the CPU and "
+            "compute bfloat16 (unset TRITON_INTERPRET and TWOPHASE_KERNELS)."
         )
     return "interpreted"
 
@@ -184,22 +185,18 @@ def check_rows(name: str, x: torch.Tensor, max_width: int = 2**31 - 1) -> None:
 def _require_unchanged(interpreted: bool) -> None:
     """Raises KernelsUnavailableError unless the environment, what was decided from it and what triton does agree."""
     named, value = os.environ.get("TWOPHASE_KERNELS", ""), os.environ.get("TRITON_INTERPRET", "").lower()
-    is_known = value in INTERPRET_ON if interpreted else value in INTERPRET_OFF
-    if (
-        is_known
-        and named == _named
-        and _decided
-        and interpreted == (_decided == "interpreted") == _is_interpreted(tl.sum)
-    ):
+    understood = value in (INTERPRET_ON if interpreted else INTERPRET_OFF)
+    agreed = interpreted == (_decided == "interpreted") == _is_interpreted(tl.sum)
+    if _decided and named == _named and understood and agreed:
         return
     try:
         now = choice_here()
     except ValueError as error:
         raise KernelsUnavailableError(str(error)) from error
     raise KernelsUnavailableError(
-        f"Kernels are to be {MEANING[now.mode]}, {now.reason}, but triton was imported before that was decided, and its "
-        "import fixes how kernels run. Start Python again (in a notebook: restart the kernel), set TWOPHASE_KERNELS or "
-        "TRITON_INTERPRET first, and import twophase_kernels before triton."
+        f"Kernels are to be {MEANING[now.mode]}, {now.reason}, but triton was imported before that was decided, and "
+        "its import fixes how kernels run. Start Python again (in a notebook: restart the kernel), and import "
+        "twophase_kernels, or set TWOPHASE_KERNELS or TRITON_INTERPRET, before the first import of triton."
     )
 
 

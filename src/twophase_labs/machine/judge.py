@@ -27,6 +27,7 @@ VerdictName = Literal[
 MAX_PICTURE_BYTES = 500_000  # the grader's channel takes a verdict of a megabyte
 STANDS_IN = "the reference stands in for your answer; it is worth no points"
 NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
+FAULTS_LINE = re.compile(r"[^,]*, line (?P<number>\d+): (?P<code>.*)")
 MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
 
 
@@ -247,6 +248,10 @@ def explain(
         return "error", "your code ends the whole program (sys.exit or exit)", where
     if isinstance(error, RecursionError):
         return "error", "your function calls itself without end", where
+    if _is_fault(error):
+        named, *more = _text(error).strip().split("\n")
+        verdict: VerdictName = "timeout" if isinstance(error, TimeoutError) else "failed"
+        return verdict, named, tuple(_placed(text.strip()) for text in more)
     if "CUDA error" in _text(error):  # an access outside of memory ends the process's use of the GPU
         reason = f"the GPU has stopped: {_text(error)}".partition("\n")[0]
         return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")
@@ -295,6 +300,17 @@ def _own_error(error: BaseException) -> BaseException:
 
 def _is_tritons(error: BaseException) -> bool:
     return type(error).__module__.startswith("triton")
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether a checked kernel was stopped on the CPU: an access outside of a tensor, a loop without an end."""
+    return any(kind.__name__ == "KernelFault" for kind in type(error).__mro__) and _is_tritons(error)
+
+
+def _placed(text: str) -> str:
+    """A fault's line of a cell, '<exercise 3.8>, line 7: x = ...', as every other verdict has it."""
+    found = FAULTS_LINE.fullmatch(text)
+    return f"line {found['number']} of the cell: {found['code']}" if found else text
 
 
 def _signatures(exercise: Exercise, references: Mapping[str, Any]) -> tuple[str, ...]:
