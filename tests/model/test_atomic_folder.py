@@ -1,11 +1,9 @@
 """A folder made atomically: killed anywhere, it is absent, and the next run completes it."""
 
 import errno
-import shutil
 import signal
 import subprocess
 import sys
-from collections import namedtuple
 
 import pytest
 
@@ -13,14 +11,12 @@ from twophase.core.errors import ModelFolderError
 from twophase_features.model_store._atomic_folder import (
     build,
     changed_files,
-    check_free_space,
     is_complete,
     only_one_process,
 )
 
 RECIPE = {"version": 1}
 CONTENTS = {"big": b"b" * 100_000, "small": b"s"}
-Usage = namedtuple("Usage", "total used free")
 
 
 def files():
@@ -106,13 +102,6 @@ def test_a_run_that_stops_leaves_nothing(stopped_by, tmp_path):
     with pytest.raises(type(stopped_by)):
         build(tmp_path / "model", RECIPE, files() | {"small": stop})
     assert names(tmp_path) == []
-
-
-def test_a_disk_known_to_be_too_small_is_refused_beforehand(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 99))
-    with pytest.raises(ModelFolderError, match=r"100 bytes needed, 99 free"):
-        check_free_space(tmp_path / "model", 100)
-    check_free_space(tmp_path / "model", 99)
 
 
 HOLDS_LOCK = """

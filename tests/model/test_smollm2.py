@@ -70,7 +70,7 @@ def test_chat_template_equals_transformers(messages, add_generation_prompt, toke
 
 
 def test_special_tokens(smollm2_folder, tokenizer):
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.vocab_size) == (1, 2, 49152)
+    assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (2, 49152)
     assert load_config(smollm2_folder).eos_token_ids == {2}
 
 

@@ -55,10 +55,6 @@ class AttentionBatch:
     def max_query_len(self) -> int:
         return max(self.query_lens_host)
 
-    @property
-    def max_seq_len(self) -> int:
-        return max(self.seq_lens_host)
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:

@@ -50,7 +50,7 @@ class ModelConfig:
         quantization: How the folder stores linear layers in few bits
             (twophase_features.quantization.checkpoint_config.CheckpointFormat); None: plain weights, or a GGUF file.
         dtype: The dtype of the saved weights, as torch names it; None if the file does not say.
-        bos_token_id, eos_token_ids: The begin-of-text id, or None, and the end-of-text ids.
+        eos_token_ids: The end-of-text ids.
     """
 
     architecture: str
@@ -80,7 +80,6 @@ class ModelConfig:
     experts: Any = None
     quantization: Any = None
     dtype: str | None = None
-    bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
 
     @property
@@ -210,7 +209,6 @@ def load_config(folder: Path) -> ModelConfig:
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         dtype=file.values["dtype"],
-        bos_token_id=None if file.values.get("bos_token_id") is None else file.whole_number("bos_token_id"),
         eos_token_ids=frozenset(_eos_file(file, folder).token_ids("eos_token_id")),
         **fields,
     )

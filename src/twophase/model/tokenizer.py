@@ -55,15 +55,9 @@ class Tokenizer:
         return cls(fast, add_tokens(fast, folder) if has_lists else {}, folder)
 
     @property
-    def bos_token_id(self) -> int | None:
-        return self._id_of("bos_token")
-
-    @property
     def eos_token_id(self) -> int | None:
-        return self._id_of("eos_token")
-
-    def _id_of(self, role: str) -> int | None:
-        return self.fast.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
+        text = self.special_tokens.get("eos_token")
+        return None if text is None else self.fast.token_to_id(text)
 
     @cached_property
     def token_length(self) -> Any:

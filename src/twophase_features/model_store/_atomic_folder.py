@@ -54,16 +54,6 @@ def build(target: Path, recipe: Recipe, files: Mapping[str, Callable[[], bytes]]
         shutil.rmtree(work, ignore_errors=True)
 
 
-def check_free_space(target: Path, needed_bytes: int) -> None:
-    """Raise ModelFolderError unless the disk has room for `needed_bytes`."""
-    free_bytes = shutil.disk_usage(target.parent).free
-    if free_bytes < needed_bytes:
-        raise ModelFolderError(
-            f"Not enough disk space for {target}: {needed_bytes:,} bytes needed, {free_bytes:,} free. "
-            "Free some, or set TWOPHASE_HOME to a folder on another disk."
-        )
-
-
 def only_one_process(target: Path, on_wait: Callable[[], None]) -> AbstractContextManager[object]:
     """Hold the folder's lock; calls `on_wait` if another process has it. The system frees it when the holder dies."""
     from filelock import FileLock, Timeout

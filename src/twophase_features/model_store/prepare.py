@@ -12,7 +12,6 @@ from twophase_features.model_store._atomic_folder import (
     Recipe,
     build,
     changed_files,
-    check_free_space,
     is_complete,
     only_one_process,
 )
@@ -24,7 +23,6 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Raise the version when other files are written: folders prepared before are then made anew.
 RECIPE = {"version": 1, "source": f"{PACKAGE} {PACKAGE_VERSION}", "source_sha256": GGUF_SHA256}
-SMALL_FILES_BYTES = 8 * 2**20  # upper bound on all files except the weights
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -71,7 +69,7 @@ def prepare_default_model(progress: bool = True, as_stored: bool = False) -> Pat
             if not is_complete(target, recipe):
                 _convert(gguf_path, target, recipe, progress)
     except OSError as error:
-        cure = "Make it writable, or set TWOPHASE_HOME to another folder."
+        cure = "Make room there, or make it writable, or set TWOPHASE_HOME to another folder."
         raise ModelFolderError(f"Cannot prepare {target}: {error}. {cure}") from error
     return target
 
@@ -130,7 +128,6 @@ def _convert(gguf_path: Path, target: Path, recipe: Recipe, progress: bool) -> N
     _check_gguf(gguf_path)
     model, is_as_stored = GGUFModel(gguf_path), "weights" in recipe
     weight_bytes = gguf_path.stat().st_size if is_as_stored else model.weight_bytes
-    check_free_space(target, weight_bytes + SMALL_FILES_BYTES)
     disable = None if progress else True  # None: only when stderr is a terminal
     with tqdm(desc=f"Preparing {target.name}", total=weight_bytes, unit="B", unit_scale=True, disable=disable) as bar:
         build(target, recipe, model.files(is_as_stored, bar.update))

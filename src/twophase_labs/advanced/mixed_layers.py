@@ -31,7 +31,6 @@ def engine(layers: Sequence[str], window: int, block_size: int, num_blocks: int 
         layer_types=[f"{kind}_attention" for kind in layers],
         sliding_window=window,
         query_pre_attn_scalar=8,
-        bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
         dtype="float32",

@@ -95,7 +95,6 @@ def tiny_llama(seed: int = 0) -> Any:
         num_key_value_heads=2,
         max_position_embeddings=256,
         initializer_range=0.3,
-        bos_token_id=None,
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):

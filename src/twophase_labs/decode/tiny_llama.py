@@ -30,7 +30,6 @@ def tiny_llama(num_layers: int = NUM_LAYERS) -> tuple[Path, Any]:
         num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        bos_token_id=1,
         eos_token_id=2,
         dtype="float32",
     )

@@ -45,7 +45,6 @@ def random_llama(seed: int = 0, width: int = 64) -> Any:
         num_attention_heads=2,
         max_position_embeddings=2048,
         initializer_range=0.3,
-        bos_token_id=None,
         eos_token_id=None,
     )
     with torch.random.fork_rng(devices=[]):
