@@ -42,7 +42,7 @@ static struct {
   int32_t total, threads;    /* its programs; who may take them: 0 (the caller) to threads - 1, or 1 to threads */
   const job *jobs;
   int64_t num_jobs, at;
-  int32_t busy, num_workers, caller_helps;
+  int32_t busy, num_workers, caller_helps, pays_waking;
   int32_t cost_ns[256]; /* what a program took lately, by its kernel's address; 0: not known */
   _Alignas(64) int32_t asleep[MAX_THREADS + 1][16]; /* futexes, a cache line each; 0 is the caller's */
 } pool;
@@ -110,8 +110,7 @@ static void publish_next(int self) {
   SET(pool.open.run, next->run), SET(pool.open.l, next->l), SET(pool.open.args, next->args);
   SET(pool.total, total), SET(pool.done, 0);
   int32_t first = !pool.caller_helps, end = first + pool.threads, to_wake = total - (self >= first);
-  int64_t cost = GET(*cost_of(next->run));
-  if (cost && self >= first && total * cost < WAKE_NS) to_wake = 0;
+  if (self >= first && !pool.pays_waking) to_wake = 0;
   __atomic_store_n(&pool.ticket, open, __ATOMIC_SEQ_CST);
   for (int who = first; who < end && to_wake > 0; who++)
     if (who != self) wake(who), to_wake--;
@@ -165,6 +164,16 @@ static int32_t start_workers(int32_t wanted) {
   return pool.num_workers;
 }
 
+/* Whether a list is work enough for threads that sleep: a step of many small launches is. */
+static int pays_waking(const job *jobs, int64_t num_jobs) {
+  int64_t total_ns = 0;
+  for (int64_t i = 0; i < num_jobs && total_ns < WAKE_NS; i++) {
+    int64_t cost = GET(*cost_of(jobs[i].run));
+    total_ns += cost ? cost * num_programs(jobs[i].l) : WAKE_NS;
+  }
+  return total_ns >= WAKE_NS;
+}
+
 /* Begins a list of launches; 0 if the pool is taken or has no threads. `jobs` must stay until it is finished. */
 static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_helps) {
   if (__atomic_exchange_n(&pool.busy, 1, __ATOMIC_ACQUIRE)) return 0;
@@ -178,6 +187,7 @@ static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_
   }
   pool.jobs = jobs, pool.num_jobs = num_jobs, pool.at = 0;
   SET(pool.threads, threads), SET(pool.caller_helps, caller_helps);
+  pool.pays_waking = pays_waking(jobs, num_jobs);
   publish_next(caller_helps ? 0 : -1);
   return 1;
 }
