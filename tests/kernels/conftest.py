@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-import triton_on_cpu
 from twophase_kernels._triton import mode
 
 
@@ -21,6 +20,14 @@ def poisoned_memory(request):
         return
     # torch fills what it allocates only while it is deterministic.
     torch.use_deterministic_algorithms(True, warn_only=True)
-    with triton_on_cpu.checked(time_limit_s=20) if mode() == "cpu" else nullcontext():
+    with checked_launches():
         yield
     torch.use_deterministic_algorithms(False)
+
+
+def checked_launches():
+    if mode() != "cpu":
+        return nullcontext()
+    import triton_on_cpu  # not above: it imports triton, before which the mode must be known
+
+    return triton_on_cpu.checked(time_limit_s=20)

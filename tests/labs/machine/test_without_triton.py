@@ -87,6 +87,24 @@ assert torch.equal(out, 2 * x)
 )
 
 
+def check_prints_of_kernels(cells, why):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    run_notebook(notebook)
+    first, _, last = notebook.cells[-len(KERNEL_CELLS) :]
+    assert f"interpreted, {why}" in first.outputs[0].text
+    assert [line for line in last.outputs[0].text.splitlines() if line.strip()] == ["[0]", "[1]"]
+
+
+def test_a_learner_chooses_the_interpreter(monkeypatch):
+    """As lab 2 says: in the notebook's first cell."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    choice = "%env TWOPHASE_KERNELS=interpreted"
+    assert choice in (WORKBOOK.root / "labsolutions" / "02_prefill.py").read_text()
+    check_prints_of_kernels((choice, *KERNEL_CELLS), "because TWOPHASE_KERNELS=interpreted")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="not run here: no triton")
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is not None, reason="ziglang is a compiler")
@@ -99,11 +117,7 @@ class TestWithoutACompiler:
             monkeypatch.delenv(name, raising=False)
 
     def test_a_notebook_interprets_and_says_so(self):
-        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in KERNEL_CELLS])
-        run_notebook(notebook)
-        first, _, last = notebook.cells
-        assert "interpreted, because there is neither a GPU nor a C compiler" in first.outputs[0].text
-        assert [line for line in last.outputs[0].text.splitlines() if line.strip()] == ["[0]", "[1]"]
+        check_prints_of_kernels(KERNEL_CELLS, "because there is neither a GPU nor a C compiler")
 
     def test_the_grader_judges_kernels(self):
         lab = WORKBOOK.lab("06")
