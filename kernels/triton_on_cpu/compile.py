@@ -24,11 +24,11 @@ from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
 
 HERE = Path(__file__).parent
 # Not -ffast-math: NaN, infinities and signed zeros keep their meaning. GPUs contract to fused multiply-adds, too.
-# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
 FLAGS = (
-    "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-fno-tree-loop-distribute-patterns", "-w",
+    "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w"
 )  # fmt: skip
+# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
+GCC_FLAGS = ("-fno-tree-loop-distribute-patterns",)
 FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # words after these: -O1 for tests, which compile more than they run; -g to debug
 TIMEOUT_S = 600
 SHOWN_LINES = 20  # of the compiler's output
@@ -47,7 +47,16 @@ class Toolchain:
 
 
 def flags() -> list[str]:
-    return [*FLAGS, native_flag(), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+    own = () if _is_clang(toolchain().command) else GCC_FLAGS
+    return [*FLAGS, *own, native_flag(), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+
+
+@cache
+def _is_clang(command: tuple[str, ...]) -> bool:
+    try:
+        return "clang" in subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:  # reported when it is to compile
+        return False
 
 
 def toolchain() -> Toolchain:
