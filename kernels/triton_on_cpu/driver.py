@@ -6,6 +6,7 @@ The stages of a compilation: `ttir` (Triton's front end and passes), `c` (genera
 import contextlib
 import hashlib
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -126,13 +127,17 @@ def make_c(ttir_text: str, metadata: dict[str, Any], checked: bool) -> str:
     return generated.c_source
 
 
+class _OfThread(threading.local):
+    recording: Any = None
+
+
 class CpuDriver(DriverBase):
     """Stands where Triton's CUDA driver would.
 
     Attributes:
         checked: Kernels are compiled with checks and launched under a time limit.
         time_limit_s: The longest that a checked launch may take.
-        recording: Takes down each launch while it is not None.
+        of_thread: Its `recording` takes down each launch of the present thread while it is not None.
     """
 
     runs_on_cpu = True
@@ -142,7 +147,7 @@ class CpuDriver(DriverBase):
         self.utils = self
         self.checked = checked
         self.time_limit_s = time_limit_s
-        self.recording: Any = None
+        self.of_thread = _OfThread()
 
     @classmethod
     def is_active(cls) -> bool:
