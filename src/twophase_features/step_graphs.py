@@ -15,7 +15,7 @@ the unused tokens are at its end.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,7 @@ class _Graph(NamedTuple):
     hidden: Float[Tensor, "T N"]
 
 
+@runtime_checkable
 class Capture(Protocol):
     """A way to make graphs.
 
