@@ -21,7 +21,6 @@ from triton_on_cpu.launch import HEAD
 from triton_on_cpu.pool import num_threads, pool
 
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
-UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 class Recording:
@@ -117,7 +116,8 @@ class _Operations(TorchDispatchMode):
         if fresh or is_mutable:
             if not self._is_recorded:
                 self._refuse(name)
-            if any(tag in function.tags for tag in UNREPEATABLE) or not all(isinstance(results[i], Tensor) for i in fresh):
+            has_free_shape = torch.Tag.dynamic_output_shape in function.tags
+            if has_free_shape or not all(isinstance(results[i], Tensor) for i in fresh):
                 raise TritonOnCpuError(
                     f"{name.removeprefix('aten::')} cannot be recorded: its result is a number for Python, or its "
                     "result's shape depends on numbers in tensors."
