@@ -17,6 +17,7 @@ from twophase import LLM, assembly
 from twophase.model.linear import TorchLinear, can_pack, make_linear
 from twophase.model.llama import LlamaModel
 from twophase_features.triton import linear
+from twophase_tools.bench.quality_cost import weight_memory_bytes
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: kernels for CPUs")
@@ -69,6 +70,8 @@ def check_memory(module: ModuleType) -> None:
         few = module.FewRowsLinear.from_torch(layer, 1)
         if few.shares_memory:
             assert few.words.data_ptr() == torch.ops.mkldnn.data_ptr(layer.weight)
+        expected = 70 * 33 * 4 if few.shares_memory else 70 * 33 * 4 + few.words.numel() * 4
+        assert weight_memory_bytes(few) == expected, "shared memory counts once"
         words = few.words
         before = words.clone()
         del few, layer
