@@ -142,11 +142,10 @@ class CpuDriver(DriverBase):
 
     runs_on_cpu = True
 
-    def __init__(self, checked: bool = False, time_limit_s: float = 60.0) -> None:
-        _require_limit(time_limit_s)
+    def __init__(self) -> None:
         self.utils = self
-        self.checked = checked
-        self.time_limit_s = time_limit_s
+        self.checked = False
+        self.time_limit_s = 60.0
         self.of_thread = _OfThread()
 
     @classmethod
@@ -236,14 +235,22 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
             "This process runs kernels in Triton's interpreter, for TRITON_INTERPRET was set when triton was imported. "
             "Unset it and start Python again (in a notebook: restart the kernel)."
         )
+    _require_limit(time_limit_s)
     toolchain()
     _require_cache()
     if triton.knobs.cache.manager_class is None:
         triton.knobs.cache.manager_class = KernelCache
     backends[NAME] = Backend(CpuBackend, CpuDriver)
-    driver = CpuDriver(checked, time_limit_s)
+    driver = _driver()
+    driver.checked, driver.time_limit_s = checked, time_limit_s
     triton.runtime.driver.set_active(driver)
     return driver
+
+
+@cache
+def _driver() -> CpuDriver:
+    """One for all calls of `install`: kernels that were launched before a second call keep it."""
+    return CpuDriver()
 
 
 def uninstall() -> None:

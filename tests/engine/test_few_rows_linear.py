@@ -76,7 +76,7 @@ def check_memory(module: ModuleType) -> None:
         before = words.clone()
         del few, layer
         gc.collect()
-        _ = [torch.full((128, 48), 7.0) for _ in range(50)]  # would take the memory, were it free
+        _ = [torch.full((128, 48), 7.0) for _ in range(1000)]  # would take the memory, were it free
         assert torch.equal(words, before)
 
 
