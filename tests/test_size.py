@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 6_412,  # goal 6,000
+    "lines of src/twophase": 6_426,  # goal 6,000
     "files of src/twophase": 43,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
-    "lines of the longest file": 322,  # goal 350
+    "lines of the longest file": 313,  # goal 350
     "modules that `import twophase` loads": 7,  # goal 30
     "modules that `from twophase import LLM` loads": 48,
     "modules of features that a greedy request loads": 0,  # goal 0

@@ -86,8 +86,8 @@ def assemble(model: str, config: EngineConfig) -> Parts:
 
 
 class _Target(NamedTuple):
-    """The model to open, and its options as they were resolved for it. Of features, or None: `scheme` is a
-    quantization.schemes.Scheme, `windows` a windows.resolve.Windows."""
+    """The model to open, and its options as they were resolved for it. `scheme` is a quantization.schemes.Scheme, and
+    `windows` a windows.resolve.Windows, or None."""
 
     folder: Path
     model: ModelConfig

@@ -236,5 +236,5 @@ class WindowedCache(CacheManager):
 
 
 def _beyond(reserved: list[int], num_logical: int) -> int:
-    """Blocks that a table takes beyond its reservation to grow by so many logical blocks."""
+    """Blocks that a table takes beyond its reservation to grow by `num_logical` blocks of each group."""
     return sum(max(0, num_logical - num_reserved) for num_reserved in reserved)
