@@ -11,7 +11,7 @@
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
-# gcc and Python's headers are for Triton on a GPU (docker run --gpus all).
+# gcc compiles Triton's kernels for the CPU; with Python's headers, its launcher for a GPU too (docker run --gpus all).
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates gcc git libc6-dev make procps \
         python3 python3-dev python3-venv \

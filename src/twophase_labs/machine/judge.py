@@ -20,7 +20,7 @@ from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.guard import Guard, is_learners_file
 from twophase_labs.machine.limits import OutOfTime, time_limit
 from twophase_labs.machine.lines import python_lines
-from twophase_labs.machine.unfilled import Unfilled, UnfilledError, blanks_left
+from twophase_labs.machine.unfilled import Unfilled, UnfilledError, blanks_left, empty_in_kernel
 
 VerdictName = Literal[
     "passed", "failed", "not_attempted", "by_reference", "error", "timeout", "missing", "not_run_here"
@@ -171,9 +171,9 @@ class Judge:
                 raise
             assert current is not None
             self.guard.restore()
-            left = _blanks(exercise, vars(answer))
-            if exercise.kind == "kernel" and left and not isinstance(_own_error(error), Rejected | UnfilledError):
-                error = UnfilledError(exercise.id, min(left))  # compiled, a blank is just a name the compiler rejects
+            if exercise.kind == "kernel" and not isinstance(_own_error(error), Rejected | UnfilledError):
+                empty = (empty_in_kernel(value, exercise.id) for value in vars(answer).values())
+                error = next(filter(None, empty), error)
             return self._explain(exercise, current, error, tuple(held))
         finally:
             self.is_judging = False

@@ -104,26 +104,34 @@ def blanks_left(value: object, exercise: str) -> set[int]:
         value = value.fget if isinstance(value, property) else value.__func__
     value = getattr(value, "fn", value)  # triton.jit keeps the function in .fn
     value = inspect.unwrap(value) if callable(value) else value
-    return set(_blanks_in_code(value.__code__, exercise)) if isinstance(value, FunctionType) else set()
+    return set(dict(_blanks_in_code(value.__code__, exercise))) if isinstance(value, FunctionType) else set()
 
 
-def _blanks_in_code(code: CodeType, exercise: str) -> Iterator[int]:
+def empty_in_kernel(kernel: object, exercise: str) -> UnfilledError | None:
+    """The error of a Triton kernel's first blank that still stands; compiled, the blank itself raises nothing."""
+    function = getattr(kernel, "fn", None)
+    left = dict(_blanks_in_code(function.__code__, exercise)) if isinstance(function, FunctionType) else {}
+    return UnfilledError(exercise, *min(left.items())) if left else None
+
+
+def _blanks_in_code(code: CodeType, exercise: str) -> Iterator[tuple[int, str]]:
+    """(number, what it asks for) of each."""
     if "____" in code.co_names:
-        for here, then in _calls(code):
+        for here, number, what in _calls(code):
             if here == exercise:
-                yield then
+                yield number, what
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _blanks_in_code(constant, exercise)
 
 
-def _calls(code: CodeType) -> Iterator[tuple[str, int]]:
-    """The first two constants after each load of `____`: exercise and number."""
+def _calls(code: CodeType) -> Iterator[tuple[str, int, str]]:
+    """The constants after each load of `____`: exercise, number, and what it asks for, if it says so."""
     import dis
 
     instructions = [i for i in dis.get_instructions(code) if i.opname.startswith("LOAD")]
     for at, instruction in enumerate(instructions[:-2]):
         if instruction.argval == "____":
-            exercise, number = (i.argval for i in instructions[at + 1 : at + 3])
+            exercise, number, *what = (i.argval for i in instructions[at + 1 : at + 4])
             if isinstance(exercise, str) and isinstance(number, int):
-                yield exercise, number
+                yield exercise, number, next((text for text in what if isinstance(text, str)), "")

@@ -502,7 +502,7 @@ FIRST, SECOND = '____("9.1", 1, "which are inside")', '____("9.1", 2, "the sum")
         (FIRST, SECOND, "not_attempted", "not attempted yet"),
         ("offs < n", SECOND, "failed", "Exercise 9.1, blank 2: the sum is still empty"),
         ("offs < n", "x + 2", "failed", "differs first at index [0]"),
-        ("offs < n", "x + y", "error", "name 'y' is not defined"),
+        ("offs < n", "x + y", "error", "is not defined"),
         ("offs < n", "x + 1", "passed", "every property holds"),
     ],
 )
