@@ -1845,7 +1845,7 @@ print(f"300 additions, a call each: {1e6 * separate_s:.0f} µs; in one call: {1e
 # them a chunk here is one token):
 
 # %%
-from twophase_features.cuda_graphs import DecodeGraphs, padded_batch_size
+from twophase_features.step_graphs import DecodeGraphs, padded_batch_size
 
 show_source(DecodeGraphs.run)
 

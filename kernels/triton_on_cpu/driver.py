@@ -6,6 +6,7 @@ The stages of a compilation: `ttir` (Triton's front end and passes), `c` (genera
 import contextlib
 import hashlib
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -128,23 +129,26 @@ def make_c(ttir_text: str, metadata: dict[str, Any], checked: bool) -> str:
     return generated.c_source
 
 
+class _OfThread(threading.local):
+    recording: Any = None
+
+
 class CpuDriver(DriverBase):
     """Stands where Triton's CUDA driver would.
 
     Attributes:
         checked: Kernels are compiled with checks and launched under a time limit.
         time_limit_s: The longest that a checked launch may take.
-        recording: Takes down each launch while it is not None.
+        of_thread: Its `recording` takes down each launch of the present thread while it is not None.
     """
 
     runs_on_cpu = True
 
-    def __init__(self, checked: bool = False, time_limit_s: float = 60.0) -> None:
-        _require_limit(time_limit_s)
+    def __init__(self) -> None:
         self.utils = self
-        self.checked = checked
-        self.time_limit_s = time_limit_s
-        self.recording: Any = None
+        self.checked = False
+        self.time_limit_s = 60.0
+        self.of_thread = _OfThread()
 
     @classmethod
     def is_active(cls) -> bool:
@@ -233,14 +237,22 @@ def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
             "This process runs kernels in Triton's interpreter, for TRITON_INTERPRET was set when triton was imported. "
             "Unset it and start Python again (in a notebook: restart the kernel)."
         )
+    _require_limit(time_limit_s)
     toolchain()
     _require_cache()
     if triton.knobs.cache.manager_class is None:
         triton.knobs.cache.manager_class = KernelCache
     backends[NAME] = Backend(CpuBackend, CpuDriver)
-    driver = CpuDriver(checked, time_limit_s)
+    driver = _driver()
+    driver.checked, driver.time_limit_s = checked, time_limit_s
     triton.runtime.driver.set_active(driver)
     return driver
+
+
+@cache
+def _driver() -> CpuDriver:
+    """One for all calls of `install`: kernels that were launched before a second call keep it."""
+    return CpuDriver()
 
 
 def uninstall() -> None:

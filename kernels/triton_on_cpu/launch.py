@@ -73,8 +73,9 @@ class Launcher:
             run_checked(self, (x, y, z), packed[HEAD.size :], values)
         else:
             self._launch(packed)
-            if self.driver.recording is not None:
-                self.driver.recording.add(self, packed, values)
+            recording = self.driver.of_thread.recording
+            if recording is not None:
+                recording.add(self, packed, values)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 

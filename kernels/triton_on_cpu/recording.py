@@ -1,11 +1,18 @@
-"""Launches recorded once and repeated by one call of C, as a CUDA graph repeats them: same kernels, same buffers."""
+"""Launches recorded once and repeated by one call of C, as a CUDA graph repeats them: same kernels, same buffers.
+
+Operations of torch may stand between the launches. C then runs the launches up to the next operation, and torch computes
+that again into the memory of its first result.
+"""
 
 import contextlib
 import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from triton_on_cpu.checks import Job, Launch
 from triton_on_cpu.driver import active_driver
@@ -17,68 +24,141 @@ ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empt
 
 
 class Recording:
-    """A list of launches, each with the addresses and values of its arguments.
+    """A list of launches, each with the addresses and values of its arguments, and of torch's operations between them.
 
     The tensors are kept alive. A replay reads and writes the same memory: write new inputs into the same tensors, in
     place. Grids and scalars stay as recorded.
     """
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []
-        self._kept: list[Any] = []
-        self._packed: ctypes.Array[Job] | None = None
+        self._parts: list[_Launches | _Operation] = []
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        """The number of launches."""
+        return sum(len(part.jobs) for part in self._parts if isinstance(part, _Launches))
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         """A launch, as launch.py packs it for pool.c."""
+        if not self._parts or not isinstance(self._parts[-1], _Launches):
+            self._parts.append(_Launches())
+        self._parts[-1].add(launcher, packed, values)
+
+    def add_operation(self, operation: "_Operation") -> None:
+        self._parts.append(operation)
+
+    def replay(self) -> None:
+        """All of it again, in order; a launch begins when the one before has ended. Between launches there is no
+        Python."""
+        for part in self._parts:
+            part.repeat()
+
+
+class _Launches:
+    """Launches that follow each other."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._kept: list[Any] = []
+        self._packed: ctypes.Array[Job] | None = None
+
+    def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         function, x, y, z, _, number = HEAD.unpack_from(packed)
         words = ctypes.create_string_buffer(packed[HEAD.size :], 8 * number or 8)
         begin = ctypes.addressof(words)
         args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
         launch = Launch((x, y, z), number, None, None, None)
-        self._jobs.append(Job(function, ctypes.addressof(launch), ctypes.addressof(args)))
+        self.jobs.append(Job(function, ctypes.addressof(launch), ctypes.addressof(args)))
         self._kept.append((launcher, words, args, launch, values))
         self._packed = None
 
-    def replay(self) -> None:
-        """All launches again, in order, without Python between them; a launch begins when the one before has ended."""
+    def repeat(self) -> None:
         if self._packed is None:
-            self._packed = (Job * len(self._jobs))(*self._jobs)
-        pool().pool_run(ctypes.addressof(self._packed), len(self._jobs), num_threads())
+            self._packed = (Job * len(self.jobs))(*self.jobs)
+        pool().pool_run(ctypes.addressof(self._packed), len(self.jobs), num_threads())
 
 
-class _KernelsOnly(TorchDispatchMode):
-    """Refuses operations of torch: a replay would leave them out, and go on with old contents of their results."""
+class _Operation:
+    """An operation of torch. What it computes anew is copied to where its result was when it was recorded."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Any, fresh: list[int], results: list[Any]) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+        self._results = [(i, results[i]) for i in fresh]
+
+    def repeat(self) -> None:
+        results = tree_leaves(self._function(*self._args, **self._kwargs))
+        for i, recorded in self._results:
+            recorded.copy_(results[i])
+
+
+class _Operations(TorchDispatchMode):
+    """Sees each operation of torch while launches are recorded, and records it or refuses it.
+
+    A replay that left out an operation would go on with old contents of its result. Allocations and views need no
+    repetition. Whether a result is a view is seen from its memory, because `contiguous`, `to` and their kin return a
+    view or a copy.
+    """
+
+    def __init__(self, recording: Recording, is_recorded: bool) -> None:
+        super().__init__()
+        self._recording, self._is_recorded = recording, is_recorded
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function._schema.name
-        if name not in ALLOCATIONS and not function.is_view and name != "aten::detach":
-            raise TritonOnCpuError(
-                f"torch computes {name.removeprefix('aten::')} while launches are recorded. A replay repeats kernels "
-                "only: compute it before `record()`, after it, or by a kernel."
-            )
-        return function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        name, is_mutable = function._schema.name, function._schema.is_mutable
+        before = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        if not self._is_recorded and is_mutable and torch.Tag.inplace_view not in function.tags:
+            self._refuse(name)
+        result = function(*args, **kwargs)
+        if name in ALLOCATIONS or torch.Tag.inplace_view in function.tags:
+            return result
+        results = tree_leaves(result)
+        fresh = [i for i, leaf in enumerate(results) if not isinstance(leaf, Tensor) or _address(leaf) not in before]
+        if fresh or is_mutable:
+            if not self._is_recorded:
+                self._refuse(name)
+            has_free_shape = torch.Tag.dynamic_output_shape in function.tags
+            if has_free_shape or not all(isinstance(results[i], Tensor) for i in fresh):
+                raise TritonOnCpuError(
+                    f"{name.removeprefix('aten::')} cannot be recorded: its result is a number for Python, or its "
+                    "result's shape depends on numbers in tensors."
+                )
+            self._recording.add_operation(_Operation(function, args, kwargs, fresh, results))
+        return result
+
+    @staticmethod
+    def _refuse(name: str) -> None:
+        raise TritonOnCpuError(
+            f"torch computes {name.removeprefix('aten::')} while launches are recorded. A replay repeats kernels "
+            "only: compute it before `record()`, after it, or by a kernel, or use record(torch_operations=True)."
+        )
+
+
+def _address(tensor: Tensor) -> int:
+    """Of the memory that a tensor is a view of; 0 where torch does not tell, as of oneDNN's layouts."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 @contextlib.contextmanager
-def record() -> Iterator[Recording]:
+def record(torch_operations: bool = False) -> Iterator[Recording]:
     """Within it launches run as always, and are recorded: `with record() as step: ...`, then `step.replay()`.
 
-    Tensors may be allocated, viewed and sliced within it, by torch.
+    Tensors may be allocated, viewed and sliced within it, by torch. Launches of other threads are not recorded.
+
+    Args:
+        torch_operations: Also record what torch computes; else it is an error.
 
     Raises:
-        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes something.
+        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes what is
+            not recorded.
     """
     driver = active_driver()
     if driver.checked:
         raise TritonOnCpuError("Checked launches cannot be recorded: leave `checked()`, or install(checked=False).")
-    if driver.recording is not None:
+    if driver.of_thread.recording is not None:
         raise TritonOnCpuError("Launches are being recorded already; one recording at a time.")
-    driver.recording = Recording()
+    recording = driver.of_thread.recording = Recording()
     try:
-        with _KernelsOnly():
-            yield driver.recording
+        with _Operations(recording, torch_operations):
+            yield recording
     finally:
-        driver.recording = None
+        driver.of_thread.recording = None

@@ -118,8 +118,10 @@ def packed_linear_kernel(
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=mask_t & mask_o[None, :])
 
 
-def packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None) -> Tensor:
-    """x [T, I] times a weight of `pack_weight`, + bias [O]: -> [T, O], of x's dtype. Sums are fp32.
+def packed_linear(
+    x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """x [T, I] times a weight of `pack_weight`, + bias [O]: -> [T, O]. Sums are fp32.
 
     Any T is allowed.
 
@@ -128,19 +130,24 @@ def packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | Non
         words: [B, W, 64].
         num_outputs: O.
         bias: In x's dtype, or None.
+        dtype: Of the result, x's or float32; None: x's.
 
     Raises:
-        ValueError: A tensor breaks one of these rules.
+        ValueError: An argument breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype; or kernels are compiled for a GPU.
     """
     _check(x, words, num_outputs, bias)
-    return launch_packed_linear(x, words, num_outputs, bias)
+    if dtype not in (None, x.dtype, torch.float32):
+        raise ValueError(f"dtype must be x's, float32 or None, got {dtype} for x of {x.dtype}.")
+    return launch_packed_linear(x, words, num_outputs, bias, dtype)
 
 
-def launch_packed_linear(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> Tensor:
+def launch_packed_linear(
+    x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None, dtype: torch.dtype | None = None
+) -> Tensor:
     """`packed_linear` without its checks, which take half as long as a small product: for a layer that made them."""
     num_tokens, num_inputs = x.shape
-    out = torch.empty((num_tokens, num_outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
     if num_tokens:
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
         packed_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
@@ -169,7 +176,9 @@ def _check(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> N
     check_tensor("bias", bias, (num_outputs,), x.dtype)
 
 
-def packed_linear_reference(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None) -> Tensor:
+def packed_linear_reference(
+    x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Reference for `packed_linear` in plain torch."""
     y = x.float() @ unpack_weight(words, num_outputs, x.shape[1]).float().T
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return (y if bias is None else y + bias.float()).to(dtype or x.dtype)

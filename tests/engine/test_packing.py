@@ -12,7 +12,7 @@ from tests.mutation import KillTable, Mutant
 from twophase.core.plan import ScheduledChunk
 from twophase.engine import runner
 from twophase.engine.runner import TABLE_COLUMNS, pack
-from twophase_features.cuda_graphs import padded_batch_size, padded_context
+from twophase_features.step_graphs import padded_batch_size, padded_context
 
 
 def chunk(seq_id, token_ids, start, block_ids, num_samples=1):

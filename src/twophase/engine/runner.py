@@ -52,8 +52,8 @@ class ModelRunner:
         self.model, self.kv_cache = model, kv_cache
         self.watch: PageWatch | None = None
         self._graphs: Any = None  # DecodeGraphs
-        if kv_cache.device.type == "cuda" and use_cuda_graphs:
-            self._graphs = feature("cuda_graphs").decode_graphs(model, kv_cache, max_model_len)
+        if model.backend.name == "triton" and use_cuda_graphs:
+            self._graphs = feature("step_graphs").decode_graphs(model, kv_cache, max_model_len)
 
     @torch.inference_mode()
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear
 from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
+from twophase_features.triton.huge_pages import use_huge_pages
 from twophase_kernels import mode
 from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8)  # that are measured: the heights of the kernel's tiles
 ROUNDS = 5
-CLEARLY = 0.97  # of torch's time, or the clock's noise decides
+TOLERANCE = 1.03  # of torch's time: torch's threads spin for milliseconds after a product, on cores that kernels need
 SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
 
 
@@ -43,6 +44,7 @@ class FewRowsLinear:
         shares_memory: Whether `words` is the memory of `many`.
         num_outputs: O.
         max_rows: The largest number of rows for which the kernel is used.
+        dtype: Of the kernel's results; None: x's. The head's are float32, for its callers widen them.
     """
 
     many: TorchLinear
@@ -50,6 +52,7 @@ class FewRowsLinear:
     shares_memory: bool
     num_outputs: int
     max_rows: int
+    dtype: torch.dtype | None = None
 
     @classmethod
     def from_torch(cls, linear: TorchLinear, max_rows: int) -> "FewRowsLinear":
@@ -72,7 +75,7 @@ class FewRowsLinear:
                 f"x must be [T, {weight.shape[1]}] {weight.dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
                 f"with strides {x.stride()}."
             )
-        return launch_packed_linear(x, self.words, self.num_outputs, self.many.bias)
+        return launch_packed_linear(x, self.words, self.num_outputs, self.many.bias, self.dtype)
 
 
 def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
@@ -115,36 +118,49 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
         limit = limits[tuple(linear.weight.shape)] if isinstance(linear, TorchLinear) else 0
         return FewRowsLinear.from_torch(linear, limit) if isinstance(linear, TorchLinear) and limit else linear
 
-    return _replaced(weights, with_kernel)
+    new = _replaced(weights, with_kernel)
+    if isinstance(new.lm_head, FewRowsLinear):
+        new = replace(new, lm_head=replace(new.lm_head, dtype=torch.float32))
+    use_huge_pages(_words_of(new))
+    return new
 
 
 def measure_max_rows(layers: Sequence[FewRowsLinear]) -> int:
     """The largest of `ROWS` up to which the kernel is faster than torch, for layers of one shape; 0: it never is.
 
-    Both take turns, and the least time of each counts. It is one thread's CPU time, because other processes delay
-    torch's threads, which wait for each other, more than ours. Calls from Python are part of it. torch wins where both
+    Both are replayed from a recording, as in a decode step (`twophase_features.step_graphs`), so that only torch's
+    products are called from Python. Both take turns, and the least time of each counts. It is one thread's CPU time,
+    because other processes delay torch's threads, which wait for each other, more than ours. The kernel wins where both
     are about equally fast.
     """
     weight, best = layers[0].many.weight, 0
     for num_rows in ROWS:
         x = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-        ways: list[list[Callable[[Tensor], Tensor]]] = [[each.few for each in layers], [each.many for each in layers]]
-        for way in ways:
-            way[0](x)  # compiles
-        with _one_thread():
-            rounds = [[_seconds(way, x) for way in ways] for _ in range(ROUNDS)]
+        few, many = ([each.few for each in layers], [each.many for each in layers])
+        with torch.inference_mode(), _one_thread():
+            replays = [_recorded(products, x) for products in (few, many)]
+            rounds = [[_seconds(replay) for replay in replays] for _ in range(ROUNDS)]
         few_s, many_s = (min(times) for times in zip(*rounds, strict=True))
-        if few_s > CLEARLY * many_s:
+        if few_s > TOLERANCE * many_s:
             break
         best = num_rows
     return best
 
 
-def _seconds(way: Sequence[Callable[[Tensor], Tensor]], x: Float[Tensor, "T I"]) -> float:
-    """CPU time of this thread for one product with each layer's weight."""
+def _recorded(products: Sequence[Callable[[Tensor], Tensor]], x: Float[Tensor, "T I"]) -> Callable[[], None]:
+    """A function that multiplies x by each layer's weight, as a decode step's graph does."""
+    import triton_on_cpu
+
+    with triton_on_cpu.record(torch_operations=True) as recording:
+        for product in products:
+            product(x)
+    return recording.replay
+
+
+def _seconds(replay: Callable[[], None]) -> float:
+    """CPU time of this thread for one replay."""
     start = time.thread_time()
-    for product in way:
-        product(x)
+    replay()
     return time.thread_time() - start
 
 
@@ -163,6 +179,19 @@ def _sample(layers: Sequence[TorchLinear]) -> list[FewRowsLinear]:
     weight = layers[0].weight
     number = max(1, SAMPLE_BYTES // (weight.numel() * weight.itemsize))
     return [FewRowsLinear.from_torch(layer, 0) for layer in layers[:number]]
+
+
+def _words_of(weights: ModelWeights) -> list[Tensor]:
+    """The words of all layers that have a kernel."""
+    words: list[Tensor] = []
+
+    def note(linear: Linear) -> Linear:
+        if isinstance(linear, FewRowsLinear):
+            words.append(linear.words)
+        return linear
+
+    _replaced(weights, note)
+    return words
 
 
 def _noted(linear: Linear, of_shape: dict[tuple[int, ...], list[TorchLinear]]) -> Linear:

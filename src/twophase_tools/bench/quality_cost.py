@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 
+import torch
 from torch import Tensor
 
 from twophase.core.errors import ConfigError
@@ -30,15 +31,16 @@ def stored_weight_bytes(llm: LLM) -> int | None:
 def weight_memory_bytes(weights: object) -> int:
     """Bytes of all tensors in a record of weights, with the plain copies that a CPU keeps for steps of many rows.
 
-    Memory that several of them share counts once.
+    Memory that several of them share counts once: a kernel may read oneDNN's own memory.
     """
     sizes: dict[object, int] = {}
     for tensor in _tensors(weights):
         if tensor.is_mkldnn:  # in oneDNN's own layout, without a storage to be asked
-            sizes[id(tensor)] = tensor.numel() * tensor.itemsize
+            key, num_bytes = (torch.ops.mkldnn.data_ptr(tensor), tensor.device), tensor.numel() * tensor.itemsize
         else:
             storage = tensor.untyped_storage()
-            sizes[storage.data_ptr(), tensor.device] = storage.nbytes()
+            key, num_bytes = (storage.data_ptr(), tensor.device), storage.nbytes()
+        sizes[key] = min(num_bytes, sizes.get(key, num_bytes))
     return sum(sizes.values())
 
 

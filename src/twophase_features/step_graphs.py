@@ -1,4 +1,7 @@
-"""Decode steps as CUDA graphs: one launch for a whole forward pass, where Python would launch hundreds of kernels.
+"""Decode steps as graphs: one call for a whole forward pass, where Python would launch hundreds of kernels.
+
+A graph is made in one of two ways, which take a function and return what repeats its work on the same memory: a CUDA
+graph, or, for kernels that are compiled for the CPU, a recorded list of launches that C goes through.
 
 A graph has fixed shapes and addresses. So decodes are padded to a few batch sizes, contexts are rounded up for the
 host-side choices (how many splits) and for the width of block tables, and each graph reads its inputs from buffers of
@@ -10,9 +13,9 @@ the unused tokens are at its end.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -22,13 +25,14 @@ from twophase.cache.kv_cache import KVCache
 from twophase.core.plan import ScheduledChunk
 from twophase.engine.runner import TABLE_COLUMNS, PackedBatch, pack
 from twophase.model.llama import LlamaModel
+from twophase_kernels import mode
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAPH_BATCH = 256  # larger batches compute long enough to hide their launches
 MIN_GRAPH_CONTEXT = 1024
 CONTEXT_GROWTH = 4  # 1024, 4096, 16384, ...: the number of splits is chosen for the rounded context
-NUM_WARMUPS = 2  # kernels are compiled and libraries initialised outside the capture
+
+Forward = Callable[[], Float[Tensor, "T N"]]
 
 
 class _Shape(NamedTuple):
@@ -40,20 +44,82 @@ class _Shape(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     inputs: PackedBatch
     hidden: Float[Tensor, "T N"]
 
 
+@runtime_checkable
+class Capture(Protocol):
+    """A way to make graphs.
+
+    Attributes:
+        max_tokens: Larger batches compute long enough to hide their launches.
+    """
+
+    max_tokens: int
+
+    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
+        """(a function that repeats what `forward` computed, from and into the same memory; `forward`'s result)."""
+
+
+@final
+class CudaGraphs:
+    """CUDA graphs of one device, which share their memory: at most one is replayed at a time."""
+
+    max_tokens = 256
+    num_warmups = 2  # kernels are compiled and libraries initialised outside the capture
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
+        side_stream, stream = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
+        side_stream.wait_stream(stream)
+        with torch.cuda.stream(side_stream):
+            for _ in range(self.num_warmups):
+                forward()
+        stream.wait_stream(side_stream)
+        graph = torch.cuda.CUDAGraph()
+        # On a stream of this device: torch's own capture stream belongs to the device that captured first. And other
+        # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
+        with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
+            hidden = forward()
+        return graph.replay, hidden
+
+
+@final
+class RecordedLaunches:
+    """Launches on the CPU as a list that C goes through, and between them what torch computes.
+
+    Each recording keeps all that its step computes, so its memory grows with the tokens: 1 MB each for SmolLM2.
+    """
+
+    max_tokens = 32
+
+    def __call__(self, forward: Forward) -> tuple[Callable[[], None], Float[Tensor, "T N"]]:
+        import triton_on_cpu
+
+        with triton_on_cpu.record(torch_operations=True) as recording:
+            hidden = forward()
+        return recording.replay, hidden
+
+
 def decode_graphs(model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> "DecodeGraphs | None":
     """Graphs for a model's decode steps; None, and a line in the log, if they cannot be captured."""
+    why_not = _why_not(model)
+    if why_not is not None:
+        logger.info("%s: decodes run eagerly", why_not)
+        return None
+    capture: Capture = CudaGraphs(kv_cache.device) if mode() == "cuda" else RecordedLaunches()
+    return DecodeGraphs(model, kv_cache, max_model_len, capture)
+
+
+def _why_not(model: LlamaModel) -> str | None:
     if not all(layer.mlp.can_be_captured for layer in model.weights.layers):
-        logger.info("the host assigns rows to experts: decodes run eagerly")
-        return None
-    if model.backend.name != "triton":
-        logger.info("attention backend %r cannot be captured: decodes run eagerly", model.backend.name)
-        return None
-    return DecodeGraphs(model, kv_cache, max_model_len)
+        return "the host assigns rows to experts"
+    return None if mode() in ("cuda", "cpu") else f"kernels are {mode()}"
 
 
 @final
@@ -63,12 +129,12 @@ class DecodeGraphs:
     A capture that fails is logged once, and decodes run eagerly from then on.
     """
 
-    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, capture: Capture) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._max_model_len = max_model_len
+        self._way = capture
         self._graphs: dict[_Shape, _Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
         self._has_failed = False
 
     def run(self, chunks: Sequence[ScheduledChunk]) -> Float[Tensor, "T N"] | None:
@@ -79,21 +145,21 @@ class DecodeGraphs:
         num_rows, block_size = padded_batch_size(len(chunks)), self._kv_cache.spec.block_size
         if not is_decode or max_query_len > self._model.backend.max_decode_len:
             return None
-        if self._has_failed or num_rows * max_query_len > MAX_GRAPH_BATCH:
+        if self._has_failed or num_rows * max_query_len > self._way.max_tokens:
             return None
         num_groups = self._kv_cache.num_groups
         longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups * block_size
         context = padded_context(longest, self._max_model_len)
         num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
         sizes = {"num_rows": num_rows, "num_tokens": num_rows * max_query_len, "num_columns": num_columns}
-        packed = pack(chunks, block_size, num_groups=num_groups, **sizes, pin_memory=True)
+        packed = pack(chunks, block_size, num_groups=num_groups, **sizes, pin_memory=self._kv_cache.device.type == "cuda")
         shape = _Shape(num_rows, max_query_len, context)
         captured = self._graphs.get(shape) or self._try_capture(packed, shape)
         if captured is None:
             return None
         captured.inputs.longs.copy_(packed.longs, non_blocking=True)
         captured.inputs.ints.copy_(packed.ints, non_blocking=True)
-        captured.graph.replay()
+        captured.replay()
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 
     def _try_capture(self, packed: PackedBatch, shape: _Shape) -> _Graph | None:
@@ -101,31 +167,20 @@ class DecodeGraphs:
             captured = self._capture(packed, shape)
         except Exception as error:
             self._has_failed = True
-            logger.warning("CUDA graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
+            logger.warning("A graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
             return None
         self._graphs[shape] = captured
         return captured
 
     def _capture(self, packed: PackedBatch, shape: _Shape) -> _Graph:
-        # The warm-ups write the same K and V that the replay will write: nothing needs undoing.
-        device = self._kv_cache.device
+        # What runs meanwhile writes the same K and V that the replay will write: nothing needs undoing.
         inputs = replace(
-            packed.to(device),
+            packed.to(self._kv_cache.device),
             query_lens=(shape.max_query_len,) * shape.num_rows,
             seq_lens=(shape.context,) * shape.num_rows,
         )
-        side_stream, stream = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-        side_stream.wait_stream(stream)
-        with torch.cuda.stream(side_stream):
-            for _ in range(NUM_WARMUPS):
-                self._forward(inputs)
-        stream.wait_stream(side_stream)
-        graph = torch.cuda.CUDAGraph()
-        # On a stream of this device: torch's own capture stream belongs to the device that captured first. And other
-        # threads may allocate and wait meanwhile, as the receiver of another process's pages does.
-        with torch.cuda.graph(graph, pool=self._pool, stream=side_stream, capture_error_mode="thread_local"):
-            hidden = self._forward(inputs)
-        return _Graph(graph, inputs, hidden)
+        replay, hidden = self._way(lambda: self._forward(inputs))
+        return _Graph(replay, inputs, hidden)
 
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
         return self._model.forward(inputs.token_ids, self._model.backend.plan(inputs.view()), self._kv_cache)

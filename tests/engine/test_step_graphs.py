@@ -21,7 +21,7 @@ from twophase.core.plan import ScheduledChunk
 from twophase.core.request import SamplingParams
 from twophase.engine.runner import pack
 from twophase.model import llama
-from twophase_features import cuda_graphs
+from twophase_features import step_graphs
 from twophase_features.speculation.speculator import Speculator
 from twophase_features.triton import attention as triton_backend
 from twophase_kernels import attend_range, rmsnorm_residual, rope_kv_write, silu_mul
@@ -163,7 +163,9 @@ def play(module, model, prompts, params, make=make_engine, backends=triton_backe
         monkeypatch.setattr(module, "pack", lambda *args, pin_memory, **options: pack(*args, **options))
         model = with_references(model, monkeypatch, backends)
         engine = make(model, max_model_len=100)
-        graphs = engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, 100)
+        graphs = engine._runner._graphs = module.DecodeGraphs(
+            model, engine._runner.kv_cache, 100, module.CudaGraphs(torch.device("cpu"))
+        )
         played.follow(graphs)
         # Of what nobody wrote no number may come.
         monkeypatch.setattr(torch, "empty", lambda *args, **options: torch.full(*args, math.nan, **options))
@@ -177,7 +179,7 @@ def eager_tokens(cpu_model):
 
 
 def test_played_graphs_equal_eager(cpu_model, eager_tokens):
-    check_played_graphs(cuda_graphs, cpu_model, eager_tokens)
+    check_played_graphs(step_graphs, cpu_model, eager_tokens)
 
 
 GRAPH_MUTANTS = [
@@ -195,7 +197,7 @@ GRAPH_MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), GRAPH_MUTANTS, ids=[row[0] for row in GRAPH_MUTANTS])
 def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
     check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
-    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
 
 
 @pytest.mark.mutants
@@ -203,7 +205,7 @@ def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
 def test_a_graph_for_the_tables_of_all_groups_is_noticed(cpu_model, eager_tokens):
     check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
     mutant = Mutant(
-        "all groups", "twophase_features.cuda_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
+        "all groups", "twophase_features.step_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
     )
     KillTable.record(mutant, check)
 
@@ -252,7 +254,7 @@ def verified(cpu_model):
 
 
 def test_played_verifications_equal_eager(cpu_model, verified):
-    check_played_verifications(cuda_graphs, cpu_model, verified)
+    check_played_verifications(step_graphs, cpu_model, verified)
 
 
 VERIFICATION_MUTANTS = [
@@ -281,7 +283,7 @@ def check_room_for_drafts(module, model, num_drafts):
         monkeypatch.setattr(module, "pack", stop)
         kv_cache = make_engine(model)._runner.kv_cache
         model = with_references(model, monkeypatch)
-        graphs, most = module.DecodeGraphs(model, kv_cache, 100), model.backend.max_decode_len
+        graphs, most = module.DecodeGraphs(model, kv_cache, 100, module.CudaGraphs(kv_cache.device)), model.backend.max_decode_len
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
         prompt = chunks[0]._replace(token_ids=(7,) * 3, num_drafts=0, num_samples=1)
@@ -293,7 +295,7 @@ def check_room_for_drafts(module, model, num_drafts):
 
 @pytest.mark.parametrize("num_drafts", [(0, 3), (3, 0), (2, 2)])
 def test_room_for_drafts(cpu_model, num_drafts):
-    check_room_for_drafts(cuda_graphs, cpu_model, num_drafts)
+    check_room_for_drafts(step_graphs, cpu_model, num_drafts)
 
 
 ROOM_MUTANTS = [
@@ -307,14 +309,14 @@ ROOM_MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), ROOM_MUTANTS, ids=[row[0] for row in ROOM_MUTANTS])
 def test_room_mutants_are_killed(name, old, new, cpu_model):
     check = functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3))
-    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new"), VERIFICATION_MUTANTS, ids=[row[0] for row in VERIFICATION_MUTANTS])
 def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
     check = functools.partial(check_played_verifications, model=cpu_model, expected=verified)
-    KillTable.record(Mutant(name, "twophase_features.cuda_graphs", old, new), check)
+    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
 
 
 BACKEND_MUTANTS = [
@@ -331,7 +333,7 @@ BACKEND_MUTANTS = [
 @pytest.mark.parametrize(("name", "old", "new"), BACKEND_MUTANTS, ids=[row[0] for row in BACKEND_MUTANTS])
 def test_backend_mutants_are_killed(name, old, new, cpu_model, verified):
     def check(backends):
-        check_played_verifications(cuda_graphs, cpu_model, verified, backends)
+        check_played_verifications(step_graphs, cpu_model, verified, backends)
 
     KillTable.record(Mutant(name, "twophase_features.triton.attention", old, new), check)
 

@@ -1,0 +1,251 @@
+"""Decode steps on a CPU as recorded launches: logits and tokens of steps that are not recorded, whatever the batches are.
+
+The kernels are compiled, in a child process. Products of up to two rows are kernels, of more rows torch's, so that both
+are in some recording.
+"""
+
+import functools
+import os
+import threading
+
+import pytest
+import torch
+
+import triton_on_cpu
+from ptx_emulator import CompilingProcess
+from tests.engine.engines import BLOCK_SIZE, finish, make_engine, prompt_of, run, tokens_of
+from tests.engine.test_step_graphs import PLAYED_PROMPTS, VERIFIED_PARAMS, ragged_engine
+from tests.model.tiny import load_model, make_folder
+from tests.mutation import KillTable, Mutant, is_killed
+from twophase.core.request import SamplingParams
+from twophase.model.llama import LlamaModel
+from twophase_features import step_graphs
+from twophase_features.triton.linear import with_kernels
+
+pytest.importorskip("triton", reason="not run here: no triton")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: kernels for CPUs")
+
+MAX_LEN = 128
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((3, 5, 60))]
+PARAMS = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (5, 9, 12)]
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {kind: make_folder(kind, tmp_path_factory.mktemp(kind))[0] for kind in ("llama", "qwen3", "gemma3")}
+
+
+@functools.cache
+def opened(folder, dtype=torch.float32):
+    triton_on_cpu.install()
+    model = load_model(folder, block_size=BLOCK_SIZE, attention_backend="triton", dtype=dtype)
+    return LlamaModel(model.config, with_kernels(model.weights, max_rows=2), model.backend)
+
+
+class Logits:
+    """The logits of an engine's steps, by their number of rows."""
+
+    def __init__(self, engine):
+        self.steps = []
+        compute = engine._runner.run
+
+        def run(*args):
+            logits = compute(*args)
+            self.steps.append(None if logits is None else logits.clone())
+            return logits
+
+        engine._runner.run = run
+
+
+def recorded_engine(module, model, make=make_engine, **options):
+    """An engine with the module's recordings, for contexts of 64, then 128 tokens; and its logits."""
+    module.MIN_GRAPH_CONTEXT, module.CONTEXT_GROWTH = 64, 2
+    engine = make(model, max_model_len=MAX_LEN, **options)
+    engine._runner._graphs = module.DecodeGraphs(model, engine._runner.kv_cache, MAX_LEN, module.RecordedLaunches())
+    return engine, Logits(engine)
+
+
+def plain_engine(model, make=make_engine, **options):
+    engine = make(model, max_model_len=MAX_LEN, **options)
+    assert engine._runner._graphs is not None, "a model on Triton's backend records by itself"
+    engine._runner._graphs = None
+    return engine, Logits(engine)
+
+
+def check_same(module, model, serve, make=make_engine, **options):
+    """`serve(engine)` gives the same on a plain engine; returns the recorded one's shapes, and the engine."""
+    (plain, expected), (engine, found) = plain_engine(model, make, **options), recorded_engine(module, model, make, **options)
+    assert serve(engine) == serve(plain)
+    tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.1}[model.weights.dtype]
+    assert len(found.steps) == len(expected.steps)
+    for ours, theirs in zip(found.steps, expected.steps, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+    graphs = engine._runner._graphs
+    assert graphs._graphs, "nothing was recorded"
+    assert not graphs._has_failed
+    return set(graphs._graphs), engine
+
+
+def check_batches(module, model):
+    """Sequences end and join, in the middle too; tables grow and change; contexts outgrow a recording."""
+
+    def serve(engine):
+        outputs = {}
+        for i, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+            engine.add_request(str(i), prompt, params)
+            outputs |= {output.request_id: output for _ in range(3) for output in engine.step()}
+        for i, seed in enumerate((7, 8)):
+            engine.add_request(f"late {i}", prompt_of(seed, 4), PARAMS[2])
+        outputs |= finish(engine)
+        return {name: tokens_of(output) for name, output in outputs.items()}
+
+    shapes, _ = check_same(module, model, serve)
+    assert {(shape.num_rows, shape.context) for shape in shapes} >= {(1, 64), (2, 64), (4, 128)}
+
+
+def check_shared_prefixes(module, model):
+    """A prompt that was computed before: its blocks, which lie elsewhere than in the recording's first run."""
+    prompts = [{"prompt_token_ids": prompt_of(1, 20)["prompt_token_ids"] + [seed] * seed} for seed in (3, 5, 4)]
+
+    def serve(engine):
+        return [tokens_of(output) for prompt in prompts for output in run(engine, [prompt, PROMPTS[0]], PARAMS[2])]
+
+    _, engine = check_same(module, model, serve)
+    assert engine.stats().cache.num_hit_tokens >= 40
+
+
+def check_preemption(module, model):
+    """Sequences that lose their blocks, and get others."""
+
+    def serve(engine):
+        return [tokens_of(output) for output in run(engine, PROMPTS[:2] * 2, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))]
+
+    _, engine = check_same(module, model, serve, num_blocks=20, prefix_caching=False)
+    assert engine.stats().num_preemptions > 0
+
+
+def check_drafts(module, model):
+    """Steps that verify drafts, of each number."""
+    tokens = [tokens_of(output) for output in run(plain_engine(model)[0], PLAYED_PROMPTS, VERIFIED_PARAMS)]
+
+    def serve(engine):
+        return [tokens_of(output) for output in run(engine, PLAYED_PROMPTS, VERIFIED_PARAMS)]
+
+    shapes, engine = check_same(module, model, serve, lambda model, **options: ragged_engine(tokens)(model, **options))
+    assert engine.stats().num_accepted_tokens > 0
+    assert {shape.max_query_len for shape in shapes} == {1, 2, 3, 4}
+
+
+def check_neighbours(module, model):
+    """Two engines in turn; then in two threads at once, recording and replaying; with any number of threads."""
+    expected = [[tokens_of(output) for output in run(plain_engine(model)[0], prompts, PARAMS[2])] for prompts in (PROMPTS, PROMPTS[:2])]
+    (first, _), (second, _) = recorded_engine(module, model), recorded_engine(module, model)
+    for engine, prompts in ((first, PROMPTS), (second, PROMPTS[:2])):
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, PARAMS[2])
+    outputs = [{}, {}]
+    while first.has_unfinished_requests() or second.has_unfinished_requests():
+        for engine, found in zip((first, second), outputs, strict=True):
+            found |= {output.request_id: tokens_of(output) for output in engine.step()}
+    assert [[found[str(i)] for i in range(len(found))] for found in outputs] == expected
+    (third, _), (fourth, _) = recorded_engine(module, model), recorded_engine(module, model)
+    found = {}
+
+    def serve(name, engine, prompts):
+        found[name] = [[tokens_of(output) for output in run(engine, prompts, PARAMS[2])] for _ in range(4)]
+
+    threads = [threading.Thread(target=serve, args=each) for each in (("a", third, PROMPTS), ("b", fourth, PROMPTS[:2]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"a": [expected[0]] * 4, "b": [expected[1]] * 4}
+    try:
+        for number in (1, 2, 4):
+            triton_on_cpu.set_num_threads(number)
+            assert [tokens_of(output) for output in run(third, PROMPTS, PARAMS[2])] == expected[0]
+    finally:
+        triton_on_cpu.set_num_threads(None)
+
+
+def check_fork(module, model):
+    """A child process goes on with the recordings of its parent, with threads of its own."""
+    engine, _ = recorded_engine(module, model)
+    triton_on_cpu.set_num_threads(2)
+    expected = [tokens_of(output) for output in run(engine, PROMPTS, PARAMS[2])]
+    graphs = dict(engine._runner._graphs._graphs)
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # OpenMP's threads are lost by a fork
+        same = [tokens_of(output) for output in run(engine, PROMPTS, PARAMS[2])] == expected
+        os._exit(0 if same and engine._runner._graphs._graphs == graphs else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [tokens_of(output) for output in run(engine, PROMPTS, PARAMS[2])] == expected
+
+
+def check_large_batches(module, model):
+    """Batches of more tokens than a recording may have run as they are; so do prompts."""
+    engine, _ = recorded_engine(module, model)
+    engine._runner._graphs._way.max_tokens = 2
+    run(engine, PROMPTS, PARAMS)
+    assert {shape.num_rows for shape in engine._runner._graphs._graphs} == {1, 2}
+
+
+def in_mode_cpu(check, folder, mutant=None, **options):
+    model = opened(folder, **options)
+    if mutant is None:
+        return check(step_graphs, model)
+    return is_killed(mutant, lambda module: check(module, model))
+
+
+CHECKS = [check_batches, check_shared_prefixes, check_preemption, check_drafts, check_neighbours, check_fork, check_large_batches]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_recorded_steps(compiling, folders, check):
+    compiling.call(in_mode_cpu, check, folders["llama"])
+
+
+@pytest.mark.full  # compiles other kernels
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_other_families(compiling, folders, kind):
+    """Norms of queries and keys, GELU and a factor on embeddings are torch's; layers of different kinds."""
+    compiling.call(in_mode_cpu, check_batches, folders[kind])
+
+
+@pytest.mark.full
+def test_bfloat16(compiling, folders):
+    compiling.call(in_mode_cpu, check_large_batches, folders["llama"], dtype=torch.bfloat16)
+
+
+MUTANTS = [
+    ("stale tables", check_batches, "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+    ("stale tokens", check_batches, "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
+    ("no replay", check_batches, "        captured.replay()\n", ""),
+    ("torch's operations refused", check_batches, "record(torch_operations=True)", "record()"),
+    ("one recording for all contexts", check_batches, "_Shape(num_rows, max_query_len, context)\n", "_Shape(num_rows, max_query_len, 64)\n"),
+    ("one recording for all batches", check_batches, "_Shape(num_rows, max_query_len, context)\n", "_Shape(4, max_query_len, context)\n"),
+    ("any batch", check_large_batches, "num_rows * max_query_len > self._way.max_tokens", "False"),
+    ("recordings of all engines", check_neighbours, "        self._graphs: dict[_Shape, _Graph] = {}\n", "        self._graphs = logger.__dict__.setdefault(\"_shared\", {})\n"),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(compiling, folders, name, check, old, new):
+    mutant = Mutant(name, "twophase_features.step_graphs", old, new)
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    try:
+        how = compiling.call(in_mode_cpu, check, folders["llama"], mutant)
+    except RuntimeError as crashed:
+        how = str(crashed)
+    KillTable.rows.append((mutant.module, name, how))
+    assert how is not None, f"mutant survived: {name}"
