@@ -39,9 +39,11 @@ class Recording:
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         """A launch, as launch.py packs it for pool.c."""
-        if not self._parts or not isinstance(self._parts[-1], _Launches):
-            self._parts.append(_Launches())
-        self._parts[-1].add(launcher, packed, values)
+        last = self._parts[-1] if self._parts else None
+        if not isinstance(last, _Launches):
+            last = _Launches()
+            self._parts.append(last)
+        last.add(launcher, packed, values)
 
     def add_operation(self, operation: "_Operation") -> None:
         self._parts.append(operation)
