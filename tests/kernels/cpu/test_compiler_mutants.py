@@ -74,7 +74,7 @@ MUTANTS = {
         ("bits are values", 'f"bits_of_{source}({x[0]})"', 'f"({b.value})({x[0]})"', elements.test_bits_keep_their_meaning, "f32", "i32"),
         ("infinities are finite", 'return "INFINITY" if value > 0', 'return "1e30f" if value > 0', elements.test_constants),
         ("half bits are float bits", "bits, element = bits << 16", "bits, element = bits", elements.test_bf16_constants),
-        ("the middle axis twice", "f\"program[{'xyz'.index(op.keyword)}]\"", "f\"program[{min(1, 'xyz'.index(op.keyword))}]\"", elements.test_program_ids_run_over_the_grid_x_first),
+        ("the middle axis twice", 'axis = "xyz".find(op.keyword)', 'axis = min(1, "xyz".find(op.keyword))', elements.test_program_ids_run_over_the_grid_x_first),
         ("high words low", ">> 32)\"", ">> 31)\"", elements.test_scalar_arguments),
     ],
     "memory": [
