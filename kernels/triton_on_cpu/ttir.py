@@ -13,6 +13,7 @@ Names are unique within a region only, so that each definition gets a `Value` of
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triton_on_cpu.errors import TritonOnCpuError
@@ -319,31 +320,31 @@ def _element(text: str) -> str:
     return text.split(",")[0].strip()
 
 
+def _outside(text: str) -> Iterator[int]:
+    """The places of a text that are outside of all brackets and strings."""
+    depth, is_quoted = 0, False
+    for i, character in enumerate(text):
+        is_quoted ^= character == '"' and text[i - 1] != "\\"
+        if not is_quoted:
+            depth += (character in "<({[") - (character in ">)}]" and text[i - 1] != "-")
+            if depth == 0:
+                yield i
+
+
 def _cut_locations(line: str) -> tuple[str, str]:
     """The line without ` loc(...)`, and what the last of them held."""
     last, at = "", line.find(" loc(")
     while at >= 0:
-        depth, end = 0, at + 4
-        for end in range(at + 4, len(line)):
-            depth += (line[end] == "(") - (line[end] == ")")
-            if depth == 0:
-                break
-        last = line[at + 5 : end]
-        line = line[:at] + line[end + 1 :]
+        end = at + 4 + next(i for i in _outside(line[at + 4 :]) if i)  # of the first bracket that closes
+        last, line = line[at + 5 : end], line[:at] + line[end + 1 :]
         at = line.find(" loc(", at)
     return line.rstrip(), last
 
 
 def _split_types_off(body: str) -> tuple[str, str]:
-    """(text before, text after) the first ' : ' outside of all brackets and strings."""
-    depth, quoted = 0, False
-    for i, character in enumerate(body):
-        if character == '"' and body[i - 1] != "\\":
-            quoted = not quoted
-        if quoted:
-            continue
-        depth += (character in "<({[") - (character in ">)}]" and body[i - 1] != "-")
-        if depth == 0 and body.startswith((" : ", " -> "), i):  # the latter: without operands
+    """(text before, text after) the first ' : ' outside of all brackets and strings, or ' -> ' without operands."""
+    for i in _outside(body):
+        if body.startswith((" : ", " -> "), i):
             return body[:i], body[i + 3 :] if body[i + 1] == ":" else body[i:]
     return body, ""
 
@@ -361,13 +362,9 @@ def _between_arrow_and_brace(body: str) -> str:
 
 def _split(types: str) -> list[Type]:
     """Types that commas separate."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(types):
-        depth += (character in "<({[") - (character in ">)}]" and types[i - 1] != "-")
-        if character == "," and depth == 0:
-            parts.append(types[start:i])
-            start = i + 1
-    return [parse_type(part) for part in (*parts, types[start:]) if part.strip()]
+    commas = [i for i in _outside(types) if types[i] == ","]
+    parts = [types[i + 1 : j] for i, j in zip([-1, *commas], [*commas, len(types)], strict=True)]
+    return [parse_type(part) for part in parts if part.strip()]
 
 
 def _result_types(op: Op, count: int) -> list[Type]:
