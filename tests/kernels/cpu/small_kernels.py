@@ -851,9 +851,7 @@ program("matmul", "matmul", "*f32 *f32 *f32 i32 i32 i32", BM=16, BN=32, BK=16)
 for kind in ("f32", "bf16"):
     for m in (1, 2, 4, 8, 16):
         for number in (1, 2, 4):
-            program(
-                f"pairs[{kind} {m} {number}]", "pairs", f"*{kind} *{kind} *f32 i32 i32", M=m, N=64, K=16, IN=number
-            )
+            program(f"pairs[{kind} {m} {number}]", "pairs", f"*{kind} *{kind} *f32 i32 i32", M=m, N=64, K=16, IN=number)
 program("exchanged", "exchanged", "*f32 *f32 *f32 i32", N=16)
 program("batched", "batched", "*f32 *f32 *f32", B=4, N=16)
 for kind in ("f32", "i32", "f64"):

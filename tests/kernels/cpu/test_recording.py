@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess
 from tests.kernels.cpu import programs
 from tests.mutation import KillTable, Mutant, is_killed
 from triton_on_cpu import TritonOnCpuError
@@ -16,23 +15,11 @@ pytest.importorskip("triton", reason="not run here: no triton")
 MODULE = "triton_on_cpu.recording"
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
-
-
 def in_child(check, mutant=None):
     """What the check says of the module, or of a mutant of it."""
 
     def run(module):
-        programs.forget()
-        triton_on_cpu.install()
-        try:
-            check(module)
-        finally:
-            triton_on_cpu.uninstall()
-            triton_on_cpu.set_num_threads(None)
+        programs.with_driver(lambda: check(module))
 
     return is_killed(mutant, run) if mutant else run(__import__(MODULE, fromlist=["record"]))
 
