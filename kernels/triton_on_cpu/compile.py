@@ -29,7 +29,9 @@ FLAGS = (
     "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
     "-fno-tree-loop-distribute-patterns", "-w",
 )  # fmt: skip
-FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # words after these: -O1 for tests, which compile more than they run; -g to debug
+FLAGS_VARIABLE = (
+    "TRITON_ON_CPU_FLAGS"  # words after these: -O1 for tests, which compile more than they run; -g to debug
+)
 TIMEOUT_S = 600
 SHOWN_LINES = 20  # of the compiler's output
 

@@ -321,7 +321,9 @@ def _summed(a: dict[str, int | str], b: dict[str, int | str]) -> dict[str, int |
 def _times(factor: int | str, number: str) -> int | str:
     """A factor times C, which may be a number."""
     found = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", number)
-    return factor * int(found[1] or found[2]) if found and isinstance(factor, int) else f"({factor}) * (int64_t){number}"
+    return (
+        factor * int(found[1] or found[2]) if found and isinstance(factor, int) else f"({factor}) * (int64_t){number}"
+    )
 
 
 def _combined(name: str, a: Affine, b: Affine) -> Affine | None:
