@@ -1961,12 +1961,12 @@ own_engine = use("3.16")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 fullest = block_pictures.fullest_moment(llm.scheduler.cache)
 requests = {
-    "The capital of France is": SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+    "The capital of France is": SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     "Once upon a time, in a small village by the sea, there lived an old": SamplingParams(
-        temperature=0, max_tokens=3, ignore_eos=True
+        temperature=0, max_tokens=12, ignore_eos=True
     ),
     "The animal that I like best of all in the world is": SamplingParams(
-        n=2, temperature=1.0, seed=7, max_tokens=3, ignore_eos=True
+        n=2, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True
     ),
 }
 outputs = llm.generate(list(requests), list(requests.values()), use_tqdm=False)
@@ -2027,10 +2027,11 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # %% [markdown]
 # **Read the result.** The prefills are at the left. The second prompt did not fit whole beside the first, nor the third
 # beside the rest of the second; both were finished while others were already decoding. Then a chain of steps: the two
-# phases of one model. The blocks in use jump when prompts are read, and fall when a sequence ends. (They are counted
-# *after* each step, when what has ended in it is free again; the tables above show the moment within a step.)
+# phases of one model. The blocks in use jump when prompts are read, rise when a sequence fills a block, and fall when one
+# ends. (They are counted *after* each step, when what has ended in it is free again; the tables above show the moment
+# within a step.)
 #
-# **Play.** With `num_blocks=6` the three requests do not fit at once. Which one waits, and where do you see it in the
+# **Play.** With `num_blocks=8` the three requests do not fit at once. Which one waits, and where do you see it in the
 # timeline?
 
 # %% [markdown]

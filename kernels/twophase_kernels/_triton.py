@@ -14,20 +14,20 @@ from typing import Any, Literal
 
 import torch
 
-from twophase_kernels.choice import INTERPRET_OFF, INTERPRET_ON, choice_here
+from twophase_kernels.choice import INTERPRET_OFF, INTERPRET_ON, Choice, choice_here
 
 
 class KernelsUnavailableError(RuntimeError):
     """Triton kernels cannot run in this process; the message gives the reason and the fix."""
 
 
-def _decide() -> str:
-    """The mode that this process is to have, '' where the environment contradicts itself; `mode` says so."""
+def _decide() -> Choice | None:
+    """The mode that this process is to have; None where the environment contradicts itself, as `mode` will say."""
     try:
-        decided = choice_here().mode
+        decided = choice_here()
     except ValueError:
-        return ""
-    if decided == "interpreted" and "triton" not in sys.modules:
+        return None
+    if decided.mode == "interpreted" and "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"  # what triton reads when it is imported
     return decided
 
@@ -57,7 +57,12 @@ except ImportError as error:
 
 def _install_compiler() -> Exception | None:
     """Kernels are compiled for the CPU from here on. Returns the reason why they cannot be, for `mode` to raise."""
-    if _decided != "cpu" or IMPORT_ERROR is not None or triton.runtime.driver._active is not None:
+    if (
+        _decided is None
+        or _decided.mode != "cpu"
+        or IMPORT_ERROR is not None
+        or triton.runtime.driver._active is not None
+    ):
         return None  # a driver that was set by hand stays
     try:
         import triton_on_cpu
@@ -123,6 +128,11 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
     return "interpreted"
 
 
+def reason() -> str:
+    """Why kernels run as `mode` says, unless a driver was set by hand: 'because there is no GPU'."""
+    return _decided.reason if _decided else ""
+
+
 def check_devices(**tensors: torch.Tensor | None) -> None:
     """All on one device, and that the CPU exactly when kernels are interpreted; names are for the message.
 
@@ -186,8 +196,8 @@ def _require_unchanged(interpreted: bool) -> None:
     """Raises KernelsUnavailableError unless the environment, what was decided from it and what triton does agree."""
     named, value = os.environ.get("TWOPHASE_KERNELS", ""), os.environ.get("TRITON_INTERPRET", "").lower()
     understood = value in (INTERPRET_ON if interpreted else INTERPRET_OFF)
-    agreed = interpreted == (_decided == "interpreted") == _is_interpreted(tl.sum)
-    if _decided and named == _named and understood and agreed:
+    agreed = _decided and interpreted == (_decided.mode == "interpreted") == _is_interpreted(tl.sum)
+    if agreed and named == _named and understood:
         return
     try:
         now = choice_here()

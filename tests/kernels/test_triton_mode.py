@@ -168,7 +168,8 @@ def test_without_a_compiler(tmp_path):
     """Interpreted, unless it is too late for that; a compiler that was named is not replaced."""
     pytest.importorskip("triton", reason="not run here: no triton")
     hidden = {"PATH": str(tmp_path)}
-    assert run(SAY, **hidden) == ["interpreted"]
+    because = "from twophase_kernels._triton import reason; print(reason())"
+    assert run(SAY + because, **hidden) == ["interpreted", "because there is neither a GPU nor a C compiler"]
     (line,) = run("import triton" + SAY, **hidden)
     assert line.startswith("Kernels are to be interpreted, because there is neither a GPU nor a C compiler, but triton")
     (line,) = run(SAY, **hidden, TRITON_INTERPRET="0")

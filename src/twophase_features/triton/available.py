@@ -3,7 +3,6 @@
 import torch
 
 from twophase_kernels import KernelsUnavailableError, _triton
-from twophase_kernels.choice import choice_here
 
 MIN_CAPABILITY = (8, 0)  # Triton's minimum for NVIDIA GPUs
 
@@ -21,7 +20,7 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return str(error)
     if how == "interpreted" and (device.type != "cpu" or dtype == torch.bfloat16):
         return (
-            f"Triton kernels are interpreted, {choice_here().reason}: that runs float32 and float16 on the CPU, got "
+            f"Triton kernels are interpreted, {_triton.reason()}: that runs float32 and float16 on the CPU, got "
             f"{dtype} on {device}. Use dtype='float32' and device='cpu'; or install a C compiler and unset "
             "TRITON_INTERPRET and TWOPHASE_KERNELS, which compiles kernels, bfloat16 too."
         )
@@ -32,7 +31,7 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         )
     if how == "cpu" and device.type != "cpu":
         return (
-            f"Triton kernels are compiled for the CPU, {choice_here().reason}; got device {str(device)!r}. "
+            f"Triton kernels are compiled for the CPU, {_triton.reason()}; got device {str(device)!r}. "
             "Set TWOPHASE_KERNELS=cuda before Python starts to compile them for a GPU."
         )
     if device.type == "cuda" and torch.version.hip is None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from twophase_kernels._triton import IMPORT_ERROR, KernelsUnavailableError, mode, tl, triton
+from twophase_kernels._triton import IMPORT_ERROR, KernelsUnavailableError, mode, reason, tl, triton
 from twophase_kernels.choice import choice_here
 from twophase_labs.machine.guard import is_learners_file
 
@@ -50,7 +50,7 @@ def how_kernels_run() -> str:
         return f"Triton kernels are compiled, for {torch.cuda.get_device_name()}."
     if how == "cpu":
         return "Triton kernels are compiled for this machine's processor. Yours are checked while they run."
-    return f"Triton kernels are interpreted, {choice_here().reason}: right, and very slow. `print` and `assert` work."
+    return f"Triton kernels are interpreted, {reason()}: right, and very slow. `print` and `assert` work."
 
 
 def _check_learners_launches() -> None:

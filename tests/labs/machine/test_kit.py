@@ -128,6 +128,24 @@ class TestGuarded:
         assert reason.startswith("endless_kernel over the grid (2, 1, 1) was still running after 0.2 s and was stopped")
 
     @on_cpu
+    @pytest.mark.parametrize(
+        ("extra", "verdict", "said", "place"),
+        [
+            ("x = z", "error", "NameError('z is not defined')", "line 5 of the kernel: x = z"),
+            ("x = tl.arange(0, n)", "error", "arange's arguments must be", "line 5 of the kernel: x = tl.arange(0, n)"),
+            ("print('x', x)", "failed", "NotSupportedError: tt.print cannot be compiled", None),
+        ],
+        ids=["name", "constexpr", "print"],
+    )
+    def test_what_does_not_compile_is_told_with_its_line(self, extra, verdict, said, place):
+        with pytest.raises(Exception) as caught:
+            copy_with(extra=extra)
+        got, reason, details = explain(caught.value, object.__new__(Exercise), {})
+        assert got == verdict
+        assert reason.startswith(f"the kernel does not compile: {said}")
+        assert details == (() if place is None else (place,))
+
+    @on_cpu
     def test_only_kernels_of_cells_are_checked(self):
         namespace = {"triton": triton, "tl": tl, "__name__": "elsewhere"}
         x, y = torch.arange(24.0)[:12], torch.zeros(12)
