@@ -5,7 +5,6 @@ import json
 import os
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 from zlib import crc32
 
 # Without a GPU kernels are compiled for the CPU, most of them for one launch: with less optimisation than production has,
@@ -20,7 +19,6 @@ enforce_types("twophase", "twophase_features", "twophase_server", "twophase_tool
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
-from tests.stack import with_room  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -100,12 +98,6 @@ def longest_first(items):
 def pytest_runtest_call(item):
     with unchecked_types() if is_marked(item, "unchecked_types") else nullcontext():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    pyfuncitem.obj = partial(with_room, pyfuncitem.obj)
-    return (yield)
 
 
 def pytest_sessionfinish(session):
