@@ -168,6 +168,7 @@ MUTANTS = {
         ("single vectors", "BLOCK(2, 4, STEP, AHEAD) BLOCK(2, 1, STEP, AHEAD)", "BLOCK(2, 4, STEP, AHEAD)", products.test_product, (2, 16, 16), False),
         ("the first rows only", "m < M; m += MIN(M, BLOCK_ROWS)", "m < MIN(M, BLOCK_ROWS); m += MIN(M, BLOCK_ROWS)", products.test_product, (64, 16, 32), False),
         ("halves swapped", "pairs[i] = BITS(A[2 * i]) >> 16 | (BITS(A[2 * i + 1]) & 0xffff0000u)", "pairs[i] = BITS(A[2 * i + 1]) >> 16 | (BITS(A[2 * i]) & 0xffff0000u)", products.test_as_it_lies, "bf16", 4, 2, False),
+        ("one half of widened pairs", "FLOAT((a) & 0xffff0000u) * (v16)", "FLOAT((a) << 16) * (v16)", products.test_processors_that_have_less, "bf16", 4, "-mno-avx512bf16"),
         ("half of the pairs", "add_pairs(M, N, K / 2, ", "add_pairs(M, N, K / 4, ", products.test_as_it_lies, "bf16", 4, 2, False),
         ("sums in the wrong lanes", "h[i] = FOLD8(s[2 * i], s[2 * i + 1])", "h[i] = FOLD8(s[2 * i + 1], s[2 * i])", products.test_product, (4, 64, 32), True),
     ],
