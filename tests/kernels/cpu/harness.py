@@ -192,6 +192,7 @@ def in_child(function: Callable[[], None], limit_s: float = 20) -> None:
     child = os.fork()
     if child == 0:
         faulthandler.disable()
+        torch.set_num_threads(1)  # the parent's threads are not here: torch would wait for them
         try:
             function()
         except BaseException as error:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import optimised, run
+from tests.kernels.cpu.harness import all_ttir, optimised, run
+from triton_on_cpu import generate
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -72,6 +73,14 @@ def test_as_it_lies(kind, rows, in_word, checked):
     name = f"pairs[{kind} {rows} {in_word}]"
     assert run(name, a, lying, out, 48, 70, checked=checked) is None
     assert torch.equal(out, a.float() @ b[:, :64].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("pairs[f32 4 1]", "product_in_memory"), ("pairs[bf16 4 2]", "product_of_pairs"), ("pairs[bf16 4 4]", "product")],
+)
+def test_what_is_not_copied(name, function):
+    assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
 
 
 @pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f"])
