@@ -85,7 +85,13 @@ def pytest_collection_finish(session):
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.
 LONG = {"smollm2_folder", "grader"}
-LONG_FILES = ("kernels/test_aot.py", "kernels/test_compiled", "labs/machine/test_labs.py", "parallel/")
+LONG_FILES = (
+    "kernels/test_aot.py",
+    "kernels/test_compiled",
+    "kernels/test_paged",
+    "labs/machine/test_labs.py",
+    "parallel/",
+)
 
 
 def longest_first(items):
