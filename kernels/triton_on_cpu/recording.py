@@ -1,7 +1,7 @@
 """Launches recorded once and repeated by one call of C, as a CUDA graph repeats them: same kernels, same buffers.
 
-Operations of torch may stand between the launches. C then runs the launches up to the next operation, and torch
-computes that again into the memory of its first result.
+Operations of torch may stand between the launches. C then runs the launches up to the next operation, and torch repeats
+that into the memory of its first result.
 """
 
 import contextlib
