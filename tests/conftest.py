@@ -5,7 +5,6 @@ import json
 import os
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 from zlib import crc32
 
 # Without a GPU kernels are compiled for the CPU, most of them for one launch: with less optimisation than production has,
@@ -20,7 +19,6 @@ enforce_types("twophase", "twophase_features", "twophase_server", "twophase_tool
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
-from tests.stack import with_room  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -87,7 +85,13 @@ def pytest_collection_finish(session):
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.
 LONG = {"smollm2_folder", "grader"}
-LONG_FILES = ("kernels/test_aot.py", "kernels/test_compiled", "labs/machine/test_labs.py", "parallel/")
+LONG_FILES = (
+    "kernels/test_aot.py",
+    "kernels/test_compiled",
+    "kernels/test_paged",
+    "labs/machine/test_labs.py",
+    "parallel/",
+)
 
 
 def longest_first(items):
@@ -100,12 +104,6 @@ def longest_first(items):
 def pytest_runtest_call(item):
     with unchecked_types() if is_marked(item, "unchecked_types") else nullcontext():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    pyfuncitem.obj = partial(with_room, pyfuncitem.obj)
-    return (yield)
 
 
 def pytest_sessionfinish(session):

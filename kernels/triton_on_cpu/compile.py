@@ -29,7 +29,7 @@ FLAGS = (
 )  # fmt: skip
 # Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
 GCC_FLAGS = ("-fno-tree-loop-distribute-patterns",)
-FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # words after these: -O1 for tests, which compile more than they run; -g to debug
+FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # further words, such as -O1 for tests, or -g
 TIMEOUT_S = 600
 SHOWN_LINES = 20  # of the compiler's output
 

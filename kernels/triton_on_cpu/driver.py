@@ -78,8 +78,8 @@ class CpuBackend(BaseBackend):
     def parse_options(self, options: dict[str, Any]) -> Options:
         known = {key: value for key, value in options.items() if key in Options.__dataclass_fields__}
         known = {key: value for key, value in known.items() if value is not None}
-        options = Options(**{"checked": getattr(triton.runtime.driver.active, "checked", False), **known})
-        return replace(options, debug=options.debug or options.checked)  # without it Triton drops tl.device_assert
+        chosen = Options(**{"checked": getattr(triton.runtime.driver.active, "checked", False), **known})
+        return replace(chosen, debug=chosen.debug or chosen.checked)  # without it Triton drops tl.device_assert
 
     def pack_metadata(self, metadata: Any) -> tuple[()]:
         return ()

@@ -13,7 +13,7 @@ from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_of
 from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
 from triton_on_cpu.plan import Plan
-from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
+from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value, groups_of
 
 LONG_TEXT = 200  # a longer text gets a name: each sum of sums would double it
 MAX_STACK_BYTES = 4 << 20  # half of the calling thread's stack
@@ -34,7 +34,7 @@ class Site:
 class Affine:
     """An integer element as `rest`, which is known from `level` on, plus loop variables times factors.
 
-    A factor is a number where it is known, else C. `nest.factored` says which variables have one: as a rule the innermost.
+    A factor is a number where it is known, else C. By `nest.factored` variables have one: as a rule the innermost.
     """
 
     factors: dict[str, int | str]
@@ -135,7 +135,9 @@ class Kernel:
     def sources(self, value: Value, indices: list[Index]) -> tuple[Value, list[Index]] | None:
         """Which element of its operand an element of a shaped value is; None if it is computed."""
         op = value.op
-        operand = op.operands[0] if op.operands else None
+        if not op.operands:
+            return None
+        operand = op.operands[0]
         match op.name:
             case "tt.splat":
                 return operand, []
@@ -156,7 +158,7 @@ class Kernel:
 
     def order(self, op: Op) -> list[int]:
         """The dimensions of `tt.trans`'s operand in the order of its result."""
-        return [int(d) for d in re.search(r"order = array<i32: ([^>]*)>", op.text)[1].split(",")]
+        return [int(d) for d in groups_of(r"order = array<i32: ([^>]*)>", op.text)[0].split(",")]
 
     def level(self, nest: Nest, value: Value, indices: list[Index]) -> int:
         """The loop level from which an element is known."""
@@ -206,9 +208,9 @@ class Kernel:
         if op.name == "arith.constant":
             return elements.constant_text(op)
         if op.name == "tt.join":
-            first, second = (self.element(nest, x, indices[:-1]) for x in op.operands)
+            both = [self.element(nest, x, indices[:-1]) for x in op.operands]
             which = indices[-1].text
-            return (first, second)[int(which)] if which in "01" else f"{which} ? {second} : {first}"
+            return both[int(which)] if which in "01" else f"{which} ? {both[1]} : {both[0]}"
         if op.name in self.element_writers:
             return self.element_writers[op.name](self, nest, op, indices)
         return elements.compute(op, [self.element(nest, x, indices if x.type.shape else []) for x in op.operands])
@@ -269,8 +271,8 @@ class Kernel:
         steps: dict[str, int | str] = {}
         while pointer.type.shape and pointer not in self.array:
             if pointer in self.running:
-                pointer, offset = self.running[pointer]
-                terms.append(Affine({}, offset, 0))
+                pointer, moved = self.running[pointer]
+                terms.append(Affine({}, moved, 0))
             elif pointer.op.name == "tt.addptr":
                 pointer, offset = pointer.op.operands
                 terms.append(self.affine(nest, offset, indices) or self.element(nest, offset, indices))
@@ -321,7 +323,9 @@ def _summed(a: dict[str, int | str], b: dict[str, int | str]) -> dict[str, int |
 def _times(factor: int | str, number: str) -> int | str:
     """A factor times C, which may be a number."""
     found = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", number)
-    return factor * int(found[1] or found[2]) if found and isinstance(factor, int) else f"({factor}) * (int64_t){number}"
+    if found and isinstance(factor, int):
+        return factor * int(found[1] or found[2])
+    return f"({factor}) * (int64_t){number}"
 
 
 def _combined(name: str, a: Affine, b: Affine) -> Affine | None:

@@ -30,7 +30,7 @@ def weighted_sum(parts: list[tuple[Index, int]], constant: int = 0) -> Index:
     if all(index.linear is not None for index, _ in parts):
         linear = {"": constant}
         for index, factor in parts:
-            for name, own in index.linear.items():
+            for name, own in (index.linear or {}).items():
                 linear[name] = linear.get(name, 0) + own * factor
         return Index(linear_text(linear), level, linear)
     texts = [f"({index.text}) * {factor}" for index, factor in parts if index.text != "0"]

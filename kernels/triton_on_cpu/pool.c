@@ -37,6 +37,12 @@ typedef struct {
   const void *const *args;
 } job;
 
+typedef struct {
+  _Alignas(64) int32_t asleep; /* a futex */
+  int32_t has_chunk;
+  clockid_t clock; /* the thread's own */
+} seat;
+
 static struct {
   _Alignas(64) uint64_t ticket;
   _Alignas(64) int32_t done; /* programs of the open launch */
@@ -47,8 +53,7 @@ static struct {
   int32_t busy, num_workers, caller_helps, pays_waking;
   int32_t cost_ns[256]; /* what a program took lately, by its kernel's address; 0: not known */
   _Alignas(64) uint64_t put_aside; /* list << 32 | a bit for each of the first 32 threads, never all that may take programs */
-  clockid_t clocks[MAX_THREADS + 1];
-  _Alignas(64) int32_t asleep[MAX_THREADS + 1][16]; /* futexes, a cache line each; 0 is the caller's. [1]: whether it has a chunk */
+  seat seats[MAX_THREADS + 1]; /* 0 is the caller's */
 } pool;
 
 #define GET(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
@@ -73,7 +78,7 @@ static void breathe(void) {
 static int64_t num_programs(const launch *l) { return (int64_t)l->grid[0] * l->grid[1] * l->grid[2]; }
 
 static void wake(int who) {
-  int32_t *futex = pool.asleep[who];
+  int32_t *futex = &pool.seats[who].asleep;
   if (__atomic_load_n(futex, __ATOMIC_SEQ_CST) && __atomic_exchange_n(futex, 0, __ATOMIC_SEQ_CST))
     syscall(SYS_futex, futex, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
@@ -89,10 +94,10 @@ static void put_aside_the_absent(int self) {
     uint64_t known = __atomic_load_n(&pool.put_aside, __ATOMIC_ACQUIRE);
     int first = !GET(pool.caller_helps);
     if (self >= 32 || self < first || self >= first + GET(pool.threads) || known >> self & 1) return;
-    if (who == self || !GET(pool.asleep[who][1])) continue;
-    int64_t begin = now_ns(), clock = ns_of(pool.clocks[who]);
+    if (who == self || !GET(pool.seats[who].has_chunk)) continue;
+    int64_t begin = now_ns(), clock = ns_of(pool.seats[who].clock);
     while (now_ns() - begin < LOOK_NS) breathe();
-    if (GET(pool.asleep[who][1]) && ns_of(pool.clocks[who]) == clock)
+    if (GET(pool.seats[who].has_chunk) && ns_of(pool.seats[who].clock) == clock)
       __atomic_compare_exchange_n(&pool.put_aside, &known, known | 1ULL << who, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
   }
 }
@@ -106,7 +111,7 @@ static void wait_for_news(int who, uint32_t seen, int64_t limit_ns) {
       if (spins % 16 || now_ns() - begin < SPIN_NS) continue;
       put_aside_the_absent(who);
     }
-    int32_t *futex = pool.asleep[who];
+    int32_t *futex = &pool.seats[who].asleep;
     __atomic_store_n(futex, 1, __ATOMIC_SEQ_CST);
     if ((uint32_t)(__atomic_load_n(&pool.ticket, __ATOMIC_SEQ_CST) >> 32) == seen) {
       int64_t left = limit_ns - (now_ns() - begin);
@@ -155,11 +160,11 @@ static uint64_t work(int who) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     if (!__atomic_compare_exchange_n(&pool.ticket, &ticket, ticket + chunk, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
       continue;
-    SET(pool.asleep[who][1], 1);
+    SET(pool.seats[who].has_chunk, 1);
     int64_t before = now_ns();
     open.run(open.l, open.args, (int32_t)next, (int32_t)next + chunk);
     int64_t cost = (now_ns() - before) / chunk;
-    SET(pool.asleep[who][1], 0);
+    SET(pool.seats[who].has_chunk, 0);
     SET(*cost_of(open.run), cost < 1 ? 1 : cost < WAKE_NS ? (int32_t)cost : WAKE_NS);
     if (__atomic_add_fetch(&pool.done, chunk, __ATOMIC_ACQ_REL) == total) publish_next(who);
   }
@@ -167,7 +172,7 @@ static uint64_t work(int who) {
 
 static void *worker(void *number) {
   int who = (int)(intptr_t)number;
-  pthread_getcpuclockid(pthread_self(), &pool.clocks[who]);
+  pthread_getcpuclockid(pthread_self(), &pool.seats[who].clock);
   for (;;) wait_for_news(who, (uint32_t)(work(who) >> 32), -1);
   return NULL;
 }
@@ -218,7 +223,7 @@ static int begin(const job *jobs, int64_t num_jobs, int32_t threads, int caller_
   SET(pool.threads, threads), SET(pool.caller_helps, caller_helps);
   pool.pays_waking = pays_waking(jobs, num_jobs);
   __atomic_store_n(&pool.put_aside, ((GET(pool.put_aside) >> 32) + 1) << 32, __ATOMIC_RELEASE);
-  if (caller_helps) pthread_getcpuclockid(pthread_self(), &pool.clocks[0]);
+  if (caller_helps) pthread_getcpuclockid(pthread_self(), &pool.seats[0].clock);
   publish_next(caller_helps ? 0 : -1);
   return 1;
 }

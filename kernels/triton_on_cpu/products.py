@@ -35,8 +35,10 @@ def dot(kernel: Kernel, op: Op) -> None:
         function = "narrow_product"
     function, b, stride = _right_operand(kernel, right, function)
     a = _operand(kernel, left)
-    for i in range(batch[0]) if batch else (0,):
-        kernel.out.append(f"{function}({m}, {n}, {k}, {a} + {i * m * k}, {b} + {i * k * n}, {stride}, {name} + {i * m * n});")
+    kernel.out.append(f"for (int i = 0; i < {math.prod(batch)}; i++)")
+    kernel.out.append(
+        f"{function}({m}, {n}, {k}, {a} + i * {m * k}, {b} + i * {k * n}, {stride}, {name} + i * {m * n});"
+    )
     if rounding := kind_of(element).round:
         kernel.out.append(f"for (int i = 0; i < {result.type.numel}; i++) {name}[i] = {rounding}({name}[i]);")
 
@@ -68,12 +70,12 @@ def _right_operand(kernel: Kernel, value: Value, function: str) -> tuple[str, st
     """(function of products.h, array or pointer, elements from row to row)."""
     k, n = value.type.shape[-2:]
     source = kernel.plan.source_of_product(value)
-    if source.op is not None and source.op.name == "tt.load" and source not in kernel.array:
+    if source.op.name == "tt.load" and source not in kernel.array:
         if found := _in_memory(kernel, value):
             return found
         kernel.plan.in_array.add(source)
         memory.load(kernel, source.op)
-    if value.op is not None and value.op.name == "tt.trans" and value not in kernel.array and len(value.type.shape) == 2:
+    if value.op.name == "tt.trans" and value not in kernel.array and len(value.type.shape) == 2:
         return f"{function}_transposed", _operand(kernel, value.op.operands[0]), k  # as it lies, not turned first
     return function, _operand(kernel, value), n
 

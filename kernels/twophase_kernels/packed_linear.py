@@ -7,10 +7,10 @@ laid out in the order of reading: blocks of 64 outputs, and in each a row of 64 
     float32    words[b, i, o] = w[64 b + o, i]                                        float32 [B, W, 64], W >= I
     bfloat16   words[b, i, o] = (w[64 b + o, 2 i], w[64 b + o, 2 i + 1])              int32   [B, W, 64], W >= I / 2
 
-B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512, whose
-pairs AVX512_BF16 multiplies as they are. With AVX-512 oneDNN lays out weights exactly so (its names
-are `BA16a64b` and `BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this
-kernel: see `twophase_features.triton.linear`.
+B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512;
+AVX512_BF16 multiplies pairs as they are. With AVX-512 oneDNN lays out weights exactly so (its names are `BA16a64b` and
+`BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this kernel: see
+`twophase_features.triton.linear`.
 """
 
 import torch

@@ -89,7 +89,7 @@ class EngineConfig:
             with a window needs about 4, or its text degenerates.
         seed: Seeds the requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
-        use_cuda_graphs: Replay decode steps as CUDA graphs where that is possible.
+        use_cuda_graphs: Replay decode steps where that is possible: as CUDA graphs, or on a CPU as recorded launches.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
         policy: Chooses the sequences of a step and their order (twophase.scheduling.policy); None: `PriorityPolicy`.
         admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;

@@ -152,7 +152,9 @@ class DecodeGraphs:
         context = padded_context(longest, self._max_model_len)
         num_columns = -(-context // (block_size * TABLE_COLUMNS)) * TABLE_COLUMNS
         sizes = {"num_rows": num_rows, "num_tokens": num_rows * max_query_len, "num_columns": num_columns}
-        packed = pack(chunks, block_size, num_groups=num_groups, **sizes, pin_memory=self._kv_cache.device.type == "cuda")
+        packed = pack(
+            chunks, block_size, num_groups=num_groups, **sizes, pin_memory=self._kv_cache.device.type == "cuda"
+        )
         shape = _Shape(num_rows, max_query_len, context)
         captured = self._graphs.get(shape) or self._try_capture(packed, shape)
         if captured is None:

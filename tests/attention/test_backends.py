@@ -297,6 +297,16 @@ def check_auto_says_why(caplog, module=machine):
                 assert why in str(caught.value)
 
 
+def test_interpreted_bfloat16_is_refused():
+    cpu = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "block_size": 16}
+    with patch.object(_triton, "mode", lambda: "interpreted"):
+        assert make_backend("triton", make_spec(), **cpu | {"dtype": torch.float16}).name == "triton"
+        with pytest.raises(
+            BackendUnavailableError, match=r"interpreted.* float32 and float16 on the CPU, got torch\.bfl"
+        ):
+            make_backend("triton", make_spec(), **cpu)
+
+
 def test_auto_says_why_it_is_not_triton(caplog):
     pytest.importorskip("triton", reason="not run here: no triton")
     check_auto_says_why(caplog)

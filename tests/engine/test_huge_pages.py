@@ -53,7 +53,9 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not huge_pages.use_huge_pages([torch.ones(2**20)]), reason="not run here: no huge pages")
+@pytest.mark.skipif(
+    sys.platform != "linux" or not huge_pages.use_huge_pages([torch.ones(2**20)]), reason="not run here: no huge pages"
+)
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(name, check, old, new):

@@ -80,7 +80,10 @@ def plain_engine(model, make=make_engine, **options):
 
 def check_same(module, model, serve, make=make_engine, **options):
     """`serve(engine)` gives the same on a plain engine; returns the recorded one's shapes, and the engine."""
-    (plain, expected), (engine, found) = plain_engine(model, make, **options), recorded_engine(module, model, make, **options)
+    (plain, expected), (engine, found) = (
+        plain_engine(model, make, **options),
+        recorded_engine(module, model, make, **options),
+    )
     assert serve(engine) == serve(plain)
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.1}[model.weights.dtype]
     assert len(found.steps) == len(expected.steps)
@@ -124,7 +127,10 @@ def check_preemption(module, model):
     """Sequences that lose their blocks, and get others."""
 
     def serve(engine):
-        return [tokens_of(output) for output in run(engine, PROMPTS[:2] * 2, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))]
+        return [
+            tokens_of(output)
+            for output in run(engine, PROMPTS[:2] * 2, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+        ]
 
     _, engine = check_same(module, model, serve, num_blocks=20, prefix_caching=False)
     assert engine.stats().num_preemptions > 0
@@ -144,7 +150,10 @@ def check_drafts(module, model):
 
 def check_neighbours(module, model):
     """Two engines in turn; then in two threads at once, recording and replaying; with any number of threads."""
-    expected = [[tokens_of(output) for output in run(plain_engine(model)[0], prompts, PARAMS[2])] for prompts in (PROMPTS, PROMPTS[:2])]
+    expected = [
+        [tokens_of(output) for output in run(plain_engine(model)[0], prompts, PARAMS[2])]
+        for prompts in (PROMPTS, PROMPTS[:2])
+    ]
     (first, _), (second, _) = recorded_engine(module, model), recorded_engine(module, model)
     for engine, prompts in ((first, PROMPTS), (second, PROMPTS[:2])):
         for i, prompt in enumerate(prompts):
@@ -160,7 +169,9 @@ def check_neighbours(module, model):
     def serve(name, engine, prompts):
         found[name] = [[tokens_of(output) for output in run(engine, prompts, PARAMS[2])] for _ in range(4)]
 
-    threads = [threading.Thread(target=serve, args=each) for each in (("a", third, PROMPTS), ("b", fourth, PROMPTS[:2]))]
+    threads = [
+        threading.Thread(target=serve, args=each) for each in (("a", third, PROMPTS), ("b", fourth, PROMPTS[:2]))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

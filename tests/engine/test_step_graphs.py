@@ -310,7 +310,10 @@ def check_room_for_drafts(module, model, num_drafts):
         monkeypatch.setattr(module, "pack", stop)
         kv_cache = make_engine(model)._runner.kv_cache
         model = with_references(model, monkeypatch)
-        graphs, most = module.DecodeGraphs(model, kv_cache, 100, module.CudaGraphs(kv_cache.device)), model.backend.max_decode_len
+        graphs, most = (
+            module.DecodeGraphs(model, kv_cache, 100, module.CudaGraphs(kv_cache.device)),
+            model.backend.max_decode_len,
+        )
         with pytest.raises(InterruptedError):
             graphs.run(chunks)
         prompt = chunks[0]._replace(token_ids=(7,) * 3, num_drafts=0, num_samples=1)

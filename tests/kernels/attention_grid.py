@@ -48,6 +48,10 @@ def whole_grid() -> list[GridPoint]:
     return [GridPoint(*point, *window, splits) for point, (window, splits) in zip(axes, turns, strict=False)]
 
 
+# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all of them.
+of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
+
+
 def grid_slices() -> list[Any]:
     """The whole grid in portions that make good test names: one for each dtype, K/V format and head size."""
     portions = itertools.groupby(whole_grid(), key=lambda point: (point.dtype, point.kv_format, point.head_dim))

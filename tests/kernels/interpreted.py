@@ -6,6 +6,7 @@ To debug a kernel: `TWOPHASE_KERNELS=interpreted python -m pytest tests/kernels/
 import pytest
 import torch
 
+from ptx_emulator import emulated
 from tests.kernels import test_paged_decode, test_paged_prefill
 from tests.kernels.attention_grid import GridPoint
 from tests.kernels.cases import make_case
@@ -53,6 +54,11 @@ def test_linear():
     check_fp8_linear(fp8_linear, 5, 40, 80, has_bias=True)
     check_tokens(fp8_linear, 3, 48)
     check_packed_linear(packed_linear, (3, 65, 33))
+
+
+def test_the_emulator_is_refused():
+    with pytest.raises(KernelsUnavailableError, match="started without TRITON_INTERPRET"), emulated("sm_90"):
+        pass
 
 
 def bfloat16_calls():

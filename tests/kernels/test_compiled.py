@@ -1,6 +1,6 @@
 """Every kernel as it is compiled for GPUs, executed by the emulator and compared with fp64 oracles.
 
-What the interpreter cannot show runs here: bfloat16, fp8 by hardware, the compiler's layouts, pipelines and barriers,
+What a CPU cannot show runs here: fp8 by hardware, the compiler's layouts, pipelines and barriers,
 and any access out of bounds. `make test` runs a sample (SMALL), `--full` everything; most of its time is compiling.
 """
 

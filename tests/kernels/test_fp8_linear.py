@@ -73,7 +73,6 @@ def test_the_reference_of_tokens():
     assert torch.equal(scales, want_scales)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at NaN and infinities
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_token_that_is_not_finite_is_loud(value):
     x = torch.randn(3, 32, generator=generator(0)).to(HERE)

@@ -6,7 +6,15 @@ import math
 import pytest
 import torch
 
-from tests.kernels.attention_grid import SPLITS, WINDOWS, all_pairs, grid_slices, pairs_of, pairwise_grid
+from tests.kernels.attention_grid import (
+    SPLITS,
+    WINDOWS,
+    all_pairs,
+    grid_slices,
+    of_the_whole_grid,
+    pairs_of,
+    pairwise_grid,
+)
 from tests.kernels.cases import (
     HERE,
     LSE_TOLERANCE,
@@ -57,7 +65,7 @@ def test_every_pair_of_values(point):
     check_lengths(point)
 
 
-@pytest.mark.full
+@of_the_whole_grid
 @pytest.mark.parametrize("points", grid_slices())
 def test_whole_grid(points, subtests):
     for point in points:
@@ -224,7 +232,7 @@ def test_few_tokens(point):
     check_few(point)
 
 
-@pytest.mark.full
+@of_the_whole_grid
 @pytest.mark.parametrize("points", grid_slices())
 def test_few_tokens_of_the_whole_grid(points, subtests):
     for point in points:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.kernels.attention_grid import WINDOWS, grid_slices, pairwise_grid, small_tiles
+from tests.kernels.attention_grid import WINDOWS, grid_slices, of_the_whole_grid, pairwise_grid, small_tiles
 from tests.kernels.cases import HERE, TOLERANCE, assert_attention, assert_close, attention_oracle, make_case
 from twophase_kernels import paged_prefill as module
 from twophase_kernels.attend_range import paged_attention_reference
@@ -42,7 +42,7 @@ def test_every_pair_of_values(point):
     check_chunks(point)
 
 
-@pytest.mark.full
+@of_the_whole_grid
 @pytest.mark.parametrize("points", grid_slices())
 def test_whole_grid(points, subtests):
     for point in points:

@@ -107,7 +107,6 @@ def test_the_same_call_gives_the_same_bits(num_splits, group):
             assert torch.equal(function(x, *args, num_splits=num_splits), first)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at infinities
 @pytest.mark.parametrize("group", [32, 0])
 def test_a_token_does_not_feel_the_others(group):
     """Not even if they are infinite."""

@@ -40,11 +40,11 @@ class ModelRunner:
 
     Args:
         max_model_len: Tokens of the longest sequence.
-        use_cuda_graphs: Replay decode steps as CUDA graphs, on a CUDA device and with the Triton backend.
+        use_cuda_graphs: Replay decode steps with the Triton backend: as CUDA graphs, or as launches recorded on a CPU.
 
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
-            with a layer's number once the layer's K and V are written. CUDA graphs are not used while this or
+            with a layer's number once the layer's K and V are written. Graphs are not replayed while this or
             `model.watch_experts` is set.
     """
 

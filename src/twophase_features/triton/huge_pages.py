@@ -29,7 +29,8 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
     Returns:
         The number of huge pages.
     """
-    advise, pages = _madvise(), set()
+    advise = _madvise()
+    pages: set[int] = set()
     if advise is None:
         return 0
     for tensor in tensors:

@@ -228,7 +228,11 @@ def check_an_absent_thread(pool, kernel):
     """A thread whose program has no processor (here: sleeps) gets no more of its list, and is back for the next."""
     for _ in range(20):
         first, then, counts = buffer(2), buffer(40), buffer(40)
-        rows = [((2, 1, 1), first, counts, 2, 2, 400), ((1, 1, 1), then, counts, 40, 1, 0), ((40, 1, 1), then, counts, 40, 4, 50)]
+        rows = [
+            ((2, 1, 1), first, counts, 2, 2, 400),
+            ((1, 1, 1), then, counts, 40, 1, 0),
+            ((40, 1, 1), then, counts, 40, 4, 50),
+        ]
         jobs = Jobs(kernel, rows)
         pool.pool_run(jobs.pointer, jobs.number, 2)
         if first[0] != first[1] and set(then) == {first[1]}:

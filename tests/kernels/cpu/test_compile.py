@@ -175,7 +175,7 @@ MUTANTS = [
     ("compiled each time", "if not kept.exists():", "if True:", check_kept),
     ("what does not load stays", "kept.unlink(missing_ok=True)", "pass", check_kept),
     ("the key without the source", '(source + toolchain().identity).encode()', "toolchain().identity.encode()", check_kept),
-    ("the key without the processor", "native_flag(), _processor()))", "native_flag()))", check_kept),
+    ("the key without the processor", "*flags(), _processor()))", "*flags()))", check_kept),
     ("temporary files stay", "            os.unlink(temporary)\n", "", check_unwritable),
     ("a full disk is a folder's fault", "(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)", check_unwritable),
 ]  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess
 from twophase_kernels.attend_range import paged_attention_reference
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual_reference
 from twophase_kernels.rope_kv_write import kv_write_reference
@@ -127,12 +126,6 @@ def check_int4_kernel(folder):
         got = launch_int4_linear(lab6.int4_linear_kernel, x, pack_words(codes), scales, minima, block_o=32)
         weight = codes.double().unflatten(1, (3, 64)) * scales.double()[..., None] + minima.double()[..., None]
         assert relative_error(got, x.double() @ weight.flatten(1).T) < limit
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)

@@ -1,10 +1,13 @@
 """tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
 
+import platform
+
 import pytest
 import torch
 
 from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import run
+from tests.kernels.cpu.harness import all_ttir, optimised, run
+from triton_on_cpu import generate
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -70,6 +73,24 @@ def test_as_it_lies(kind, rows, in_word, checked):
     name = f"pairs[{kind} {rows} {in_word}]"
     assert run(name, a, lying, out, 48, 70, checked=checked) is None
     assert torch.equal(out, a.float() @ b[:, :64].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("pairs[f32 4 1]", "product_in_memory"), ("pairs[bf16 4 2]", "product_of_pairs"), ("pairs[bf16 4 4]", "product")],
+)
+def test_what_is_not_copied(name, function):
+    assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
+
+
+@pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f"])
+@pytest.mark.parametrize(("kind", "rows"), [("bf16", 4), ("bf16", 16), ("f32", 16), ("f32", 1)])
+def test_processors_that_have_less(kind, rows, without):
+    """Without the instructions for pairs of bf16, and with half of the vector registers."""
+    if platform.machine() != "x86_64":
+        pytest.skip("these instructions are x86's")
+    with optimised(f"-O1 {without}"):
+        test_as_it_lies(kind, rows, 2, checked=False)
 
 
 def test_pairs_keep_the_sign_and_the_size_of_bf16():
