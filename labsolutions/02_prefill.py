@@ -40,7 +40,7 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # - process prompts of different lengths in one batch without padding, and one long prompt in chunks;
 # - run a model with your own prefill, token for token equal to transformers.
 #
-# You need lab 1. No GPU: kernels run in Triton's interpreter without one, and are compiled where there is one, from
+# You need lab 1. No GPU is needed: Triton kernels are compiled for whatever the machine has, a GPU or a processor, from
 # the same cells.
 #
 # <!-- opening minutes: 5 -->
@@ -795,7 +795,7 @@ pictures.draw_saved_traffic(saved)
 # ## 6. Where K and V go: slots, and a first kernel
 # <!-- minutes: 29 -->
 #
-# *Needs: CPU; Triton (interpreted without a GPU) for the kernel.*
+# *Needs: CPU; Triton for the kernel.*
 #
 # What remains is to write the two loops where they belong: on the processor that has the fast memory, as one kernel.
 # Before a kernel can read K and V of many sequences, it must know where they lie. In an engine, memory for keys and
@@ -884,6 +884,12 @@ show_source(pack, first="owner = np.repeat", last="slots[group][:num_real] =")
 print(how_kernels_run())
 
 # %% [markdown]
+# Compiled for a processor, programs are run by its cores, as many side by side as there are cores. Each launch of a
+# kernel of yours is *checked* then: an access outside of a tensor, or a loop that does not end, stops the launch with
+# an error that names the line, the program, the tensor and the index. To look into a kernel with `print` and `assert`,
+# have it interpreted, which is much slower: make `%env TWOPHASE_KERNELS=interpreted` the notebook's first cell, and
+# restart its kernel. Where there is no C compiler, kernels are interpreted anyway.
+#
 # Four things make up nearly all of a Triton kernel. Here they are in the smallest one that needs them: the largest
 # element of each row. (`tl.constexpr` marks an argument that is known when the kernel is compiled, as the size of a
 # tile must be.)
@@ -1239,7 +1245,7 @@ for size in (4096, 1024, 512, 256, 64):
 # ## 9. The paged prefill kernel
 # <!-- minutes: 36 + 25 -->
 #
-# *Needs: Triton (interpreted without a GPU).*
+# *Needs: Triton.*
 #
 # Tiled attention in PyTorch has the right algorithm in the wrong place: each line is a kernel of its own, and every
 # intermediate goes out to slow memory and comes back. To keep a tile in registers from its first product to its last,
@@ -1479,7 +1485,7 @@ prefill_pictures.draw_pipeline(stages=(1, 3))
 # %% [markdown]
 # ### What the compiler made of it
 #
-# The check ran your kernel twice: interpreted, and as the code that Triton's compiler makes for an H100, executed
+# The check ran your kernel twice: here, and as the code that Triton's compiler makes for an H100, executed
 # instruction by instruction without one. What is executed can be counted. The threads of a warp execute a load or store
 # together: one *request*, for which every **sector** of 32 bytes that any of the 32 threads touches is moved, once
 # (CUDA C++ Best Practices Guide, 'Coalesced Access to Global Memory'; caches are not simulated). In the table, `a
@@ -1702,7 +1708,7 @@ check("2.14")
 # ## 10. Capstone: your prefill in the engine
 # <!-- minutes: 18 -->
 #
-# *Needs: Triton (interpreted without a GPU), and the model.*
+# *Needs: Triton, and the model.*
 #
 # `LLM` is an engine with a scheduler, a cache manager, a model and a sampler, and one thin interface to attention. Your
 # pieces go behind this interface: slots, write kernel, prefill kernel, norm. What is missing is the glue: a function
@@ -1730,7 +1736,7 @@ from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
 #
 # ```python
 # own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale)      # [T, H, D], like q
-# 9 heads over 3 KV heads, BLOCK_M = 128, chunks of 10 and 100                        # grid (3, 2, 3)
+# 9 heads over 3 KV heads, BLOCK_M = 32, chunks of 10 and 100                         # grid (10, 2, 3)
 # ```
 
 
@@ -1766,8 +1772,7 @@ check("2.15")
 # %% [markdown]
 # **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
 # run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
-# through 2.14 (or the reference's); the attention of the decode steps is the engine's own until lab 3. (Interpreted,
-# the second cell is silent for about ten seconds.)
+# through 2.14 (or the reference's); the attention of the decode steps is the engine's own until lab 3.
 
 # %%
 # needs: triton
@@ -1807,6 +1812,21 @@ print("calls of your functions:", llm.model.backend.num_calls)
 # %% [markdown]
 # 30 calls of `prefill`: one per layer, for all three prompts at once. The write function is called in every step, for a
 # decode step writes too, a token per sequence.
+#
+# **By the clock.** A prompt of 256 tokens, read by the engine with your pieces and by the engine with its own. (On a
+# processor, launches of your kernels are checked, and the engine's are not.)
+
+# %%
+# needs: triton
+from twophase import LLM
+from twophase_labs.prefill.engine_runs import prompt_rate
+
+theirs = LLM(dtype="float32", num_kv_blocks=64, max_num_seqs=8)
+for name, engine in {"yours": llm, "the engine's own": theirs}.items():
+    print(f"{name:17} {prompt_rate(engine):6,.0f} tokens of a prompt per second")
+
+# %% [markdown]
+# The matrix products of the layers are the same in both.
 #
 # ### The surprise again
 #
@@ -1854,7 +1874,7 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # **Takeaway.** Together, 128 tokens fetch each weight once and not 128 times, which raises the bound, and start each
 # small operation once and not 128 times, which brings the measured rate nearer to it.
 #
-# **Play.** Assign `BLOCK_N = 64` in a cell of your own and generate again: more tiles, the same tokens. Make the causal
+# **Play.** Assign `BLOCK_N = 16` in a cell of your own and generate again: more tiles, the same tokens. Make the causal
 # mask of 2.12 `<` instead of `<=`, and look at the map that its check draws.
 
 # %% [markdown]
@@ -1924,7 +1944,7 @@ check("2.18")
 # | right alone, wrong in a batch | table row; start of the chunk; a store beyond the chunk | 7, 9 |
 # | right at once, wrong in chunks | positions, diagonal or history not shifted | 8 |
 # | K and V of one token in another's place | entry and offset, or head and slot, confused | 6 |
-# | a CUDA error at a place that makes no sense | an access outside, some kernels ago: run in the interpreter | 6 |
+# | a CUDA error at a place that makes no sense | an access outside, some kernels ago: run it on a CPU, checked | 6 |
 # | runs here, does not compile there | a variable changes its type in the loop; a tile is no power of two | 9 |
 # | slow at every length | padding; tiles above the diagonal; prompts too short to fill the machine | 2, 7, 9 |
 

@@ -40,7 +40,8 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # - say what batching, int8 and a longer context change in the time of a step, with numbers measured here.
 #
 # You need labs 1 and 2, or what they are about: a K/V cache, grouped heads, the online softmax, slots. No GPU is
-# needed; Triton kernels are interpreted without one.
+# needed; without one, Triton kernels are compiled for the processor, and launches of yours are checked (lab 2, section
+# 6, says how to have them interpreted for `print` and `assert`).
 #
 # **How it works.** Commit to a prediction, write the code, run `check("3.1")`. `hint("3.1")` helps in up to three
 # steps, `reveal("3.1")` shows a solution. What you leave out runs with the reference's answer, and says so.
@@ -1004,7 +1005,7 @@ decode_pictures.draw_weights(
 # %% [markdown]
 # ### What the compiler made of it
 #
-# The check ran your kernel twice: interpreted, and as code for an H100, executed instruction by instruction without
+# The check ran your kernel twice: here, and as code for an H100, executed instruction by instruction without
 # one. As in lab 2, a request is a load or store of one warp, and moves every *sector* of 32 bytes that any of its
 # threads touches, once (no caches); `at least` is the sectors that would hold its bytes if they lay side by side. One
 # sequence of 240 tokens, in float16, with 4 query heads to a KV head:
@@ -1351,7 +1352,8 @@ for context in (128, 1_024, 8_192, 32_768):
     print(f"{context:7,}   " + "".join(f"{n:<11}" for n in splits))
 
 # %% [markdown]
-# **By the clock** this takes a GPU: the interpreter runs one program after another, and has no SM that could idle.
+# **By the clock** this takes a GPU: the lab computes on one thread here, and leaves no core idle that more programs
+# could use.
 
 # %%
 # needs: triton
@@ -1952,8 +1954,6 @@ check("3.16")
 #
 # Three prompts and a fork: the last prompt is continued twice (`n=2`), drawn with a seed. Blocks of 8 slots, 16 of
 # them; a step computes 16 tokens at most, so that a long prompt is read in several steps while others decode already.
-# Interpreted, your kernel runs each of its programs in Python: 30 layers with 3 KV heads and 2 splits per sequence and
-# token. Give it a quarter of a minute.
 
 # %%
 # needs: triton
@@ -1961,12 +1961,12 @@ own_engine = use("3.16")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 fullest = block_pictures.fullest_moment(llm.scheduler.cache)
 requests = {
-    "The capital of France is": SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+    "The capital of France is": SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
     "Once upon a time, in a small village by the sea, there lived an old": SamplingParams(
-        temperature=0, max_tokens=3, ignore_eos=True
+        temperature=0, max_tokens=12, ignore_eos=True
     ),
     "The animal that I like best of all in the world is": SamplingParams(
-        n=2, temperature=1.0, seed=7, max_tokens=3, ignore_eos=True
+        n=2, temperature=1.0, seed=7, max_tokens=12, ignore_eos=True
     ),
 }
 outputs = llm.generate(list(requests), list(requests.values()), use_tqdm=False)
@@ -2027,45 +2027,34 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # %% [markdown]
 # **Read the result.** The prefills are at the left. The second prompt did not fit whole beside the first, nor the third
 # beside the rest of the second; both were finished while others were already decoding. Then a chain of steps: the two
-# phases of one model. The blocks in use jump when prompts are read, and fall when a sequence ends. (They are counted
-# *after* each step, when what has ended in it is free again; the tables above show the moment within a step.)
+# phases of one model. The blocks in use jump when prompts are read, rise when a sequence fills a block, and fall when one
+# ends. (They are counted *after* each step, when what has ended in it is free again; the tables above show the moment
+# within a step.)
 #
-# **Play.** With `num_blocks=6` the three requests do not fit at once. Which one waits, and where do you see it in the
+# **Play.** With `num_blocks=8` the three requests do not fit at once. Which one waits, and where do you see it in the
 # timeline?
 
 # %% [markdown]
 # ### The first cell again, with your work in place
 #
-# The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on the same
-# engine with *your* pool, tables and forks, and your attention of 3.7 (plain PyTorch, for the interpreter's clock would
-# measure the interpreter). Your allocator is what lets more than one sequence share a step. (If a larger batch takes
-# *longer* per token, or your batch of 1 much longer than the first cell's, something else was running: run it again.)
-
+# The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on an
+# engine with *your* pool, tables, forks and kernel. Your allocator is what lets more than one sequence share a step.
+# (If a larger batch takes *longer* per token, or your batch of 1 much longer than the first cell's, something else was
+# running: run it again.)
 
 # %%
-def own_cache(num_blocks, block_size, enable_prefix_caching):
-    pool = BlockPool(num_blocks)
-    return OwnCache(pool, lambda: BlockTable(pool, block_size), block_size, fork, prepare_write)
-
-
-def own_attention(spec):
-    return OwnAttention(spec, 16, decode=paged_attention)
-
-
-yours = LLM(
-    device="cpu",
-    block_size=16,
-    num_kv_blocks=64,
-    max_num_seqs=16,
-    attention_backend=own_attention,
-    cache_factory=own_cache,
-)
+# needs: triton
+yours = own_engine(DEFAULT_MODEL, block_size=16, num_blocks=64, max_num_seqs=16)
 per_token_s = {n: step_time.decode_step_s(yours, num_sequences=n, num_steps=8) / n for n in (1, 2, 4, 8, 16)}
 print(f"the first cell:   {1e3 * step_s:5.1f} ms for one token, {step_s / arithmetic_s:4.1f} times its arithmetic")
 for n, token_s in per_token_s.items():
-    print(f"yours, batch {n:2}:  {1e3 * token_s:5.1f} ms per token, {token_s / arithmetic_s:5.1f} times its arithmetic")
+    print(
+        f"yours, batch {n:2}:  {1e3 * token_s:5.1f} ms per token, {1 / token_s:4.0f} tokens per second, "
+        f"{token_s / arithmetic_s:5.1f} times its arithmetic"
+    )
 
 # %%
+# needs: triton
 step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 
 # %% [markdown]

@@ -1,21 +1,15 @@
 """Shared by every test: shapes are enforced, what can't run here is said, and the kill table is printed."""
 
 import gc
-import importlib.util
 import json
 import os
-import sys
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 from zlib import crc32
 
-# Kernels are tested in Triton's interpreter where there is no GPU. The mode is fixed when triton is first imported.
-if "triton" not in sys.modules:
-    import torch
-
-    if not torch.cuda.is_available() and os.environ.get("TWOPHASE_KERNELS") != "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+# Without a GPU kernels are compiled for the CPU, most of them for one launch: with less optimisation than production has,
+# which takes a third of the time. An empty value, given by whoever starts pytest, is production's.
+os.environ.setdefault("TRITON_ON_CPU_FLAGS", "-O1")
 
 from tests.enforced_types import enforce_types, unchecked_types
 
@@ -25,12 +19,6 @@ enforce_types("twophase", "twophase_features", "twophase_server", "twophase_tool
 import pytest  # noqa: E402
 
 from tests.mutation import KillTable  # noqa: E402
-from tests.stack import with_room  # noqa: E402
-
-if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    from tests.interpreter import remember_builtins
-
-    remember_builtins()
 
 
 def pytest_addoption(parser):
@@ -97,7 +85,13 @@ def pytest_collection_finish(session):
 
 # What runs the real model, compiles, or starts processes: these files' tests are few and long.
 LONG = {"smollm2_folder", "grader"}
-LONG_FILES = ("kernels/test_aot.py", "kernels/test_compiled", "labs/machine/test_labs.py", "parallel/")
+LONG_FILES = (
+    "kernels/test_aot.py",
+    "kernels/test_compiled",
+    "kernels/test_paged",
+    "labs/machine/test_labs.py",
+    "parallel/",
+)
 
 
 def longest_first(items):
@@ -110,12 +104,6 @@ def longest_first(items):
 def pytest_runtest_call(item):
     with unchecked_types() if is_marked(item, "unchecked_types") else nullcontext():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem):
-    pyfuncitem.obj = partial(with_room, pyfuncitem.obj)
-    return (yield)
 
 
 def pytest_sessionfinish(session):

@@ -79,4 +79,4 @@ def require_compiler() -> None:
 
 def compiler_environment(cache_dir: str) -> dict[str, str]:
     """Environment of a process that compiles: no interpreter, and an empty cache (a hit once hid a broken kernel)."""
-    return os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache_dir}
+    return os.environ | {"TRITON_INTERPRET": "0", "TWOPHASE_KERNELS": "", "TRITON_CACHE_DIR": cache_dir}

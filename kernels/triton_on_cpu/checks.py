@@ -58,6 +58,15 @@ class Job(ctypes.Structure):
     _fields_ = (("run", ctypes.c_void_p), ("launch", ctypes.c_void_p), ("args", ctypes.c_void_p))
 
 
+def job_of(function: int, grid: tuple[int, int, int], words: bytes, number: int, *checks: Any) -> tuple[Job, list[Any]]:
+    """(a launch for pool.c, what must stay while it is used). `words` are the arguments, eight bytes each."""
+    kept = ctypes.create_string_buffer(words, 8 * number or 8)
+    begin = ctypes.addressof(kept)
+    args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
+    launch = Launch(grid, number, *map(ctypes.addressof, checks))
+    return Job(function, ctypes.addressof(launch), ctypes.addressof(args)), [kept, args, launch, *checks]
+
+
 def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values: Sequence[Any]) -> None:
     """One launch of a kernel that was compiled with checks. `words` are the arguments, eight bytes each.
 
@@ -66,16 +75,13 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values:
         AssertionFailedError: A `tl.device_assert` did not hold.
         TimeLimitError: After the driver's `time_limit_s`.
     """
-    number, kept = len(launcher.places), ctypes.create_string_buffer(words)
-    begin = ctypes.addressof(kept)
-    args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
+    number = len(launcher.places)
     extents = (Extent * max(number, 1))()
     for i, (place, is_pointer) in enumerate(zip(launcher.places, launcher.is_pointer, strict=True)):
         if is_pointer:
             extents[i] = Extent(values[place].data_ptr(), _span_bytes(values[place]))
     fault, stop = Fault(), ctypes.c_int32(0)
-    launch = Launch(grid, number, ctypes.addressof(extents), ctypes.addressof(fault), ctypes.addressof(stop))
-    job = Job(launcher.function, ctypes.addressof(launch), ctypes.addressof(args))
+    job, _kept = job_of(launcher.function, grid, words, number, extents, fault, stop)
     in_time = _run_until(job, stop, launcher.driver.time_limit_s)
     if fault.failed:
         _raise(launcher, fault, values)

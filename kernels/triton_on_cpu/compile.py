@@ -24,11 +24,12 @@ from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
 
 HERE = Path(__file__).parent
 # Not -ffast-math: NaN, infinities and signed zeros keep their meaning. GPUs contract to fused multiply-adds, too.
-# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
 FLAGS = (
-    "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast",
-    "-fno-tree-loop-distribute-patterns", "-w",
+    "-O3", "-std=gnu11", "-fPIC", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w"
 )  # fmt: skip
+# Tiles' rows are too short for the calls of memcpy that gcc would make of their loops: half a small product's speed.
+GCC_FLAGS = ("-fno-tree-loop-distribute-patterns",)
+FLAGS_VARIABLE = "TRITON_ON_CPU_FLAGS"  # further words, such as -O1 for tests, or -g
 TIMEOUT_S = 600
 SHOWN_LINES = 20  # of the compiler's output
 
@@ -42,7 +43,20 @@ class Toolchain:
 
     @property
     def identity(self) -> str:
-        return " ".join((*self.command, _version_of(self.command[0]), *FLAGS, native_flag(), _processor()))
+        return " ".join((*self.command, _version_of(self.command[0]), *flags(), _processor()))
+
+
+def flags() -> list[str]:
+    own = () if _is_clang(toolchain().command) else GCC_FLAGS
+    return [*FLAGS, *own, native_flag(), *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+
+
+@cache
+def _is_clang(command: tuple[str, ...]) -> bool:
+    try:
+        return "clang" in subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:  # reported when it is to compile
+        return False
 
 
 def toolchain() -> Toolchain:
@@ -117,7 +131,7 @@ def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) ->
             c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
             c_file.write_text(source)
             files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
-            _run([*chosen.command, *FLAGS, native_flag(), "-shared", *extra, *files], name)
+            _run([*chosen.command, *flags(), "-shared", *extra, *files], name)
             _check_loads(so_file, chosen, name)
             return so_file.read_bytes()
     except OSError as error:

@@ -4,6 +4,8 @@ A carried scalar is a variable, a carried tensor an array, written where the reg
 moves by a scalar (`ptrs += BLOCK * stride`) has no array: it is its first value plus an offset.
 """
 
+from typing import Any
+
 from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_of
 from triton_on_cpu.kernel import Kernel
@@ -70,7 +72,7 @@ def arrays_read(kernel: Kernel, value: Value) -> dict[Value, bool]:
         seen.add((value, same))
         if value in kernel.array:
             found[value] = found.get(value, True) and same
-        elif value.op is not None:
+        else:
             keeps = value.op.name not in SHAPES and value.op.name != "tt.load"
             unseen += [(operand, same and keeps) for operand in value.op.operands]
     return found
@@ -101,9 +103,10 @@ def emit_for(kernel: Kernel, op: Op) -> None:
     emit_region(kernel, body)
     kernel.out.append("}")
     for result, argument in zip(op.results, arguments, strict=True):
-        for names in (kernel.array, kernel.scalar, kernel.running):
-            if argument in names:
-                names[result] = names[argument]
+        names: tuple[dict[Value, Any], ...] = (kernel.array, kernel.scalar, kernel.running)
+        for known in names:
+            if argument in known:
+                known[result] = known[argument]
 
 
 def _poll(kernel: Kernel) -> None:
@@ -114,10 +117,10 @@ def _poll(kernel: Kernel) -> None:
 def step_of(argument: Value, value: Value) -> Value | None:
     """The scalar, splat, that a loop adds to a carried tensor in each pass; None if it does anything else."""
     op = value.op
-    if op is None or op.name not in ("tt.addptr", "arith.addi"):
+    if op.name not in ("tt.addptr", "arith.addi"):
         return None
     for mine, step in (op.operands, op.operands[::-1]):
-        if mine is argument and step.op is not None and not step.type.is_pointer:
+        if mine is argument and not step.type.is_pointer:
             is_number = step.op.name == "arith.constant" and "dense<" in step.op.text
             if step.op.name == "tt.splat" or is_number:
                 return step
@@ -144,7 +147,7 @@ def emit_yield(kernel: Kernel, op: Op) -> None:
         assign(kernel, arguments, op.operands)
         for argument, value in zip(arguments, op.operands, strict=True):
             if argument in kernel.running:
-                step = step_of(argument, value)
+                step = step_of(argument, value) or value
                 is_number = step.op.name == "arith.constant"
                 text = elements.constant_text(step.op) if is_number else kernel.scalar[step.op.operands[0]]
                 kernel.out.append(f"{kernel.running[argument][1]} += {text};")

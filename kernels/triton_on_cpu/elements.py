@@ -63,7 +63,6 @@ def kind_of(element: str) -> Kind:
     return KINDS[element]
 
 
-FLOAT_INFIX = {"addf": "+", "subf": "-", "mulf": "*", "divf": "/"}
 FLOAT_COMPARISONS = {
     "oeq": "{a} == {b}", "ogt": "{a} > {b}", "oge": "{a} >= {b}", "olt": "{a} < {b}", "ole": "{a} <= {b}",
     "one": "({a} < {b}) | ({a} > {b})", "ord": "({a} == {a}) & ({b} == {b})",
@@ -75,6 +74,21 @@ COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": "
 EXTREMES = {"maxsi": ">", "minsi": "<", "maxui": ">", "minui": "<"}
 # In numbers.h for fp32, in libm for f64.
 FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "abs", "floor", "ceil", "sin", "cos", "tanh", "erf")
+# By operation, C of the operands {0}, {1}, {2} and of {T}, the result's type; {f}: f32 or f64, {d}: _f64 for f64, {l}:
+# libm's f for float. Results of these are rounded to the type,
+ROUNDED = {
+    **{f"math.{name}": f"{name}_{{f}}({{0}})" for name in FUNCTIONS},
+    "math.absf": "abs_{f}({0})", "tt.precise_sqrt": "sqrt_{f}({0})", "math.fma": "fma{l}({0}, {1}, {2})",
+    "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
+    "tt.precise_divf": "{0} / {1}", "arith.remf": "fmod{l}({0}, {1})",
+}  # fmt: skip
+# and of these not: they are exact.
+EXACT = {
+    **{f"arith.{name}": f"{name}{{d}}({{0}}, {{1}})" for name in ("maxnumf", "minnumf", "maximumf", "minimumf")},
+    "arith.select": "({0} ? {1} : {2})", "arith.negf": "(-{0})", "math.absi": "({0} < 0 ? -{0} : {0})",
+    "tt.addptr": "{0} + {1}", "tt.int_to_ptr": "({T}){0}", "tt.ptr_to_int": "(int64_t){0}",
+    "tt.get_program_id": "program[{axis}]", "tt.get_num_programs": "l->grid[{axis}]",
+}  # fmt: skip
 
 
 def constant_text(op: Op) -> str:
@@ -124,21 +138,22 @@ def compute(op: Op, x: list[str]) -> str:
     Raises:
         NotSupportedError: No such operation is known.
     """
-    dialect, _, name = op.name.partition(".")
-    handler = HANDLERS.get(op.name) or HANDLERS.get(name)
-    if handler is None and dialect == "math":
-        return _function(op, name, x)
-    if handler is None:
-        raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1) or other operations.")
-    return handler(op, name, x)
+    kind, name = kind_of(op.result.type.element), op.name.partition(".")[2]
+    template = ROUNDED.get(op.name) or EXACT.get(op.name)
+    if template is None:
+        handler = HANDLERS.get(op.name) or HANDLERS.get(name)
+        if handler is None:
+            what = "functions" if op.name.startswith("math.") else "operations"
+            raise op.unsupported(f"Use the interpreter (TRITON_INTERPRET=1) or other {what}.")
+        return handler(op, name, x)
+    f, d, letter = ("f64", "_f64", "") if kind.value == "double" else ("f32", "", "f")
+    axis = "xyz".find(op.keyword)
+    text = template.format(*x, T=kind.value, f=f, d=d, l=letter, axis=axis)
+    return f"{kind.round}({text})" if op.name in ROUNDED else text
 
 
 def _rounded(op: Op, text: str) -> str:
     return f"{KINDS[op.result.type.element].round}({text})"
-
-
-def _float_infix(op: Op, name: str, x: list[str]) -> str:
-    return _rounded(op, f"{x[0]} {FLOAT_INFIX[name]} {x[1]}")
 
 
 def _integer_infix(op: Op, name: str, x: list[str]) -> str:
@@ -191,32 +206,10 @@ def _compare_floats(op: Op, name: str, x: list[str]) -> str:
     return f"({FLOAT_COMPARISONS[op.keyword].format(a=x[0], b=x[1])})"
 
 
-def _select(op: Op, name: str, x: list[str]) -> str:
-    return f"({x[0]} ? {x[1]} : {x[2]})"
-
-
 def _integer_extreme(op: Op, name: str, x: list[str]) -> str:
     kind = KINDS[op.result.type.element]
     cast = f"({kind.unsigned})" if name.endswith("ui") else "-(int)" if kind.bits == 1 else ""
     return f"({cast}{x[0]} {EXTREMES[name]} {cast}{x[1]} ? {x[0]} : {x[1]})"
-
-
-def _call(op: Op, name: str, x: list[str]) -> str:
-    """A function of numbers.h of the operation's name and the type's."""
-    double = "_f64" if op.result.type.element == "f64" else ""
-    return f"{name}{double}({', '.join(x)})"
-
-
-def _function(op: Op, name: str, x: list[str]) -> str:
-    name = {"absf": "abs"}.get(name, name)
-    if name not in FUNCTIONS:
-        raise op.unsupported("Use the interpreter (TRITON_INTERPRET=1) or other functions.")
-    is_double = op.result.type.element == "f64"
-    return _rounded(op, f"{name}_{'f64' if is_double else 'f32'}({x[0]})")
-
-
-def _fma(op: Op, name: str, x: list[str]) -> str:
-    return _rounded(op, f"{'fma' if op.result.type.element == 'f64' else 'fmaf'}({', '.join(x)})")
 
 
 def _clamp(op: Op, name: str, x: list[str]) -> str:
@@ -309,40 +302,20 @@ def _inline_ptx(op: Op, name: str, x: list[str]) -> str:
     )
 
 
-def _text(template: str) -> Callable[[Op, str, list[str]], str]:
-    return lambda op, name, x: template.format(*x)
-
-
 HANDLERS: dict[str, Callable[[Op, str, list[str]], str]] = {
-    **dict.fromkeys(FLOAT_INFIX, _float_infix),
     **dict.fromkeys(INTEGER_INFIX, _integer_infix),
     **dict.fromkeys(("shli", "shrsi", "shrui"), _shift),
     **dict.fromkeys(("divsi", "remsi", "divui", "remui"), _divide),
     **dict.fromkeys(EXTREMES, _integer_extreme),
-    **dict.fromkeys(("maxnumf", "minnumf", "maximumf", "minimumf"), _call),
     **dict.fromkeys(("extsi", "extui", "trunci", "index_cast"), _convert_integer),
     **dict.fromkeys(("sitofp", "uitofp"), _integer_to_float),
     **dict.fromkeys(("fptosi", "fptoui"), _float_to_integer),
     **dict.fromkeys(("extf", "truncf", "fp_to_fp"), _convert_float),
     "cmpi": _compare_integers,
     "cmpf": _compare_floats,
-    "select": _select,
-    "negf": _text("(-{0})"),
-    "absi": _text("({0} < 0 ? -{0} : {0})"),
-    "remf": lambda op, name, x: _rounded(
-        op, f"{'fmod' if op.result.type.element == 'f64' else 'fmodf'}({x[0]}, {x[1]})"
-    ),
-    "precise_divf": lambda op, name, x: _rounded(op, f"{x[0]} / {x[1]}"),
-    "precise_sqrt": lambda op, name, x: _function(op, "sqrt", x),
-    "fma": _fma,
     "bitcast": _bitcast,
     "tt.clampf": _clamp,
-    "tt.addptr": _text("{0} + {1}"),
-    "tt.int_to_ptr": lambda op, name, x: f"({kind_of(op.result.type.element).value}){x[0]}",
-    "tt.ptr_to_int": _text("(int64_t){0}"),
     "tt.mulhiui": _multiply_high,
-    "tt.get_program_id": lambda op, name, x: f"program[{'xyz'.index(op.keyword)}]",
-    "tt.get_num_programs": lambda op, name, x: f"l->grid[{'xyz'.index(op.keyword)}]",
     "tt.extern_elementwise": _external,
     "tt.elementwise_inline_asm": _inline_ptx,
 }

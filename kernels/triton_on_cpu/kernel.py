@@ -13,7 +13,7 @@ from triton_on_cpu import elements
 from triton_on_cpu.elements import kind_of
 from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
 from triton_on_cpu.plan import Plan
-from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value
+from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value, groups_of
 
 LONG_TEXT = 200  # a longer text gets a name: each sum of sums would double it
 MAX_STACK_BYTES = 4 << 20  # half of the calling thread's stack
@@ -32,12 +32,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Affine:
-    """An integer element as `factor` * innermost variable + `rest`, which is known from `level` on.
+    """An integer element as `rest`, which is known from `level` on, plus loop variables times factors.
 
-    `factor` is a number where it is known, else C.
+    A factor is a number where it is known, else C. By `nest.factored` variables have one: as a rule the innermost.
     """
 
-    factor: int | str
+    factors: dict[str, int | str]
     rest: str
     level: int
 
@@ -46,12 +46,14 @@ class Affine:
 class Address:
     """Where an element lies: `base[at]`. `base` is known outside of the innermost loop.
 
-    `step`: elements from one pass of that loop to the next, None if they are not the same distance apart.
+    `step`: elements from one pass of that loop to the next, None if they are not the same distance apart; `steps`: the
+    same of each loop whose variable is a factor of its own.
     """
 
     base: str
     at: str
     step: int | str | None
+    steps: dict[str, int | str]
 
 
 Emitter = Callable[["Kernel", Op], None]
@@ -133,7 +135,9 @@ class Kernel:
     def sources(self, value: Value, indices: list[Index]) -> tuple[Value, list[Index]] | None:
         """Which element of its operand an element of a shaped value is; None if it is computed."""
         op = value.op
-        operand = op.operands[0] if op.operands else None
+        if not op.operands:
+            return None
+        operand = op.operands[0]
         match op.name:
             case "tt.splat":
                 return operand, []
@@ -142,9 +146,8 @@ class Kernel:
             case "tt.broadcast":
                 return operand, [ZERO if n == 1 else i for n, i in zip(operand.type.shape, indices, strict=True)]
             case "tt.trans":
-                order = [int(d) for d in re.search(r"order = array<i32: ([^>]*)>", op.text)[1].split(",")]
-                before = [ZERO] * len(order)
-                for d, source in enumerate(order):
+                before = [ZERO] * len(indices)
+                for d, source in enumerate(self.order(op)):
                     before[source] = indices[d]
                 return operand, before
             case "tt.reshape":
@@ -152,6 +155,10 @@ class Kernel:
             case "tt.split":
                 return operand, [*indices, constant_index(value.index)]
         return None
+
+    def order(self, op: Op) -> list[int]:
+        """The dimensions of `tt.trans`'s operand in the order of its result."""
+        return [int(d) for d in groups_of(r"order = array<i32: ([^>]*)>", op.text)[0].split(",")]
 
     def level(self, nest: Nest, value: Value, indices: list[Index]) -> int:
         """The loop level from which an element is known."""
@@ -201,9 +208,9 @@ class Kernel:
         if op.name == "arith.constant":
             return elements.constant_text(op)
         if op.name == "tt.join":
-            first, second = (self.element(nest, x, indices[:-1]) for x in op.operands)
+            both = [self.element(nest, x, indices[:-1]) for x in op.operands]
             which = indices[-1].text
-            return (first, second)[int(which)] if which in "01" else f"{which} ? {second} : {first}"
+            return both[int(which)] if which in "01" else f"{which} ? {both[1]} : {both[0]}"
         if op.name in self.element_writers:
             return self.element_writers[op.name](self, nest, op, indices)
         return elements.compute(op, [self.element(nest, x, indices if x.type.shape else []) for x in op.operands])
@@ -230,15 +237,15 @@ class Kernel:
     # ---- addresses
 
     def affine(self, nest: Nest, value: Value, indices: list[Index]) -> Affine | None:
-        """An integer element's form in the innermost variable. Sums are taken not to overflow."""
-        if self.level(nest, value, indices) < nest.depth or not nest.depth:
-            return Affine(0, self.element(nest, value, indices), self.level(nest, value, indices))
+        """An integer element's form in the nest's factored variables. Sums are taken not to overflow."""
+        if self.level(nest, value, indices) < nest.factored or not nest.depth:
+            return Affine({}, self.element(nest, value, indices), self.level(nest, value, indices))
         if value in self.array:
             return None
         if value in self.running:
             first, offset = self.running[value]
             found = self.affine(nest, first, indices)
-            return found and Affine(found.factor, f"({found.rest} + {offset})", found.level)
+            return found and replace(found, rest=f"({found.rest} + {offset})")
         op = value.op
         if op.name == "tt.make_range":
             return _affine_index(nest, weighted_sum([(indices[0], 1)], op.integer("start")))
@@ -261,10 +268,11 @@ class Kernel:
     def address(self, nest: Nest, pointer: Value, indices: list[Index]) -> Address:
         """Where an element of a tensor of pointers points to."""
         terms: list[Affine | str] = []  # offsets; a text is computed in the innermost loop
+        steps: dict[str, int | str] = {}
         while pointer.type.shape and pointer not in self.array:
             if pointer in self.running:
-                pointer, offset = self.running[pointer]
-                terms.append(Affine(0, offset, 0))
+                pointer, moved = self.running[pointer]
+                terms.append(Affine({}, moved, 0))
             elif pointer.op.name == "tt.addptr":
                 pointer, offset = pointer.op.operands
                 terms.append(self.affine(nest, offset, indices) or self.element(nest, offset, indices))
@@ -274,13 +282,12 @@ class Kernel:
                     break
                 pointer, indices = source
         base, level = self.element(nest, pointer, indices), self.level(nest, pointer, indices)
-        step: int | str = 0
         outer, inner = [], []
         for term in terms:
             if isinstance(term, str):
                 inner.append(f"(int64_t)({term})")
                 continue
-            step = _sum(step, term.factor)
+            steps = _summed(steps, term.factors)
             level = max(level, term.level)
             outer += [f"(int64_t){term.rest}"] if term.rest not in ("0", "(0)") else []
         if outer:
@@ -289,18 +296,18 @@ class Kernel:
                 text = " + ".join([base, *outer])
                 nest.memo[key] = nest.named(level, kind_of(pointer.type.element).value, text, self.fresh("p"))
             base = nest.memo[key]
-        if step != 0:
-            inner.append(nest.inner if step == 1 else f"{nest.inner} * (int64_t)({step})")
-        is_affine = not any(isinstance(term, str) for term in terms) and (not nest.depth or level < nest.depth)
-        return Address(base, " + ".join(inner) or "0", step if is_affine else None)
+        inner += [name if step == 1 else f"{name} * (int64_t)({step})" for name, step in steps.items() if step != 0]
+        is_affine = not any(isinstance(term, str) for term in terms) and (not nest.depth or level < nest.factored)
+        return Address(base, " + ".join(inner) or "0", steps.get(nest.inner, 0) if is_affine else None, steps)
 
 
 def _affine_index(nest: Nest, index: Index) -> Affine | None:
     if index.linear is None:
         return None
-    rest = {name: factor for name, factor in index.linear.items() if name != nest.inner}
+    own = {name: factor for name, factor in index.linear.items() if name in nest.variables[nest.factored - 1 :]}
+    rest = {name: factor for name, factor in index.linear.items() if name not in own}
     level = max((nest.variables.index(name) + 1 for name, factor in rest.items() if name and factor), default=0)
-    return Affine(index.linear.get(nest.inner, 0), f"({linear_text(rest)})", level)
+    return Affine({name: factor for name, factor in own.items() if factor}, f"({linear_text(rest)})", level)
 
 
 def _sum(a: int | str, b: int | str) -> int | str:
@@ -309,21 +316,28 @@ def _sum(a: int | str, b: int | str) -> int | str:
     return b if a == 0 else a if b == 0 else f"({a} + {b})"
 
 
+def _summed(a: dict[str, int | str], b: dict[str, int | str]) -> dict[str, int | str]:
+    return {name: _sum(a.get(name, 0), b.get(name, 0)) for name in {**a, **b}}
+
+
+def _times(factor: int | str, number: str) -> int | str:
+    """A factor times C, which may be a number."""
+    found = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", number)
+    if found and isinstance(factor, int):
+        return factor * int(found[1] or found[2])
+    return f"({factor}) * (int64_t){number}"
+
+
 def _combined(name: str, a: Affine, b: Affine) -> Affine | None:
     level = max(a.level, b.level)
     rest = f"((int64_t){a.rest} {elements.INTEGER_INFIX[name.split('.')[1]]} (int64_t){b.rest})"
-    if name == "arith.addi":
-        return Affine(_sum(a.factor, b.factor), rest, level)
-    if name == "arith.subi":
-        minus = -b.factor if isinstance(b.factor, int) else f"-({b.factor})"
-        return Affine(_sum(a.factor, minus), rest, level)
-    if a.factor != 0 and b.factor != 0:
+    if name != "arith.muli":
+        sign = "1" if name == "arith.addi" else "-1"
+        return Affine(_summed(a.factors, {x: _times(factor, sign) for x, factor in b.factors.items()}), rest, level)
+    if a.factors and b.factors:
         return None
-    a, b = (b, a) if a.factor == 0 else (a, b)  # now b does not depend on the innermost variable
-    number = re.fullmatch(r"\(?(-?\d+)\)?|INT64_C\((-?\d+)\)", b.rest)
-    if number and isinstance(a.factor, int):
-        return Affine(a.factor * int(number[1] or number[2]), rest, level)
-    return Affine(0 if a.factor == 0 else f"({a.factor}) * (int64_t){b.rest}", rest, level)
+    a, b = (a, b) if a.factors else (b, a)  # now b is known outside
+    return Affine({x: _times(factor, b.rest) for x, factor in a.factors.items()}, rest, level)
 
 
 def require_stack(kernel: Kernel) -> None:

@@ -54,7 +54,7 @@ def conditions(kernel: Kernel, mask: Value | None, indices: list[Index]) -> list
     if mask is None:
         return []
     op = mask.op
-    if op is not None and op.name == "arith.constant" and elements.constant_text(op) == "1":
+    if op.name == "arith.constant" and elements.constant_text(op) == "1":
         return []
     if mask.type.shape and mask not in kernel.array and mask not in kernel.running:
         if op.name == "arith.andi":
@@ -68,15 +68,15 @@ def conditions(kernel: Kernel, mask: Value | None, indices: list[Index]) -> list
 def bound_of(kernel: Kernel, nest: Nest, value: Value, indices: list[Index]) -> tuple[str, str] | None:
     """A comparison of the innermost index as ('low' or 'high', the first index within or beyond it, or 'always')."""
     op = value.op
-    if op is None or value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
+    if value in kernel.array or op.name != "arith.cmpi" or op.keyword not in MIRRORED:
         return None
     a, b = (kernel.affine(nest, x, indices) for x in op.operands)
     if a is None or b is None or max(a.level, b.level) >= nest.depth:
         return None
-    predicate = op.keyword
-    if (a.factor, b.factor) == (0, 1):
+    predicate, index = op.keyword, {nest.inner: 1}
+    if b.factors == index:
         a, b, predicate = b, a, MIRRORED[predicate]
-    if (a.factor, b.factor) != (1, 0):
+    if a.factors != index or b.factors:
         return None
     bound = f"((int64_t){b.rest} - (int64_t){a.rest}{' + 1' if predicate in ('sle', 'sgt') else ''})"
     is_high = predicate in ("slt", "sle")
@@ -239,7 +239,7 @@ def store(kernel: Kernel, op: Op) -> None:
 def _stored(kernel: Kernel, nest: Nest, element: str, value: Value) -> str:
     """A value in memory's form. fp16's conversion rounds anyway: it is not done twice."""
     op = value.op
-    is_rounded_here = element == "f16" and op is not None and op.name == "arith.truncf" and value not in kernel.array
+    is_rounded_here = element == "f16" and op.name == "arith.truncf" and value not in kernel.array
     if is_rounded_here and op.operands[0].type.element == "f32":
         value = op.operands[0]
     text = kernel.element(nest, value, nest.indices)

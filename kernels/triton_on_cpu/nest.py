@@ -30,7 +30,7 @@ def weighted_sum(parts: list[tuple[Index, int]], constant: int = 0) -> Index:
     if all(index.linear is not None for index, _ in parts):
         linear = {"": constant}
         for index, factor in parts:
-            for name, own in index.linear.items():
+            for name, own in (index.linear or {}).items():
                 linear[name] = linear.get(name, 0) + own * factor
         return Index(linear_text(linear), level, linear)
     texts = [f"({index.text}) * {factor}" for index, factor in parts if index.text != "0"]
@@ -96,7 +96,7 @@ class Nest:
         self.dims = [d for d, size in enumerate(shape) if size > 1 and d != inner]
         if inner is not None and shape[inner] > 1:
             self.dims.append(inner)
-        self.depth = len(self.dims)
+        self.depth = self.factored = len(self.dims)  # addresses are linear in the variables from level `factored` on
         self.variables = [f"i{number}_{d}" for d in self.dims]
         self.indices = [ZERO] * len(shape)
         for level, (d, name) in enumerate(zip(self.dims, self.variables, strict=True), 1):

@@ -29,6 +29,8 @@ COSTS = {
     "tanh": 20, "erf": 20, "extern_elementwise": 20,
 }  # fmt: skip
 DEAR = 8
+AFFINE_SOURCES = ("arith.constant", "tt.make_range", "tt.splat")
+AFFINE_STEPS = ("arith.addi", "arith.subi", "arith.muli", "arith.extsi", "tt.expand_dims", "tt.broadcast", "tt.trans")
 
 
 class Plan:
@@ -54,9 +56,7 @@ class Plan:
                 return self.arguments[pointer]
             if pointer in self.starts:
                 pointer = self.starts[pointer]
-            elif pointer.op is not None and (
-                pointer.op.name in SHAPES or pointer.op.name in ("tt.addptr", "tt.bitcast")
-            ):
+            elif pointer.op.name in SHAPES or pointer.op.name in ("tt.addptr", "tt.bitcast"):
                 pointer = pointer.op.operands[0]
             else:
                 return None
@@ -123,7 +123,7 @@ class Plan:
         """The cost of one element that is computed where it is used."""
         if value not in self._costs:
             op = value.op
-            if op is None or not value.type.shape or op.name in ROOTS:
+            if not op.name or not value.type.shape or op.name in ROOTS:
                 return 0
             own = 0 if op.name in SHAPES or op.name == "arith.constant" else COSTS.get(op.name.split(".")[1], 1)
             self._costs[value] = own + sum(self.cost(x) for x in op.operands)
@@ -140,6 +140,9 @@ class Plan:
             return False
         root = next(iter(roots))
         takes_it_whole = root.name in ("tt.dot", "tt.scan", "tt.gather") or (root.regions and root.name not in FOLDS)
+        is_multiplied = root.name == "tt.dot" and len(op.operands) == 1
+        if is_multiplied:  # as it lies in memory, see products.py
+            takes_it_whole = self.source_of_product(root.operands[1]) is not op.result
         if takes_it_whole or root.block is not op.block:
             return False
         ops = op.block.ops
@@ -150,9 +153,15 @@ class Plan:
             root.name == "tt.store" and self._same_places(op.operands[0], root.operands[0])
         )
 
+    def source_of_product(self, value: Value) -> Value:
+        """The tensor whose elements a product's operand has, in whatever order."""
+        while value.op.name in ("tt.trans", "tt.reshape"):
+            value = value.op.operands[0]
+        return value
+
     def _same_places(self, a: Value, b: Value) -> bool:
         """Whether two tensors of pointers, perhaps into different arguments, have the same offsets."""
-        while a is not b and a.op is not None and b.op is not None:
+        while a is not b and a.op.name:
             if a.op.name != b.op.name or a.op.name not in ("tt.addptr", "tt.splat", "tt.broadcast", "tt.expand_dims"):
                 return False
             if a.op.name == "tt.addptr" and a.op.operands[1] is not b.op.operands[1]:
@@ -164,20 +173,6 @@ class Plan:
         """Sums and products of ranges and scalars: cheaper to compute than to load."""
         if value not in self._affine:
             op = value.op
-            steps = (
-                "arith.addi",
-                "arith.subi",
-                "arith.muli",
-                "arith.extsi",
-                "tt.expand_dims",
-                "tt.broadcast",
-                "tt.trans",
-            )
-            self._affine[value] = not value.type.shape or (
-                op is not None
-                and (
-                    op.name in ("arith.constant", "tt.make_range", "tt.splat")
-                    or (op.name in steps and all(self.is_affine(x) for x in op.operands))
-                )
-            )
+            is_step = op.name in AFFINE_STEPS and all(self.is_affine(x) for x in op.operands)
+            self._affine[value] = not value.type.shape or op.name in AFFINE_SOURCES or is_step
         return self._affine[value]

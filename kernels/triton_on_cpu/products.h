@@ -2,44 +2,58 @@
  *
  * A block of C stays in registers while k runs: for each k, one row of B's vectors and one number of A per row of C. */
 typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t w16 __attribute__((vector_size(64), aligned(4), may_alias));
 #define AT(p) (*(v16*)(p))
 #ifdef __AVX512F__
 #define BLOCK_ROWS 8 /* x 2 vectors: 16 of 32 registers */
+#define BLOCK_VECTORS 2
 #else
-#define BLOCK_ROWS 4
+#define BLOCK_ROWS 4 /* x 1 vector, of two registers: 8 of 16 */
+#define BLOCK_VECTORS 1
 #endif
 
-#define BLOCK(ROWS, VECTORS)                                                                          \
-  {                                                                                                   \
-    v16 c[ROWS][VECTORS];                                                                             \
+#define BLOCK(ROWS, VECTORS, STEP, AHEAD)                                                                    \
+  for (; n + 16 * VECTORS <= N; n += 16 * VECTORS) {                                                  \
+    v16 c[ROWS][VECTORS], b[VECTORS];                                                                 \
     for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) c[i][j] = AT(&C[(m + i) * N + n + 16 * j]); \
     for (int k = 0; k < K; k++) {                                                                     \
-      v16 b[VECTORS];                                                                                 \
-      for (int j = 0; j < VECTORS; j++) b[j] = AT(&B[k * N + n + 16 * j]);                            \
-      for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) c[i][j] += A[(m + i) * K + k] * b[j]; \
+      for (int j = 0; j < VECTORS; j++) {                                                             \
+        b[j] = AT(&B[k * stride + n + 16 * j]);                                                       \
+        if (AHEAD) __builtin_prefetch(&B[(k + AHEAD) * stride + n + 16 * j]);                         \
+      }                                                                                               \
+      for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) c[i][j] = STEP(c[i][j], A[(m + i) * K + k], b[j]); \
     }                                                                                                 \
     for (int i = 0; i < ROWS; i++) for (int j = 0; j < VECTORS; j++) AT(&C[(m + i) * N + n + 16 * j]) = c[i][j]; \
   }
+/* A [M, K], B [K, N] with `stride` from row to row, C [M, N]. M is a power of two, N a multiple of 16. In memory, rows
+ * of B are asked for AHEAD rows early: it would come too late by itself where a row is a piece of a larger one. */
+#define IN_MEMORY (2048 / N) /* 8 KiB */
+#define PRODUCT(name, T, STEP, AHEAD)                                                                 \
+  INLINE void name(const int M, const int N, const int K, const T* A, const T* B, const int64_t stride, float* C) { \
+    for (int m = 0, n; m < M; m += MIN(M, BLOCK_ROWS)) {                                              \
+      n = 0;                                                                                          \
+      if (M >= BLOCK_ROWS) { BLOCK(BLOCK_ROWS, BLOCK_VECTORS, STEP, AHEAD) BLOCK(BLOCK_ROWS, 1, STEP, AHEAD) }      \
+      if (M == 4) { BLOCK(4, 4, STEP, AHEAD) BLOCK(4, 1, STEP, AHEAD) }                                             \
+      if (M == 2) { BLOCK(2, 4, STEP, AHEAD) BLOCK(2, 1, STEP, AHEAD) }                                             \
+      if (M == 1) { BLOCK(1, 4, STEP, AHEAD) BLOCK(1, 1, STEP, AHEAD) }                                             \
+    }                                                                                                 \
+  }
+#define ADD_PRODUCT(c, a, b) (c) + (a) * (b)
+PRODUCT(product, float, ADD_PRODUCT, 0)
+PRODUCT(product_in_memory, float, ADD_PRODUCT, IN_MEMORY)
 
-/* A [M, K], B [K, N], C [M, N] */
-INLINE void product(const int M, const int N, const int K, const float* A, const float* B, float* C) {
-  if (N % 16) {
-    for (int m = 0; m < M; m++) for (int k = 0; k < K; k++) for (int n = 0; n < N; n++) C[m * N + n] += A[m * K + k] * B[k * N + n];
-    return;
-  }
-  int m = 0, n;
-  for (; m + BLOCK_ROWS <= M; m += BLOCK_ROWS) {
-    for (n = 0; n + 32 <= N; n += 32) BLOCK(BLOCK_ROWS, 2)
-    for (; n < N; n += 16) BLOCK(BLOCK_ROWS, 1)
-  }
-  for (; m + 4 <= M; m += 4) {
-    for (n = 0; n + 32 <= N; n += 32) BLOCK(4, 2)
-    for (; n < N; n += 16) BLOCK(4, 1)
-  }
-  for (; m < M; m++) {
-    for (n = 0; n + 64 <= N; n += 64) BLOCK(1, 4)
-    for (; n < N; n += 16) BLOCK(1, 1)
-  }
+/* bf16: a word is two neighbours in k, the first in its lower half. */
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#define ADD_PAIRS(c, a, b) (v16)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32(a), (__m512bh)(b))
+#else
+#define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
+#endif
+PRODUCT(add_pairs, uint32_t, ADD_PAIRS, IN_MEMORY)
+INLINE void product_of_pairs(const int M, const int N, const int K, const float* A, const uint32_t* B, const int64_t stride, float* C) {
+  uint32_t pairs[M * K / 2] ALIGNED;
+  for (int i = 0; i < M * K / 2; i++) pairs[i] = BITS(A[2 * i]) >> 16 | (BITS(A[2 * i + 1]) & 0xffff0000u);
+  add_pairs(M, N, K / 2, pairs, B, stride, C);
 }
 
 /* The sums of 16 vectors, as one vector: at each step two vectors become one, half as many sums as before. */
@@ -56,30 +70,31 @@ INLINE v16 sums_of_16(const v16* s) {
 }
 
 /* B is given transposed, [N, K]. Many rows of A pay for turning it; for few, vectors run along K. */
-INLINE void product_transposed(const int M, const int N, const int K, const float* A, const float* B, float* C) {
-  if (M > 8 || K % 16 || N % 16) {
+INLINE void product_transposed(const int M, const int N, const int K, const float* A, const float* B, const int64_t stride, float* C) {
+  if (M > 8 || K % 16) {
     float T[K * N] ALIGNED;
     for (int n0 = 0; n0 < N; n0 += 16) for (int k0 = 0; k0 < K; k0 += 16)
-      for (int k = k0; k < MIN(k0 + 16, K); k++) for (int n = n0; n < MIN(n0 + 16, N); n++) T[k * N + n] = B[n * K + k];
-    product(M, N, K, A, T, C);
+      for (int k = k0; k < MIN(k0 + 16, K); k++) for (int n = n0; n < n0 + 16; n++) T[k * N + n] = B[n * stride + k];
+    product(M, N, K, A, T, N, C);
     return;
   }
   for (int n = 0; n < N; n += 16)
     for (int m = 0; m < M; m++) {
       v16 s[16];
       for (int j = 0; j < 16; j++) s[j] = (v16){0};
-      for (int k = 0; k < K; k += 16) for (int j = 0; j < 16; j++) s[j] += AT(&A[m * K + k]) * AT(&B[(n + j) * K + k]);
+      for (int k = 0; k < K; k += 16) for (int j = 0; j < 16; j++) s[j] += AT(&A[m * K + k]) * AT(&B[(n + j) * stride + k]);
       AT(&C[m * N + n]) += sums_of_16(s);
     }
 }
 
-/* Integers, and doubles: B may lie transposed. */
+/* Integers, doubles, and floats in few columns: B may lie transposed. */
 #define PLAIN_PRODUCT(name, T, R)                                                                     \
-  INLINE void name(const int M, const int N, const int K, const T* A, const T* B, R* C) {             \
-    for (int m = 0; m < M; m++) for (int k = 0; k < K; k++) for (int n = 0; n < N; n++) C[m * N + n] += (R)A[m * K + k] * (R)B[k * N + n]; \
+  INLINE void name(const int M, const int N, const int K, const T* A, const T* B, const int64_t stride, R* C) { \
+    for (int m = 0; m < M; m++) for (int k = 0; k < K; k++) for (int n = 0; n < N; n++) C[m * N + n] += (R)A[m * K + k] * (R)B[k * stride + n]; \
   }                                                                                                   \
-  INLINE void name##_transposed(const int M, const int N, const int K, const T* A, const T* B, R* C) { \
-    for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) for (int k = 0; k < K; k++) C[m * N + n] += (R)A[m * K + k] * (R)B[n * K + k]; \
+  INLINE void name##_transposed(const int M, const int N, const int K, const T* A, const T* B, const int64_t stride, R* C) { \
+    for (int m = 0; m < M; m++) for (int n = 0; n < N; n++) for (int k = 0; k < K; k++) C[m * N + n] += (R)A[m * K + k] * (R)B[n * stride + k]; \
   }
+PLAIN_PRODUCT(narrow_product, float, float)
 PLAIN_PRODUCT(product_i32, int8_t, int32_t)
 PLAIN_PRODUCT(product_f64, double, double)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from triton_on_cpu.checks import Job, Launch
+from triton_on_cpu.checks import Job, job_of
 from triton_on_cpu.driver import active_driver
 from triton_on_cpu.errors import TritonOnCpuError
 from triton_on_cpu.launch import HEAD
@@ -39,9 +39,11 @@ class Recording:
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         """A launch, as launch.py packs it for pool.c."""
-        if not self._parts or not isinstance(self._parts[-1], _Launches):
-            self._parts.append(_Launches())
-        self._parts[-1].add(launcher, packed, values)
+        last = self._parts[-1] if self._parts else None
+        if not isinstance(last, _Launches):
+            last = _Launches()
+            self._parts.append(last)
+        last.add(launcher, packed, values)
 
     def add_operation(self, operation: "_Operation") -> None:
         self._parts.append(operation)
@@ -63,12 +65,9 @@ class _Launches:
 
     def add(self, launcher: Any, packed: bytes, values: tuple[Any, ...]) -> None:
         function, x, y, z, _, number = HEAD.unpack_from(packed)
-        words = ctypes.create_string_buffer(packed[HEAD.size :], 8 * number or 8)
-        begin = ctypes.addressof(words)
-        args = (ctypes.c_void_p * max(number, 1))(*[begin + 8 * i for i in range(number)])
-        launch = Launch((x, y, z), number, None, None, None)
-        self.jobs.append(Job(function, ctypes.addressof(launch), ctypes.addressof(args)))
-        self._kept.append((launcher, words, args, launch, values))
+        job, kept = job_of(function, (x, y, z), packed[HEAD.size :], number)
+        self.jobs.append(job)
+        self._kept.append((launcher, kept, values))
         self._packed = None
 
     def repeat(self) -> None:

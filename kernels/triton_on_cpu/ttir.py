@@ -11,7 +11,9 @@ The types after the colon belong to operands or results, by operation; `_result_
 Names are unique within a region only, so that each definition gets a `Value` of its own.
 """
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from triton_on_cpu.errors import TritonOnCpuError
@@ -49,21 +51,7 @@ class Type:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-
-@dataclass(eq=False)
-class Value:
-    """An operation's result, or (op is None) an argument of a block. `uses` are the operations that take it."""
-
-    type: Type
-    op: "Op | None" = None
-    index: int = 0  # among the operation's results
-    name: str = ""
-    uses: list["Op"] = field(default_factory=list)
+        return math.prod(self.shape)
 
 
 @dataclass(eq=False)
@@ -71,25 +59,25 @@ class Op:
     """An operation. `text` is its line without results, types and location, where keywords and attributes are."""
 
     name: str
-    operands: list[Value]
+    operands: list["Value"]
     text: str
     types: str = ""
-    results: list[Value] = field(default_factory=list)
+    results: list["Value"] = field(default_factory=list)
     regions: list["Block"] = field(default_factory=list)
-    successors: list[tuple[str, list[Value]]] = field(default_factory=list)  # (label, arguments) of cf's branches
-    block: "Block | None" = None
+    successors: list[tuple[str, list["Value"]]] = field(default_factory=list)  # (label, arguments) of cf's branches
+    block: "Block" = field(init=False, repr=False)
     file: str = ""
     line: int = 0
 
     @property
-    def result(self) -> Value:
+    def result(self) -> "Value":
         return self.results[0]
 
     @property
     def keyword(self) -> str:
         """The word after the name: cmpi's predicate, the axis of a program id, what an atomic does."""
-        found = re.match(r'"?[\w.]+"?\s+(\w+)', self.text)
-        return found[1] if found else ""
+        match = re.match(r'"?[\w.]+"?\s+(\w+)', self.text)
+        return match[1] if match else ""
 
     def integer(self, name: str, default: int = 0) -> int:
         """An attribute, an integer or truth value."""
@@ -107,12 +95,26 @@ class Op:
         return NotSupportedError(what or self.name, self.file, self.line, advice)
 
 
+NO_OP = Op("", [], "")
+
+
+@dataclass(eq=False)
+class Value:
+    """An operation's result, or (of NO_OP) an argument of a block. `uses` are the operations that take it."""
+
+    type: Type
+    op: Op = NO_OP
+    index: int = 0  # among the operation's results
+    name: str = ""
+    uses: list[Op] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class Block:
     label: str
     arguments: list[Value]
     ops: list[Op] = field(default_factory=list)
-    parent: Op | None = None  # None: a block of the function
+    parent: Op = NO_OP  # or: a block of the function
 
 
 @dataclass(eq=False)
@@ -122,11 +124,19 @@ class Function:
     blocks: list[Block]
 
 
+def groups_of(pattern: str, text: str) -> tuple[str, ...]:
+    """What a pattern's groups match. Raises NotSupportedError if it matches nothing."""
+    match = re.search(pattern, text)
+    if match is None:
+        raise NotSupportedError(f"TTIR's `{text}`")
+    return match.groups()
+
+
 def parse_type(text: str) -> Type:
     text = text.strip()
     if not text.startswith("tensor<"):
         return Type((), _element(text))
-    dims, rest = re.match(r"((?:\d+x)*)(.*)$", text[len("tensor<") : -1]).groups()
+    dims, rest = groups_of(r"^((?:\d+x)*)(.*)$", text[len("tensor<") : -1])
     return Type(tuple(int(d) for d in dims.split("x") if d), _element(rest))
 
 
@@ -199,7 +209,7 @@ class _Parser:
     def open_function(self, line: str, file: str, number: int) -> None:
         if self.function is not None:
             raise NotSupportedError("a call of a noinline function", file, number, "Let Triton inline it.")
-        name = re.search(r"@([\w$.]+)", line)[1]
+        (name,) = groups_of(r"@([\w$.]+)", line)
         arguments = self.arguments(line[line.index("(") : line.rindex("attributes")])
         self.function = Function(name, arguments, [Block("entry", arguments)])
         self.open.append((None, self.function.blocks[0]))
@@ -210,10 +220,11 @@ class _Parser:
         return [self.define(name, Value(parse_type(kind), name=name[1:])) for name, kind in found]
 
     def open_block(self, line: str) -> None:
-        label = re.match(r"\^(\w+)", line)[1]
+        (label,) = groups_of(r"^\^(\w+)", line)
         owner, current = self.open[-1]
         if owner is None:
             current = Block(label, [])
+            assert self.function is not None
             self.function.blocks.append(current)
             self.open[-1] = (None, current)
         elif current.ops:
@@ -257,11 +268,11 @@ class _Parser:
             self.define_loop_arguments(op, line)
 
     def operation(self, body: str) -> Op:
-        name = re.match(r'"?([\w.]+)"?', body)[1]
+        (name,) = groups_of(r'^"?([\w.]+)"?', body)
         text, types = _split_types_off(body)
         if name == "scf.for":
-            bounds = re.search(rf" = ({NAME}) to ({NAME}) step ({NAME})", body)
-            names = [*bounds.groups(), *(initial for _, initial in _carried(body))]
+            bounds = groups_of(rf" = ({NAME}) to ({NAME}) step ({NAME})", body)
+            names = [*bounds, *(initial for _, initial in _carried(body))]
             types = _between_arrow_and_brace(body)
         elif name == "scf.while":
             names, types = [initial for _, initial in _carried(body)], _between_arrow_and_brace(body)
@@ -289,7 +300,7 @@ class _Parser:
     def define_loop_arguments(self, op: Op, line: str) -> None:
         """Define the values that a loop carries: they are named in its header, not in a block's."""
         if op.name == "scf.for":
-            name = re.search(r"scf\.for (?:unsigned )?(%[\w$.-]+) = ", line)[1]
+            (name,) = groups_of(r"scf\.for (?:unsigned )?(%[\w$.-]+) = ", line)
             op.regions[0].arguments.append(self.define(name, Value(op.operands[0].type, name=name[1:])))
         if op.name in ("scf.for", "scf.while"):
             for name, initial in _carried(line):
@@ -309,31 +320,31 @@ def _element(text: str) -> str:
     return text.split(",")[0].strip()
 
 
+def _outside(text: str) -> Iterator[int]:
+    """The places of a text that are outside of all brackets and strings."""
+    depth, is_quoted = 0, False
+    for i, character in enumerate(text):
+        is_quoted ^= character == '"' and text[i - 1] != "\\"
+        if not is_quoted:
+            depth += (character in "<({[") - (character in ">)}]" and text[i - 1] != "-")
+            if depth == 0:
+                yield i
+
+
 def _cut_locations(line: str) -> tuple[str, str]:
     """The line without ` loc(...)`, and what the last of them held."""
     last, at = "", line.find(" loc(")
     while at >= 0:
-        depth, end = 0, at + 4
-        for end in range(at + 4, len(line)):
-            depth += (line[end] == "(") - (line[end] == ")")
-            if depth == 0:
-                break
-        last = line[at + 5 : end]
-        line = line[:at] + line[end + 1 :]
+        end = at + 4 + next(i for i in _outside(line[at + 4 :]) if i)  # of the first bracket that closes
+        last, line = line[at + 5 : end], line[:at] + line[end + 1 :]
         at = line.find(" loc(", at)
     return line.rstrip(), last
 
 
 def _split_types_off(body: str) -> tuple[str, str]:
-    """(text before, text after) the first ' : ' outside of all brackets and strings."""
-    depth, quoted = 0, False
-    for i, character in enumerate(body):
-        if character == '"' and body[i - 1] != "\\":
-            quoted = not quoted
-        if quoted:
-            continue
-        depth += (character in "<({[") - (character in ">)}]" and body[i - 1] != "-")
-        if depth == 0 and body.startswith((" : ", " -> "), i):  # the latter: without operands
+    """(text before, text after) the first ' : ' outside of all brackets and strings, or ' -> ' without operands."""
+    for i in _outside(body):
+        if body.startswith((" : ", " -> "), i):
             return body[:i], body[i + 3 :] if body[i + 1] == ":" else body[i:]
     return body, ""
 
@@ -351,13 +362,9 @@ def _between_arrow_and_brace(body: str) -> str:
 
 def _split(types: str) -> list[Type]:
     """Types that commas separate."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(types):
-        depth += (character in "<({[") - (character in ">)}]" and types[i - 1] != "-")
-        if character == "," and depth == 0:
-            parts.append(types[start:i])
-            start = i + 1
-    return [parse_type(part) for part in (*parts, types[start:]) if part.strip()]
+    commas = [i for i in _outside(types) if types[i] == ","]
+    parts = [types[i + 1 : j] for i, j in zip([-1, *commas], [*commas, len(types)], strict=True)]
+    return [parse_type(part) for part in parts if part.strip()]
 
 
 def _result_types(op: Op, count: int) -> list[Type]:

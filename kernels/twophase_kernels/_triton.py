@@ -6,12 +6,34 @@ that its references, byte counts and heuristics work there; launching a kernel r
 
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from twophase_kernels.choice import INTERPRET_OFF, INTERPRET_ON, Choice, choice_here
+
+
+class KernelsUnavailableError(RuntimeError):
+    """Triton kernels cannot run in this process; the message gives the reason and the fix."""
+
+
+def _decide() -> Choice | None:
+    """The mode that this process is to have; None where the environment contradicts itself, as `mode` will say."""
+    try:
+        decided = choice_here()
+    except ValueError:
+        return None
+    if decided.mode == "interpreted" and "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"  # what triton reads when it is imported
+    return decided
+
+
+_named = os.environ.get("TWOPHASE_KERNELS", "")
+_decided = _decide()
 
 try:
     import triton
@@ -33,21 +55,15 @@ except ImportError as error:
     triton = tl = _Absent()
 
 
-class KernelsUnavailableError(RuntimeError):
-    """Triton kernels cannot run in this process; the message gives the reason and the fix."""
-
-
-def _install_choice() -> Exception | None:
-    """`TWOPHASE_KERNELS=cpu` compiles kernels for the CPU. Returns the reason why it cannot, for `mode` to raise."""
-    choice = os.environ.get("TWOPHASE_KERNELS", "")
-    if choice == "" or IMPORT_ERROR is not None:
-        return None
-    if choice != "cpu":
-        return ValueError(f"TWOPHASE_KERNELS={choice!r} is not a mode that can be chosen: set it to cpu, or unset it.")
-    if os.environ.get("TRITON_INTERPRET", "").lower() in INTERPRET_ON:
-        return ValueError(
-            "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set: unset one, and start Python again."
-        )
+def _install_compiler() -> Exception | None:
+    """Kernels are compiled for the CPU from here on. Returns the reason why they cannot be, for `mode` to raise."""
+    if (
+        _decided is None
+        or _decided.mode != "cpu"
+        or IMPORT_ERROR is not None
+        or triton.runtime.driver._active is not None
+    ):
+        return None  # a driver that was set by hand stays
     try:
         import triton_on_cpu
 
@@ -60,8 +76,6 @@ def _install_choice() -> Exception | None:
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
 MAX_WIDTH = 65536  # of a row that one program holds in registers
 
-INTERPRET_ON = frozenset({"1", "true", "on", "yes", "y"})
-INTERPRET_OFF = frozenset({"", "0", "false", "off", "no", "n"})
 MEANING = {
     "cuda": "compiled for a GPU",
     "cpu": "compiled for the CPU",
@@ -69,7 +83,7 @@ MEANING = {
     "emulated": "emulated",
 }
 
-_choice_error = _install_choice()
+_install_error = _install_compiler()
 
 
 @triton.jit
@@ -81,12 +95,11 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
     """How kernels run in this process. Every wrapper calls this first; it costs about a microsecond.
 
     'cuda': compiled for a GPU (an AMD GPU too, as torch has it). 'cpu': compiled for this machine's processor by
-    triton_on_cpu, because TWOPHASE_KERNELS=cpu was set when this package was imported, or `triton_on_cpu.install` was
-    called. 'interpreted': by Triton's interpreter, because TRITON_INTERPRET=1 was set. 'emulated': compiled for a GPU
-    and executed by ptx_emulator.
+    triton_on_cpu. 'interpreted': by Triton's interpreter. 'emulated': compiled for a GPU and executed by ptx_emulator.
 
-    The mode is fixed by `TRITON_INTERPRET` when `triton.jit` decorates a function: at `import triton` for `tl.sum` and
-    its kin, at the import of this package for our kernels. Both modes and the variable's present value must agree.
+    The first import of this package decides (see choice.py). Whether kernels are interpreted is fixed when `triton.jit`
+    decorates a function: at `import triton` for `tl.sum` and its kin, at the import of this package for our kernels.
+    Both, and the variables' present values, must agree.
 
     Args:
         dtype: The kernel's dtype, if it matters. bfloat16 is refused in the interpreter.
@@ -99,21 +112,9 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
             f"Triton is not installed ({IMPORT_ERROR}); its wheels exist for Linux only. On Linux: pip install triton. "
             "Elsewhere use the torch backend: attention_backend='torch'."
         )
-    if _choice_error is not None:
-        raise KernelsUnavailableError(str(_choice_error)) from _choice_error
-    value = os.environ.get("TRITON_INTERPRET", "")
-    if value.lower() not in INTERPRET_ON and value.lower() not in INTERPRET_OFF:
-        raise KernelsUnavailableError(
-            f"TRITON_INTERPRET={value!r} is a value that triton does not understand and silently takes for 0. "
-            "Set it to 1 (interpreter) or 0 (compile for the GPU), and start Python again."
-        )
-    wanted = value.lower() in INTERPRET_ON
-    if {wanted} != {_is_interpreted(tl.sum), _is_interpreted(_decorated_with_this_package)}:
-        raise KernelsUnavailableError(
-            f"TRITON_INTERPRET was changed to {value!r} after triton was imported, which fixed the mode. "
-            "Set it before the first import of triton (in a notebook: restart the kernel and set it in the first cell)."
-        )
-    if not wanted:
+    interpreted = _is_interpreted(_decorated_with_this_package)
+    _require_unchanged(interpreted)
+    if not interpreted:
         _require_driver()
         if getattr(triton.runtime.driver.active, "runs_on_cpu", False):
             return "cpu"
@@ -121,9 +122,15 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
     if dtype is torch.bfloat16:
         raise KernelsUnavailableError(
             "Triton's interpreter computes garbage in bfloat16 without saying so (it adds the bits as integers). "
-            "Use float32 or float16 on this machine, or a GPU."
+            "Use float32 or float16, a GPU, or a C compiler: with one, kernels are compiled for the CPU and "
+            "compute bfloat16 (unset TRITON_INTERPRET and TWOPHASE_KERNELS)."
         )
     return "interpreted"
+
+
+def reason() -> str:
+    """Why kernels run as `mode` says, unless a driver was set by hand: 'because there is no GPU'."""
+    return _decided.reason if _decided else ""
 
 
 def check_devices(**tensors: torch.Tensor | None) -> None:
@@ -185,12 +192,32 @@ def check_rows(name: str, x: torch.Tensor, max_width: int = 2**31 - 1) -> None:
         )
 
 
+def _require_unchanged(interpreted: bool) -> None:
+    """Raises KernelsUnavailableError unless the environment, what was decided from it and what triton does agree."""
+    named, value = os.environ.get("TWOPHASE_KERNELS", ""), os.environ.get("TRITON_INTERPRET", "").lower()
+    understood = value in (INTERPRET_ON if interpreted else INTERPRET_OFF)
+    agreed = _decided and interpreted == (_decided.mode == "interpreted") == _is_interpreted(tl.sum)
+    if agreed and named == _named and understood:
+        return
+    try:
+        now = choice_here()
+    except ValueError as error:
+        raise KernelsUnavailableError(str(error)) from error
+    raise KernelsUnavailableError(
+        f"Kernels are to be {MEANING[now.mode]}, {now.reason}, but triton was imported before that was decided, and "
+        "its import fixes how kernels run. Start Python again (in a notebook: restart the kernel), and import "
+        "twophase_kernels, or set TWOPHASE_KERNELS or TRITON_INTERPRET, before the first import of triton."
+    )
+
+
 def _is_interpreted(jit_function: Callable[..., Any]) -> bool:
     return not isinstance(jit_function, triton.JITFunction)
 
 
 def _require_driver() -> None:
     """Ask triton, not torch, so that a driver set by hand counts too (see aot.py)."""
+    if _install_error is not None and triton.runtime.driver._active is None:
+        raise KernelsUnavailableError(str(_install_error)) from _install_error
     try:
         _ = triton.runtime.driver.active
     except Exception as error:  # triton compiles a helper: AssertionError and CalledProcessError occur as well
@@ -202,9 +229,9 @@ def _require_driver() -> None:
                 "attention_backend='torch'."
             ) from error
         raise KernelsUnavailableError(
-            f"No GPU that triton can use ({error}), and TRITON_INTERPRET was not set when triton was first imported. "
-            "To run kernels without a GPU, set TRITON_INTERPRET=1 before the first import of triton; "
-            "to run models, use the torch backend: attention_backend='torch'."
+            f"No GPU that triton can use ({error}). Unset TWOPHASE_KERNELS, and kernels are compiled for the CPU, or "
+            "interpreted where there is no C compiler; to run models without kernels, use the torch backend: "
+            "attention_backend='torch'."
         ) from error
 
 

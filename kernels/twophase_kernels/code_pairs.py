@@ -73,12 +73,12 @@ def pair_decoder(kv_format: KVFormat, dtype: torch.dtype, head_dim: int, generat
     """The kernels' argument PAIRS: the way to unpack two codes at once, or 'no': codes are converted one by one.
 
     fp32 queries would lose digits in fp16. `tl.dot` requires 16 columns, even and odd. AMD has other instructions;
-    unpacking pairs has not been tried there. The interpreter has no PTX ('plain': the same steps except the
+    unpacking pairs has not been tried there. A CPU has no PTX ('plain': the same steps except the
     conversion).
     """
     if kv_format == "none" or dtype == torch.float32 or head_dim < 32 or generation == "cdna":
         return "no"
-    if generation in ("interpreter", "cpu"):
+    if generation == "cpu":
         return "plain"
     return "hardware" if generation in ("ada", "hopper") else "packed"
 

@@ -241,7 +241,7 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
     Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation in ("interpreter", "cpu"):  # a tile's cost hardly depends on its size
+    if generation == "cpu":  # a tile's cost hardly depends on its size
         return LinearTiles(min(512, next_power_of_2(max(1, num_outputs))), block_t, 256, num_warps=4, num_stages=1)
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)

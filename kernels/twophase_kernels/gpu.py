@@ -8,20 +8,21 @@ import torch
 from twophase_kernels._triton import mode, triton
 
 # Determines tiles and instructions. hopper: sm_90 to sm_110, asynchronous matrix instructions (wgmma, tcgen05). ampere:
-# mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD. cpu: compiled for this CPU.
-Generation = Literal["interpreter", "cpu", "ampere", "ada", "hopper", "cdna"]
+# mma.sync; ada, sm_89 and sm_120: likewise, and fp8 is converted in hardware. cdna: AMD. cpu: this CPU,
+# compiled or interpreted.
+Generation = Literal["cpu", "ampere", "ada", "hopper", "cdna"]
 
 
 @lru_cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors (SMs) of a GPU; 1 for the interpreter, which runs programs one after another."""
+    """Multiprocessors (SMs) of a GPU; 1 for a CPU, which needs no more programs than it has sequences and heads."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def gpu_generation(device: torch.device) -> Generation:
     """Which column of the tile tables applies to kernels that run on `device`."""
-    if device.type == "cpu" and (how := mode()) != "emulated":
-        return "cpu" if how == "cpu" else "interpreter"
+    if device.type == "cpu" and mode() != "emulated":
+        return "cpu"
     if device.type in ("cpu", "meta"):  # emulated, or compiled ahead of time: the GPU of Triton's driver
         target = triton.runtime.driver.active.get_current_target()
         return "cdna" if target.backend == "hip" else _generation_of_capability(target.arch)

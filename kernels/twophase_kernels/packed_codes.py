@@ -152,7 +152,7 @@ def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: G
 
     fp32 has no pairs; AMD has other instructions, which have not been tried here.
     """
-    if dtype == torch.float32 or generation in ("interpreter", "cpu", "cdna"):
+    if dtype == torch.float32 or generation in ("cpu", "cdna"):
         return "plain"
     if bits == 8:
         return INT8_PAIRS.value if dtype == torch.float16 else INT8_TO_BF16
@@ -177,7 +177,7 @@ def unpack_part(words, x_ptr, part: tl.constexpr, BITS: tl.constexpr, SIGNED: tl
         codes = (wide << (32 - BITS * (part + 1))) >> (32 - BITS)
     else:
         codes = (wide >> (BITS * part)) & ((1 << BITS) - 1)
-    # By way of fp32: the interpreter knows no bf16, and compilers convert integers to fp32 best.
+    # By way of fp32: compilers convert integers to fp32 best, and the interpreter knows no bf16.
     return codes.to(tl.float32).to(x_ptr.dtype.element_ty)
 
 

@@ -7,10 +7,10 @@ laid out in the order of reading: blocks of 64 outputs, and in each a row of 64 
     float32    words[b, i, o] = w[64 b + o, i]                                        float32 [B, W, 64], W >= I
     bfloat16   words[b, i, o] = (w[64 b + o, 2 i], w[64 b + o, 2 i + 1])              int32   [B, W, 64], W >= I / 2
 
-B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512, and
-half a word is widened to float32 by a shift, or by a mask. With AVX-512 oneDNN lays out weights exactly so (its names
-are `BA16a64b` and `BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this
-kernel: see `twophase_features.triton.linear`.
+B is O / 64 rounded up, W is a multiple of 16, and the padding is zeros. A row of words is four vectors of AVX-512;
+AVX512_BF16 multiplies pairs as they are. With AVX-512 oneDNN lays out weights exactly so (its names are `BA16a64b` and
+`BA16a64b2a`, and W is padded alike), so that one copy serves its product of many rows and this kernel: see
+`twophase_features.triton.linear`.
 """
 
 import torch
@@ -30,8 +30,8 @@ from twophase_kernels._triton import (
 
 BLOCK_OUTPUTS = 64
 WORD_ALIGNMENT = 16  # of W
-BLOCK_WORDS = 4  # of a block per step of the loop
-MAX_BLOCK_TOKENS = 8
+BLOCK_WORDS = 16  # of a block per step of the loop
+MAX_BLOCK_TOKENS = 16
 WORD_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.int32}  # of weights, of words
 
 
@@ -83,39 +83,33 @@ def packed_linear_kernel(
     num_inputs,
     num_words,  # W
     x_row_stride,
-    PAIRS: tl.constexpr,  # whether a word is two columns
+    COLUMNS_PER_WORD: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    BLOCK_W: tl.constexpr,  # divides W
     BLOCK_O: tl.constexpr,
 ):
     """One program: BLOCK_T rows of x times one block of outputs.
 
-    Programs of the same block are neighbours, so that its words come from the cache for all but the first. The sum is a
-    reduction and no `tl.dot`: a compiled `tl.dot` first copies its tiles, and one row gains nothing from the copy.
+    Programs of the same block are neighbours, so that its words come from the cache for all but the first. The words of
+    a step are [BLOCK_W, COLUMNS_PER_WORD, BLOCK_O] as they lie, which `tl.dot` on a CPU multiplies without a copy.
     """
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     block = tl.program_id(1).to(tl.int64)  # a weight may have more than 2^31 bytes
     offs_o = tl.arange(0, BLOCK_O)
+    offs_in_word = tl.arange(0, COLUMNS_PER_WORD)
     offs_w = tl.arange(0, BLOCK_W)
+    offs_x = tl.arange(0, BLOCK_W * COLUMNS_PER_WORD)
     mask_t = (rows < num_tokens)[:, None]
     x_rows_ptr = x_ptr + rows.to(tl.int64)[:, None] * x_row_stride
-    words_ptr += block * num_words * BLOCK_O
+    w_ptr = words_ptr.to(x_ptr.dtype, bitcast=True) + block * num_words * BLOCK_O * COLUMNS_PER_WORD
     total = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
     for start in range(0, num_words, BLOCK_W):
-        at = start + offs_w
-        words = tl.load(words_ptr + at[:, None] * BLOCK_O + offs_o[None, :])[None, :, :]
-        if PAIRS:
-            offs_x = 2 * at[None, :]
-            even_x = tl.load(x_rows_ptr + offs_x, mask=mask_t & (offs_x < num_inputs), other=0.0)
-            odd_x = tl.load(x_rows_ptr + offs_x + 1, mask=mask_t & (offs_x + 1 < num_inputs), other=0.0)
-            # bfloat16 is the upper half of a float32.
-            even = (words << 16).to(tl.float32, bitcast=True)
-            odd = (words & -65536).to(tl.float32, bitcast=True)
-            products = even * even_x.to(tl.float32)[:, :, None] + odd * odd_x.to(tl.float32)[:, :, None]
-        else:
-            x = tl.load(x_rows_ptr + at[None, :], mask=mask_t & (at[None, :] < num_inputs), other=0.0)
-            products = words * x[:, :, None]
-        total += tl.sum(products, axis=1)
+        words = (start + offs_w)[:, None, None] * BLOCK_O + offs_o[None, None, :]
+        w = tl.load(w_ptr + words * COLUMNS_PER_WORD + offs_in_word[None, :, None])
+        at_x = (start * COLUMNS_PER_WORD + offs_x)[None, :]
+        x = tl.load(x_rows_ptr + at_x, mask=mask_t & (at_x < num_inputs), other=0.0)
+        w = tl.reshape(w, [BLOCK_W * COLUMNS_PER_WORD, BLOCK_O])
+        total = tl.dot(x, w, total, input_precision="ieee")
     outputs = block * BLOCK_O + offs_o
     mask_o = outputs < num_outputs
     if bias_ptr is not None:
@@ -129,7 +123,7 @@ def packed_linear(
 ) -> Tensor:
     """x [T, I] times a weight of `pack_weight`, + bias [O]: -> [T, O]. Sums are fp32.
 
-    Any T is allowed. From about 2 (bfloat16) or 4 (float32) rows on a library's product is faster.
+    Any T is allowed.
 
     Args:
         x: float32 or bfloat16, as the weight was; rows contiguous.
@@ -158,7 +152,7 @@ def launch_packed_linear(
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
         packed_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
             x, words, bias, out, num_tokens, num_outputs, num_inputs, words.shape[1], x.stride(0),
-            PAIRS=x.dtype == torch.bfloat16, BLOCK_T=block_t, BLOCK_W=BLOCK_WORDS, BLOCK_O=BLOCK_OUTPUTS,
+            COLUMNS_PER_WORD=columns_per_word(x.dtype), BLOCK_T=block_t, BLOCK_W=BLOCK_WORDS, BLOCK_O=BLOCK_OUTPUTS,
         )  # fmt: skip
     return out
 

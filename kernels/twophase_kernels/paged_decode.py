@@ -370,8 +370,6 @@ def decode_tiles(
     if generation == "cpu":  # no row more than there is; a tile of keys that stays in the first cache
         return Tiles(next_power_of_2(num_rows), 64, num_warps=1, num_stages=1)
     block_m = max(16, next_power_of_2(num_rows))
-    if generation == "interpreter":
-        return Tiles(block_m, 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS
     block_d, block_n = padded_head_dim(head_dim), 64 if kv_format == "none" else 128

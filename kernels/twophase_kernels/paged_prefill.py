@@ -224,8 +224,6 @@ def prefill_tiles(
     block_d = padded_head_dim(head_dim)
     if generation == "cpu":  # a tile of scores that stays in the first cache
         return Tiles(short_block_m, 64, num_warps=1, num_stages=1)
-    if generation == "interpreter":
-        return Tiles(max(128, block_m), 256, num_warps=4, num_stages=1)  # a tile's cost does not depend on its size
     if dtype == torch.float32:  # no matrix units: registers are the limit
         return Tiles(max(32, at_least), 16 if block_d > 128 else 32, num_warps=8, num_stages=3)
     is_quantised = kv_format != "none"

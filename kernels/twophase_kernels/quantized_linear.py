@@ -252,7 +252,7 @@ def quantized_linear_tiles(
     Its figures were chosen for code without spills and with few instructions, not yet by measured time.
     """
     block_t = min(max(8, next_power_of_2(max(1, num_tokens))), 64)
-    if generation in ("interpreter", "cpu"):  # a tile's cost hardly depends on its size
+    if generation == "cpu":  # a tile's cost hardly depends on its size
         block_o = min(512, next_power_of_2(max(1, num_outputs)))
         return LinearTiles(block_o, block_t, 128 if group else 256, num_warps=4, num_stages=1)
     if generation == "cdna":  # 16 is the least that its matrix instructions take; 64 KiB of LDS

@@ -15,7 +15,6 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.model.config import load_config
 from twophase.model.llama import attention_spec
 from twophase_features.parallel import tensor_parallel
-from twophase_features.triton.attention import TritonBackend
 from twophase_tools.named_policies import POLICIES
 
 BLOCK_SIZE, LONGEST = 4, 64
@@ -113,9 +112,7 @@ def examples_of(name: str, folder) -> tuple[dict, ...]:
 
 
 def folder_for(names, folder):
-    """The model to run a set of features with: of layers of different kinds, or with experts, if they are about that;
-    a small one for Triton's interpreter."""
-    folder = folder / "small" if "triton" in names else folder
+    """The model to run a set of features with: of layers of different kinds, or with experts, if they are about that."""
     if "mixed" in names:
         return folder / "mixed"
     return folder / "sparse" if "expert_parallel" in names else folder
@@ -227,14 +224,6 @@ def opened(names, options, folder):
 # -- two ranks of a tensor-parallel model, in two threads
 
 
-def with_lock(method, lock):
-    def call(*args, **kwargs):
-        with lock:
-            return method(*args, **kwargs)
-
-    return call
-
-
 @contextmanager
 def ranks_in_threads():
     """LLM(tensor_parallel_size=2) has its second rank in a thread of this process."""
@@ -269,10 +258,6 @@ def ranks_in_threads():
         stack.enter_context(patch("twophase.llm.assemble", both))
         stack.enter_context(patch.object(tensor_parallel.TensorParallelGroup, "join", join_in_threads))
         stack.enter_context(patch.object(tensor_parallel.signal, "signal", lambda *args: None))
-        one_at_a_time = threading.Lock()  # Triton's interpreter patches its own module while a kernel runs
-        for name in ("write", "attend", "rmsnorm", "silu_mul"):
-            locked = with_lock(getattr(TritonBackend, name), one_at_a_time)
-            stack.enter_context(patch.object(TritonBackend, name, locked))
         yield
         for worker in workers:
             worker.join(timeout=60)

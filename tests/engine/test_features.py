@@ -8,7 +8,7 @@ import pytest
 from docs.feature_grid import AT_A_REQUEST, PAIRS, TITLES, as_markdown, is_one_option, refusal, refusals_as_markdown
 from tests.engine.feature_runs import COMMON, REQUESTS, check_features, draw_requests, examples_of, folder_for
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.tiny import GEMMA3, make_folder
+from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
 from twophase import LLM
 from twophase.config import EngineConfig, configured
@@ -18,8 +18,6 @@ from twophase_features.pairs import FEATURES, REFUSALS, check_pairs
 from twophase_features.parallel.disaggregation import disaggregated
 
 WORKING = [pair for pair in PAIRS if not refusal(*pair) and not is_one_option(*pair)]
-SLOW = {"triton"}
-FAST = [pair for pair in WORKING if not SLOW & set(pair)]
 
 
 @pytest.fixture(scope="module")
@@ -27,30 +25,24 @@ def folder(tmp_path_factory):
     """A random model with a tokenizer, and heads wide enough for int8 pages; below it one of layers of different kinds,
     and one with experts."""
     path = tmp_path_factory.mktemp("features")
-    make_models(path)
-    # A program of an interpreted kernel is slow: fewer heads, and layers of each kind once.
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    make_models(path / "small", mixed={"num_hidden_layers": 3, "layer_types": GEMMA3["layer_types"][:3]}, **heads)
-    return path
-
-
-def make_models(path, mixed=None, **sizes):
     tokenizer = byte_level()
-    sizes |= {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
+    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.end_id}
     make_folder("llama-wide-heads", path, **sizes)
-    make_folder("gemma3", path / "mixed", **sizes, **(mixed or {}), head_dim=16)
+    make_folder("gemma3", path / "mixed", **sizes, head_dim=16)
     make_folder("qwen3-moe", path / "sparse", **sizes)
     for each in (path, path / "mixed", path / "sparse"):
         tokenizer.tokenizer.save(str(each / "tokenizer.json"))
+    return path
 
 
 def name_of(pair):
     return "+".join(pair)
 
 
-# The rest, and Triton, which is interpreted where there is no GPU, runs with --full.
-SAMPLE = [*random.Random(0).sample(FAST, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
+# The rest runs with --full.
+SAMPLE = [*random.Random(0).sample(WORKING, 16), ("tensor_parallel", "swap"), ("ngram", "window")]
 SAMPLE += [("mixed", name) for name in ("int8", "tensor_parallel", "own_drafter", "prompt_logprobs", "reserve", "fair")]
+SAMPLE += [(name, "triton") for name in ("swap", "ngram", "window", "mixed", "int8", "int8_weights", "tensor_parallel")]
 SAMPLE += [("expert_parallel", name) for name in ("swap", "ngram", "int8")]
 SAMPLE += [
     ("prompt_logprobs", name) for name in ("prefix_caching", "swap", "several", "tensor_parallel", "disaggregated")
@@ -73,7 +65,7 @@ def test_all_pairs_work(pair, folder):
 def test_random_triples_work(seed, folder):
     rng = random.Random(seed)
     while True:
-        names = tuple(rng.sample([name for name in TITLES if name not in SLOW], 3))
+        names = tuple(rng.sample(list(TITLES), 3))
         if not any(refusal(*pair) or is_one_option(*pair) for pair in combinations(names, 2)):
             break
     check_features(names, seed, folder)

@@ -17,7 +17,7 @@ from twophase import LLM, SamplingParams, memory
 from twophase import llm as llm_module
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import BackendUnavailableError, ConfigError, InvalidRequestError, ModelFolderError
+from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError
 from twophase.llm import GenerationError
 from twophase.model.machine import resolve_device
 from twophase.scheduling.limits import SchedulerConfig
@@ -349,11 +349,6 @@ class TestOptions:
         assert resolve_device("auto") == torch.device("cpu")
         with pytest.raises(ConfigError, match="PyTorch sees 0 CUDA devices here; use device='cpu'"):
             resolve_device("cuda:1")
-
-    @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="has a CUDA device")
-    def test_triton_with_bfloat16_on_a_cpu(self, tiny_folder):
-        with pytest.raises(BackendUnavailableError, match="bfloat16"):
-            LLM(tiny_folder, attention_backend="triton", dtype="bfloat16")
 
     def test_loading_logs_no_warnings(self, tiny_folder, caplog):
         with caplog.at_level(logging.WARNING):

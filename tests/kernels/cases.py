@@ -9,18 +9,11 @@ import mmap
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 
-# Kernels run compiled where there is a GPU and in Triton's interpreter elsewhere; the mode is fixed per process.
-INTERPRETER = pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="GPU"))
-CUDA = pytest.param("cuda", id="cuda", marks=pytest.mark.gpu)
-DEVICES = [INTERPRETER, CUDA]
-
-HERE = "cuda" if torch.cuda.is_available() else "cpu"
-# bfloat16 is refused in the interpreter, so it runs on GPUs alone.
-DTYPES = (torch.float32, torch.float16, torch.bfloat16) if HERE == "cuda" else (torch.float32, torch.float16)
+HERE = "cuda" if torch.cuda.is_available() else "cpu"  # kernels are compiled for either
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def moved(tensor: Tensor, device: str) -> Tensor:

@@ -1,24 +1,12 @@
-"""What the tests of the element-wise kernels share: devices and dtypes, poison, one rule for rounding errors."""
+"""What the tests of the element-wise kernels share: poison, and one rule for rounding errors."""
 
 import contextlib
 import math
 from collections.abc import Iterator
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
-
-from tests.kernels.cases import DEVICES
-
-# bfloat16 is refused in the interpreter, so it runs on GPUs alone.
-DEVICE_DTYPES = [
-    pytest.param(*device.values, dtype, id=f"{device.id}-{dtype}".replace("torch.", ""), marks=device.marks)
-    for device in DEVICES
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    if (device.id, dtype) != ("interpreter", torch.bfloat16)
-]
-HERE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # Largest relative error of rounding once to nearest: 2^-p for p significant bits.
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

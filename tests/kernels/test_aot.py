@@ -2,7 +2,7 @@
 
 By default a sample (`SAMPLE`: 13 of 113 configurations) is compiled for one target; `--full` compiles everything for
 two targets and the sample for the others (`python -m twophase_tools.kernels.aot --target sm_100` compiles everything for
-another). Compiling takes processes of their own: this one may run the interpreter, and caches must be empty.
+another). Compiling takes processes of their own: caches must be empty.
 """
 
 import json
@@ -50,7 +50,7 @@ MATRIX = {
 
 
 def run_compiling(code, cache_dir):
-    """The JSON that `code` prints in a process without the interpreter and with an empty cache."""
+    """The JSON that `code` prints in a process with an empty cache."""
     command = [sys.executable, "-c", code]
     env = compiler_environment(str(cache_dir))
     result = subprocess.run(command, env=env, capture_output=True, text=True)

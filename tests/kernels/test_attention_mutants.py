@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.attention_grid import small_tiles
 from tests.kernels.cases import (
     HERE,
     LSE_TOLERANCE,
@@ -25,17 +24,17 @@ from tests.kernels.test_attend_range import check_small_values
 from tests.kernels.test_merge_splits import merged
 from tests.kernels.test_paged_decode import check_find
 from tests.mutation import KillTable, Mutant
+from twophase_kernels.attend_range import Tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")
 
+TILES, LONG_TILES = (Tiles(16, block_n, num_warps=4, num_stages=1) for block_n in (32, 256))
+
 
 @contextlib.contextmanager
 def guarded(case):
-    """(q, out) inside larger buffers, whose other rows must stay as they are.
-
-    They catch what is written outside, and keep mutants from killing the tests' own process.
-    """
+    """(q, out) inside larger buffers, whose other rows must stay as they are."""
     guard = case.q.new_full((64, *case.q.shape[1:]), 7.0)
     queries, results = (torch.cat([guard, rows, guard]) for rows in (case.q, torch.empty_like(case.q)))
     yield queries[64:-64], results[64:-64]
@@ -46,7 +45,7 @@ def guarded(case):
 def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32, **options):
     case = make_case(list(seq_lens), heads=(6, 2), kv_format=kv_format, dtype=dtype, device=HERE)
     want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
-    options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
+    options = {"num_splits": 1, "tiles": TILES, "return_lse": True} | options
     with guarded(case) as (q, out):
         got = module.paged_decode(q, *case.cache, scale=case.scale, **case.scales, out=out, **options)
     assert_attention(got, want)
@@ -55,14 +54,14 @@ def check_decode(module, seq_lens=(33, 2), kv_format="none", dtype=torch.float32
 def check_by_length(module, **options):
     """A batch that is split by length: a sequence of three chunks between short ones."""
     with kept_workspace(module, fill=0.0):  # mutants may leave some of it unwritten
-        check_decode(module, (3, 1100, 5), num_splits=None, tiles=small_tiles(16, 256), **options)
+        check_decode(module, (3, 1100, 5), num_splits=None, tiles=LONG_TILES, **options)
 
 
 def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **options):
     """Drafts to verify: tiles of 16 rows hold 5 tokens of 3 heads."""
     case = make_case(list(seq_lens), list(query_lens), heads=(6, 2), device=HERE)
     want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
-    options = {"num_splits": 1, "tiles": small_tiles(16, 32), "return_lse": True} | options
+    options = {"num_splits": 1, "tiles": TILES, "return_lse": True} | options
     num_tokens = len(case.q)
     padded = replace(case, q=torch.cat([case.q, torch.full_like(case.q, 7.0)]))  # with tokens of no sequence
     with guarded(padded) as (q, out), kept_workspace(module, fill=0.0, guard=10_000):
@@ -76,7 +75,7 @@ def check_few(module, seq_lens=(33, 2, 0, 70), query_lens=(5, 1, 0, 3), **option
 
 
 def check_few_by_length(module, **options):
-    check_few(module, (3, 1100, 5, 514), (2, 5, 0, 3), num_splits=None, tiles=small_tiles(16, 256), **options)
+    check_few(module, (3, 1100, 5, 514), (2, 5, 0, 3), num_splits=None, tiles=LONG_TILES, **options)
 
 
 def check_few_strided(module):
@@ -84,7 +83,7 @@ def check_few_strided(module):
     fused = torch.cat([case.q, case.q[:, :2]], dim=1)
     out = module.paged_decode(
         fused[:, :4], *case.cache, case.cu_query_lens, max_query_len=4, scale=case.scale, num_splits=1,
-        tiles=small_tiles(16, 32),
+        tiles=TILES,
     )  # fmt: skip
     assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
 
@@ -92,7 +91,7 @@ def check_few_strided(module):
 def check_deterministic(module):
     """Bitwise the same alone and in a batch with a longer sequence."""
     case = make_case([1040, 600], device=HERE, heads=(1, 1))
-    run = functools.partial(module.paged_decode, scale=case.scale, deterministic=True, tiles=small_tiles(16, 256))
+    run = functools.partial(module.paged_decode, scale=case.scale, deterministic=True, tiles=LONG_TILES)
     together = run(case.q, *case.cache, max_seq_len=1040)
     tables, lens = case.block_tables[1:], case.seq_lens[1:]
     alone = run(case.q[1:], case.k_cache, case.v_cache, tables, lens, max_seq_len=600)
@@ -103,7 +102,11 @@ def check_prefill(module, query_lens=(40, 3), cached=(9, 5), kv_format="none", *
     seq_lens = [q + c for q, c in zip(query_lens, cached, strict=True)]
     case = make_case(seq_lens, list(query_lens), heads=(6, 2), kv_format=kv_format, device=HERE)
     want = attention_oracle(case, options.get("window"), options.get("num_sinks", 0))
-    options = {"max_query_len": max(query_lens), "tiles": small_tiles(64, 16), "return_lse": True} | options
+    options = {
+        "max_query_len": max(query_lens),
+        "tiles": Tiles(64, 16, num_warps=4, num_stages=1),
+        "return_lse": True,
+    } | options
     with guarded(case) as (q, out):
         got = module.paged_prefill(
             q, *case.cache, case.cu_query_lens, scale=case.scale, **case.scales, out=out, **options
@@ -115,7 +118,7 @@ def check_chunks(module):
     """The workspace says where each sequence's chunks begin, and how many they are."""
     case = make_case([3, 1100, 5], heads=(1, 1), device=HERE)
     with kept_workspace(module, fill=0.0) as kept:
-        module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=small_tiles(16, 256))
+        module.paged_decode(case.q, *case.cache, scale=case.scale, tiles=LONG_TILES)
     assert kept, "the batch was not split"
     assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 3, 4, 1]
 
@@ -135,25 +138,21 @@ def check_merge(module, num_splits=20, num_empty=3, offset=0):
 
 def check_far_away(module):
     case = far_away_case()
-    got = module.paged_decode(
-        case.q, *case.cache, scale=case.scale, **case.scales, num_splits=1, return_lse=True, tiles=small_tiles(16)
-    )
+    got = module.paged_decode(case.q, *case.cache, scale=case.scale, **case.scales, num_splits=1, return_lse=True)
     assert_attention(got, attention_oracle(case))
 
 
 def check_padded_head_dim(module):
     """D=80 in tiles of 128: what lies beyond a row is the next row, and in the last row of a page poison."""
     case = make_case([31], heads=(2, 1), head_dim=80, device=HERE)
-    got = module.paged_decode(
-        case.q, *case.cache, scale=case.scale, return_lse=True, num_splits=1, tiles=small_tiles(16, 32)
-    )
+    got = module.paged_decode(case.q, *case.cache, scale=case.scale, return_lse=True, num_splits=1, tiles=TILES)
     assert_attention(got, attention_oracle(case))
 
 
 def check_strided(module):
     case = make_case([33, 2], device=HERE)
     fused = torch.cat([case.q, case.q[:, :2]], dim=1)
-    out = module.paged_decode(fused[:, :4], *case.cache, scale=case.scale, num_splits=1, tiles=small_tiles(16, 32))
+    out = module.paged_decode(fused[:, :4], *case.cache, scale=case.scale, num_splits=1, tiles=TILES)
     assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
 
 
@@ -407,6 +406,5 @@ def merge_mutants():
     [*range_mutants(), *decode_mutants(), *few_tokens_mutants(), *prefill_mutants(), *merge_mutants()],
     ids=lambda value: f"{value.module.split('.')[1]}:{value.name}" if isinstance(value, Mutant) else "",
 )
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at the NaN and infinities that mutants make
 def test_mutants_are_killed(mutant, check):
     KillTable.record(mutant, check)

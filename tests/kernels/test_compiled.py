@@ -1,6 +1,6 @@
 """Every kernel as it is compiled for GPUs, executed by the emulator and compared with fp64 oracles.
 
-What the interpreter cannot show runs here: bfloat16, fp8 by hardware, the compiler's layouts, pipelines and barriers,
+What a CPU cannot show runs here: fp8 by hardware, the compiler's layouts, pipelines and barriers,
 and any access out of bounds. `make test` runs a sample (SMALL), `--full` everything; most of its time is compiling.
 """
 
@@ -12,7 +12,7 @@ import torch
 
 from ptx_emulator import CompilingProcess, emulated, inspect_call
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
-from tests.kernels.attention_grid import GridPoint, sample_grid
+from tests.kernels.attention_grid import GridPoint, pairwise_grid
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
 from tests.kernels.test_fp8_linear import check_tokens
@@ -85,9 +85,11 @@ def check_prefill(point, query_lens, cached, **options):
 
 
 def points(count):
-    """The grid's sample with every other point in bf16, which the interpreter, and so the grid, does not have."""
+    """Of the grid's points, with every other one in bf16, the dtype of most GPUs' kernels."""
     turns = itertools.cycle((BF16, FP16, BF16, FP32))
-    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(sample_grid(count), turns, strict=False)]
+    return [
+        dataclasses.replace(point, dtype=dtype) for point, dtype in zip(pairwise_grid()[:count], turns, strict=False)
+    ]
 
 
 GROUPS = [dataclasses.replace(SMALL, heads=(group, 1), num_splits=1) for group in (2, 6, 7, 8, 9)]

@@ -101,7 +101,7 @@ MUTANTS = [
 
 
 @pytest.mark.mutants
-@pytest.mark.skipif(HERE == "cuda", reason="about the interpreter")
+@pytest.mark.skipif(HERE == "cuda", reason="a planted bug's products need no GPU")
 @pytest.mark.parametrize(
     "mutant", [Mutant(name, module.__name__, old, new) for name, old, new in MUTANTS], ids=lambda mutant: mutant.name
 )

@@ -193,7 +193,6 @@ MUTANTS = {
         for name, old, new in rows
     ],
 )
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at the NaN and infinities that mutants make
 def test_mutants_are_killed(check, mutant):
     KillTable.record(mutant, check)
 

@@ -90,11 +90,11 @@ def test_refuses_packed(packed):
 
 
 def test_how_kernels_unpack():
-    """No PTX where none can run: for fp32, on AMD, in the interpreter."""
+    """No PTX where none can run: for fp32, on AMD, on a CPU."""
     for bits in (4, 8):
         assert module.unpacking_code(bits, True, torch.float32, "hopper") == "plain"
         assert module.unpacking_code(bits, True, torch.float16, "cdna") == "plain"
-        assert module.unpacking_code(bits, True, torch.float16, "interpreter") == "plain"
+        assert module.unpacking_code(bits, True, torch.float16, "cpu") == "plain"
     assert module.unpacking_code(8, True, torch.float16, "ampere") == INT8_PAIRS.value
     codes = {
         module.unpacking_code(4, signed, dtype, "ampere")

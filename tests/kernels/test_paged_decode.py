@@ -6,7 +6,15 @@ import math
 import pytest
 import torch
 
-from tests.kernels.attention_grid import SPLITS, WINDOWS, full_grid, grid_slices, sample_grid, small_tiles
+from tests.kernels.attention_grid import (
+    SPLITS,
+    WINDOWS,
+    all_pairs,
+    grid_slices,
+    of_the_whole_grid,
+    pairs_of,
+    pairwise_grid,
+)
 from tests.kernels.cases import (
     HERE,
     LSE_TOLERANCE,
@@ -18,9 +26,8 @@ from tests.kernels.cases import (
     make_case,
 )
 from tests.kernels.elementwise import kept_workspace
-from twophase_kernels import KernelsUnavailableError
 from twophase_kernels import paged_decode as module
-from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import Tiles, paged_attention_reference
 from twophase_kernels.paged_decode import choose_num_splits, decode_tiles
 
@@ -28,14 +35,13 @@ pytest.importorskip("triton", reason="not run here: no triton")
 
 
 def run(case, decode=module.paged_decode, **options):
-    group = case.q.shape[1] // case.k_cache.shape[1]
-    options = {"tiles": small_tiles(max(16, next_power_of_2(group))), "return_lse": True, **options}
+    options = {"return_lse": True, **options}
     return decode(case.q, *case.cache, scale=case.scale, **case.scales, **options)
 
 
 @pytest.fixture
 def small_gpu(monkeypatch):
-    """Any two sequences fill a GPU of one multiprocessor, and so are split by length. (The interpreter is such a GPU.)"""
+    """Any two sequences fill a GPU of one multiprocessor, and so are split by length. (A CPU counts as such a GPU.)"""
     monkeypatch.setattr(module, "num_multiprocessors", lambda device: 1)
 
 
@@ -49,23 +55,22 @@ def check_point(point, seq_lens, query_lens=None):
     assert_attention(got, attention_oracle(case, point.window, point.num_sinks))
 
 
-@pytest.mark.parametrize("point", sample_grid(8), ids=str)
-def test_sample_of_the_grid(point):
-    check_point(point, [1, point.page + 1, 0, 129])
+def check_lengths(point):
+    """Around pages and tiles, from none to more than a window."""
+    check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 127, 128, 129, 0, 1100])
 
 
-@pytest.mark.full  # the whole grid takes the interpreter hours (docs/log.md)
-@pytest.mark.parametrize("point", sample_grid(50)[8:], ids=str)
-def test_more_of_the_grid(point):
-    check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 0])
+@pytest.mark.parametrize("point", pairwise_grid(), ids=str)
+def test_every_pair_of_values(point):
+    check_lengths(point)
 
 
-@pytest.mark.gpu
+@of_the_whole_grid
 @pytest.mark.parametrize("points", grid_slices())
-def test_whole_grid_on_cuda(points, subtests):
+def test_whole_grid(points, subtests):
     for point in points:
         with subtests.test(str(point)):
-            check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 127, 128, 129, 0, 2011])
+            check_lengths(point)
 
 
 @pytest.mark.full
@@ -77,15 +82,16 @@ def test_long_and_mixed_lengths(window, num_sinks, num_splits):
     assert_attention(got, attention_oracle(case, window, num_sinks))
 
 
-def test_the_sample_has_every_value_of_every_axis():
-    for axis in vars(sample_grid(1)[0]):
-        assert {getattr(p, axis) for p in sample_grid(8)} == {getattr(p, axis) for p in full_grid()}, axis
+def test_the_points_have_every_pair_of_values():
+    found = [(*others, (window, sinks), n) for *others, window, sinks, n in (vars(p).values() for p in pairwise_grid())]
+    assert set().union(*map(pairs_of, found)) == all_pairs()
+    assert len(found) < 50
 
 
-def test_default_tiles_and_splits():
+def test_default_splits():
     case = make_case([300, 5, 0], device=HERE)
-    assert_attention(run(case, tiles=None), attention_oracle(case))
-    assert_attention(run(case, tiles=None, max_seq_len=300), attention_oracle(case))
+    assert_attention(run(case), attention_oracle(case))
+    assert_attention(run(case, max_seq_len=300), attention_oracle(case))
 
 
 def test_reference_equals_oracle():
@@ -113,7 +119,7 @@ def test_deterministic_mode_is_bitwise_whatever_the_batch():
     for s, n in enumerate([1100, 40, 513]):
         alone, alone_lse = module.paged_decode(
             case.q[s : s + 1], case.k_cache, case.v_cache, case.block_tables[s : s + 1], case.seq_lens[s : s + 1],
-            scale=case.scale, deterministic=True, max_seq_len=n, return_lse=True, tiles=small_tiles(16),
+            scale=case.scale, deterministic=True, max_seq_len=n, return_lse=True,
         )  # fmt: skip
         assert torch.equal(alone[0], together[s])
         assert torch.equal(alone_lse[0], lse[s])
@@ -171,9 +177,7 @@ def test_strided_queries_and_results_in_place():
     fused[:, :4] = case.q
     result = torch.full((5, 4, 64), math.nan, device=HERE)
     with kept_workspace(module, guard=7) as kept:
-        out = module.paged_decode(
-            fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4], tiles=small_tiles(16)
-        )
+        out = module.paged_decode(fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4])
     assert out.data_ptr() == result[1:4].data_ptr()
     assert_close(result[1:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
     assert result[[0, 4]].isnan().all()
@@ -211,11 +215,9 @@ def test_no_host_sync():
 # Several tokens per sequence: drafts to verify.
 
 
-def run_few(case, decode=module.paged_decode, block_n=64, **options):
+def run_few(case, decode=module.paged_decode, **options):
     """`case` with its cumulative query lengths."""
-    num_tokens, group = max(case.query_lens), case.q.shape[1] // case.k_cache.shape[1]
-    tiles = small_tiles(max(16, next_power_of_2(num_tokens * group)), block_n)
-    options = {"tiles": tiles, "cu_query_lens": case.cu_query_lens, "max_query_len": num_tokens} | options
+    options = {"cu_query_lens": case.cu_query_lens, "max_query_len": max(case.query_lens)} | options
     return run(case, decode, **options)
 
 
@@ -225,20 +227,14 @@ def check_few(point):
     check_point(point, [5, point.page + 1, 129, most], [0, 1, most, most])
 
 
-@pytest.mark.parametrize("point", sample_grid(8), ids=str)
+@pytest.mark.parametrize("point", pairwise_grid(), ids=str)
 def test_few_tokens(point):
     check_few(point)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("point", sample_grid(50)[8:], ids=str)
-def test_few_tokens_of_more_of_the_grid(point):
-    check_few(point)
-
-
-@pytest.mark.gpu
+@of_the_whole_grid
 @pytest.mark.parametrize("points", grid_slices())
-def test_few_tokens_of_the_whole_grid_on_cuda(points, subtests):
+def test_few_tokens_of_the_whole_grid(points, subtests):
     for point in points:
         with subtests.test(str(point)):
             check_few(point)
@@ -252,7 +248,7 @@ def test_few_tokens_of_the_whole_grid_on_cuda(points, subtests):
 )
 def test_few_tokens_of_ragged_contexts_split_by_length(kv_format, dtype, window, num_sinks, query_lens):
     case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    got = run_few(case, block_n=256, window=window, num_sinks=num_sinks)
+    got = run_few(case, window=window, num_sinks=num_sinks)
     assert_attention(got, attention_oracle(case, window, num_sinks))
 
 
@@ -261,13 +257,13 @@ def test_windows_of_few_tokens_at_the_edge_of_a_chunk():
     """A window as long as a chunk: the keys of all tokens' windows together are one chunk more, or are not."""
     for window in range(507, 514):
         case = make_case([1100, 600, 514, 0], [5, 4, 3, 0], heads=(3, 1), device=HERE)
-        assert_attention(run_few(case, block_n=256, window=window), attention_oracle(case, window))
+        assert_attention(run_few(case, window=window), attention_oracle(case, window))
 
 
 def test_few_tokens_are_bitwise_the_same_whatever_the_batch():
     case = make_case([1100, 600], [5, 3], heads=(3, 1), device=HERE)
     together = run_few(case, deterministic=True)[0]
-    part = {"cu_query_lens": case.cu_query_lens[1:] - 5, "tiles": small_tiles(16), "max_query_len": 3}
+    part = {"cu_query_lens": case.cu_query_lens[1:] - 5, "max_query_len": 3}
     alone = module.paged_decode(
         case.q[5:], *case.cache[:2], case.block_tables[1:], case.seq_lens[1:], scale=case.scale, deterministic=True,
         max_seq_len=600, **part,
@@ -292,7 +288,7 @@ def test_few_tokens_padded_like_a_graph(num_splits):
         out = torch.full_like(q, 7.0)
         decode(
             q, *case.cache[:2], tables, lens, cu_query_lens, max_query_len=4, scale=case.scale, out=out,
-            num_splits=num_splits, tiles=small_tiles(16, 256),
+            num_splits=num_splits,
         )  # fmt: skip
         assert_close(out[:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
         assert (out[4] == 0).all()
@@ -310,7 +306,7 @@ def test_reference_of_few_tokens_equals_oracle():
     [
         ({"max_query_len": 0}, "must be positive"),
         ({"max_query_len": 9, "tiles": Tiles(16, 64, 4, 3)}, "at most 16, got 9; paged_prefill takes longer ones"),
-        ({"max_query_len": 33, "tiles": None}, "at most 64, got 33"),
+        ({"max_query_len": 33}, "at most 64, got 33"),
         ({"cu_query_lens": None}, "one query per sequence, got 5 and 2 sequences, max_query_len 5"),
         ({"cu_query_lens": torch.tensor([0, 3, 5], device=HERE)}, "cu_query_lens must be contiguous int32"),
     ],
@@ -318,7 +314,7 @@ def test_reference_of_few_tokens_equals_oracle():
 def test_few_tokens_refuses(options, message):
     case = make_case([9, 4], [3, 2], heads=(4, 2), device=HERE)
     with pytest.raises(ValueError, match=message):
-        run_few(case, **{"max_query_len": 5, "tiles": small_tiles(16)} | options)
+        run_few(case, **{"max_query_len": 5} | options)
 
 
 def test_rows_of_a_tile():
@@ -342,7 +338,7 @@ def test_choose_num_splits():
 
 
 def test_tiles_hold_the_group():
-    for generation in ("interpreter", "ampere", "ada", "hopper", "cdna"):
+    for generation in ("ampere", "ada", "hopper", "cdna"):
         assert decode_tiles(3, 64, torch.float16, "none", generation).block_m == 16
         assert decode_tiles(71, 64, torch.float16, "none", generation).block_m == 128
 
@@ -397,18 +393,10 @@ def test_refuses_rows_that_are_no_multiple_of_16_bytes():
         run(case)
 
 
-@pytest.mark.skipif(HERE == "cuda", reason="about the interpreter")
-def test_refuses_bfloat16_in_the_interpreter():
-    with pytest.raises(KernelsUnavailableError, match="garbage in bfloat16"):
-        run(make_case([3], dtype=torch.bfloat16))
-
-
 def test_a_cache_of_another_float_type():
     """A model in fp32 may keep its cache in fp16."""
     case = make_case([70], dtype=torch.float16, device=HERE)
-    out, lse = module.paged_decode(
-        case.q.float(), *case.cache, scale=case.scale, return_lse=True, tiles=small_tiles(16)
-    )
+    out, lse = module.paged_decode(case.q.float(), *case.cache, scale=case.scale, return_lse=True)
     want = attention_oracle(case)
     assert out.dtype == torch.float32
     assert_close(out, want[0], TOLERANCE[torch.float32])
@@ -421,11 +409,6 @@ def test_a_cache_of_another_float_type():
 RAGGED = [3, 1800, 0, 513, 512, 5]  # by their mean chunks of 512 keys, the fewest
 
 
-def run_by_length(case, **options):
-    tiles = small_tiles(max(16, next_power_of_2(case.q.shape[1])), 256)
-    return run(case, tiles=tiles, **options)
-
-
 @pytest.mark.usefixtures("small_gpu")
 @pytest.mark.parametrize(
     ("kv_format", "dtype", "window", "num_sinks"),
@@ -433,7 +416,7 @@ def run_by_length(case, **options):
 )
 def test_ragged_batches_are_split_by_length(kv_format, dtype, window, num_sinks):
     case = make_case(RAGGED, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    got = run_by_length(case, window=window, num_sinks=num_sinks)
+    got = run(case, window=window, num_sinks=num_sinks)
     assert_attention(got, attention_oracle(case, window, num_sinks))
 
 
@@ -443,7 +426,7 @@ def test_long_last_and_buffers_of_the_caller():
     case = make_case([1, 0, 1500], heads=(1, 1), device=HERE)
     out = torch.full_like(case.q, math.nan)
     with kept_workspace(module, guard=3) as kept:
-        got = run_by_length(case, out=out)
+        got = run(case, out=out)
     assert got[0] is out
     assert_attention(got, attention_oracle(case))
     assert kept[0][-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
@@ -491,7 +474,7 @@ def test_find_chunk(seq_lens, window):
 def test_equal_lengths_are_not_split():
     case = make_case([600] * 3, heads=(1, 1), device=HERE)
     with kept_workspace(module) as kept:
-        assert_attention(run_by_length(case), attention_oracle(case))
+        assert_attention(run(case), attention_oracle(case))
     assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 1]
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.elementwise import DEVICE_DTYPES, HERE, assert_rounded_once, poisoned_memory
+from tests.kernels.cases import DTYPES, HERE
+from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
 from twophase_kernels.silu_mul import row_block, silu_mul, silu_mul_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -33,10 +34,10 @@ def check_silu_mul(function, shape=SHAPES[1], dtype=torch.float32, device=HERE):
     assert_rounded_once(got, want, fp32_error, "silu(gate) * up")
 
 
-@pytest.mark.parametrize(("device", "dtype"), DEVICE_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernel(shape, device, dtype):
-    check_silu_mul(silu_mul, shape, dtype, device)
+def test_kernel(shape, dtype):
+    check_silu_mul(silu_mul, shape, dtype)
 
 
 def test_reference():

@@ -1,6 +1,7 @@
 """Every way in which kernels cannot run has its own message. The mode is fixed per process, so each case is one."""
 
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,10 +13,8 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase_kernels import KernelsUnavailableError, _triton
-from twophase_kernels._triton import cdiv, check_devices, mode, next_power_of_2, tl, triton
-from twophase_kernels.rmsnorm_residual import rmsnorm_residual
-from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.silu_mul import silu_mul
+from twophase_kernels._triton import cdiv, check_devices, next_power_of_2, triton
+from twophase_kernels.choice import Choice, choose, has_compiler
 
 HIDE_TRITON = """
 import sys
@@ -27,10 +26,10 @@ sys.meta_path.insert(0, Hide())
 """
 
 
-def run(code, interpret=None):
-    """The lines a fresh process prints; by default without TRITON_INTERPRET and without a GPU."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} | ({} if interpret is None else {"TRITON_INTERPRET": interpret})
+def run(code, **variables):
+    """The lines a fresh process prints; without a GPU, and unless given without the variables that name a mode."""
+    env = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "TWOPHASE_KERNELS")}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
     command = [sys.executable, "-W", "error", "-c", code]
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -73,24 +72,35 @@ for value in {values!r}:
 """
 
 
+SAY = """
+from twophase_kernels import KernelsUnavailableError, mode
+try:
+    print(mode())
+except KernelsUnavailableError as error:
+    print(error)
+"""
+
+
 def test_process_started_without_the_interpreter():
     pytest.importorskip("triton", reason="not run here: no triton")
     lines = run(ask(None, "", "0", "OFF", "1", "yes", "2"))
-    for line in lines[:4]:
-        assert line.startswith("No GPU that triton can use (0 active drivers")
-        assert "set TRITON_INTERPRET=1 before the first import of triton" in line
+    assert lines[:4] == ["cpu"] * 4
     for line, value in zip(lines[4:6], ("1", "yes"), strict=True):
-        assert line.startswith(f"TRITON_INTERPRET was changed to {value!r} after triton was imported")
-        assert "restart the kernel and set it in the first cell" in line
+        assert line.startswith(
+            f"Kernels are to be interpreted, because TRITON_INTERPRET={value}, but triton was imported"
+        )
+        assert "restart the kernel" in line
     assert lines[6].startswith("TRITON_INTERPRET='2' is a value that triton does not understand")
 
 
 def test_process_started_with_the_interpreter():
     pytest.importorskip("triton", reason="not run here: no triton")
-    lines = run(ask("true", "1", "ON", "y", "0", None, "ja", "t"), interpret="true")
+    lines = run(ask("true", "1", "ON", "y", "0", None, "ja", "t"), TRITON_INTERPRET="true")
     assert lines[:4] == ["interpreted"] * 4
-    assert lines[4].startswith("TRITON_INTERPRET was changed to '0' after triton")
-    assert lines[5].startswith("TRITON_INTERPRET was changed to '' after triton")
+    for line in lines[4:6]:
+        assert line.startswith(
+            "Kernels are to be compiled for the CPU, because there is no GPU, but triton was imported"
+        )
     assert lines[6].startswith("TRITON_INTERPRET='ja' is a value that triton does not understand")
     assert lines[7].startswith("TRITON_INTERPRET='t' is a value that triton does not understand")
 
@@ -99,7 +109,16 @@ def test_set_between_the_imports_of_triton_and_of_this_package():
     """triton's own functions are decorated one way, ours the other: neither value is right."""
     pytest.importorskip("triton", reason="not run here: no triton")
     lines = run("import triton, os; os.environ['TRITON_INTERPRET'] = '1'" + ask("1", "0"))
-    assert all(line.startswith("TRITON_INTERPRET was changed to ") for line in lines)
+    assert all("but triton was imported before that was decided" in line for line in lines)
+    lines = run("import triton, os; del os.environ['TRITON_INTERPRET']" + SAY, TRITON_INTERPRET="1")
+    assert "but triton was imported before that was decided" in lines[0]
+
+
+def test_the_other_variable_changed_later():
+    pytest.importorskip("triton", reason="not run here: no triton")
+    lines = run(f"{SAY}\nimport os; os.environ['TWOPHASE_KERNELS'] = 'interpreted'{SAY}")
+    assert lines[0] == "cpu"
+    assert lines[1].startswith("Kernels are to be interpreted, because TWOPHASE_KERNELS=interpreted, but triton was")
 
 
 def test_a_driver_set_by_hand_counts():
@@ -110,23 +129,92 @@ from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
 """
     assert run(code + ask(None)) == ["cuda"]
+    assert run("import triton_on_cpu; triton_on_cpu.install()" + SAY, TWOPHASE_KERNELS="cuda") == ["cpu"]
 
 
-def test_chosen_by_the_environment(monkeypatch):
-    """TWOPHASE_KERNELS=cpu; and what cannot be chosen is said when kernels are asked for, not at the import."""
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("interpreted", "interpreted"),
+        ("cuda", "No GPU that triton can use (0 active drivers"),
+        ("gpu", "TWOPHASE_KERNELS='gpu' is not a mode: set it to cuda, cpu or interpreted, or unset it."),
+    ],
+)
+def test_chosen_by_the_environment(named, expected):
+    """What cannot be chosen is said when kernels are asked for, not at the import."""
     pytest.importorskip("triton", reason="not run here: no triton")
-    monkeypatch.setenv("TWOPHASE_KERNELS", "cpu")
-    assert run(ask(None)) == ["cpu"]
+    (line,) = run(SAY, TWOPHASE_KERNELS=named)
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "1", "yes"])
+@pytest.mark.parametrize("named", ["cpu", "cuda", "interpreted"])
+def test_two_variables(named, value):
+    given = {"TWOPHASE_KERNELS": named} | ({} if value is None else {"TRITON_INTERPRET": value})
+    if value in (None, "") or (value != "0") == (named == "interpreted"):
+        assert choose(given, has_gpu=True, has_compiler=True) == Choice(named, f"because TWOPHASE_KERNELS={named}")
+    else:
+        with pytest.raises(ValueError, match=f"={named} and TRITON_INTERPRET={value} are both set, and contradict"):
+            choose(given, has_gpu=True, has_compiler=True)
+
+
+def test_bfloat16_is_compiled_right():
+    pytest.importorskip("triton", reason="not run here: no triton")
     code = "import torch; from twophase_kernels.silu_mul import silu_mul as f; print(f(torch.ones(1, 2).bfloat16()).tolist())"
     assert run(code) == [str(torch.nn.functional.silu(torch.ones(1, 1)).bfloat16().tolist())]
-    (line,) = run(ask("1"), interpret="1")
-    assert line == "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set: unset one, and start Python again."
-    monkeypatch.setenv("CC", "no_such_compiler")
-    (line,) = run(ask(None))
+
+
+def test_without_a_compiler(tmp_path):
+    """Interpreted, unless it is too late for that; a compiler that was named is not replaced."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    hidden = {"PATH": str(tmp_path)}
+    because = "from twophase_kernels._triton import reason; print(reason())"
+    assert run(SAY + because, **hidden) == ["interpreted", "because there is neither a GPU nor a C compiler"]
+    (line,) = run("import triton" + SAY, **hidden)
+    assert line.startswith("Kernels are to be interpreted, because there is neither a GPU nor a C compiler, but triton")
+    (line,) = run(SAY, **hidden, TRITON_INTERPRET="0")
+    assert line.startswith("There is no C compiler: no gcc or clang in PATH")
+    (line,) = run(SAY, **hidden, CC="no_such_compiler")
     assert line.startswith("CC is 'no_such_compiler', but there is no program")
-    monkeypatch.setenv("TWOPHASE_KERNELS", "gpu")
-    (line,) = run(ask(None))
-    assert line == "TWOPHASE_KERNELS='gpu' is not a mode that can be chosen: set it to cpu, or unset it."
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_a_gpu_comes_first(has_gpu):
+    assert choose({}, has_gpu, has_compiler=True) == (
+        Choice("cuda", "because there is a GPU") if has_gpu else Choice("cpu", "because there is no GPU")
+    )
+    assert choose({}, has_gpu, has_compiler=False).mode == ("cuda" if has_gpu else "interpreted")
+    assert choose({"TRITON_INTERPRET": "1"}, has_gpu, has_compiler=True).mode == "interpreted"
+    assert choose({"TWOPHASE_KERNELS": "cpu"}, has_gpu, has_compiler=False).mode == "cpu"
+
+
+def test_the_search_for_a_compiler_is_triton_on_cpus(monkeypatch, tmp_path):
+    """Which cannot be asked before triton is imported."""
+    pytest.importorskip("triton", reason="not run here: no triton")
+    from triton_on_cpu.compile import toolchain
+    from triton_on_cpu.errors import CompilerMissingError
+
+    def finds_one():
+        try:
+            toolchain()
+        except CompilerMissingError:
+            return False
+        return True
+
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert has_compiler() == finds_one() == False  # noqa: E712
+    for name in ("gcc", "clang", "cc"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("#!/bin/sh")
+        (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        assert has_compiler() == finds_one() == True  # noqa: E712
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "ziglang")
+    assert has_compiler() == finds_one() == True  # noqa: E712
 
 
 interpreter_only = pytest.mark.skipif(torch.cuda.is_available(), reason="about the interpreter")
@@ -193,52 +281,65 @@ def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper,
     )
 
 
+REFUSED = """
+import torch
+from twophase_kernels import KernelsUnavailableError, mode
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.silu_mul import silu_mul
+
 def write(x, cache):
-    """`rope_kv_write` of x [2, 1, 16] as q, k and v into a cache."""
     cos, index = torch.ones(1, 8), torch.zeros(2, dtype=torch.int64)
     return rope_kv_write(x, x, x, cos, cos, index, index, cache, cache)
 
+x = torch.ones(2, 1, 16, dtype=torch.bfloat16)
+for launch in (
+    lambda: mode(x.dtype),
+    lambda: silu_mul(x[:, 0]),
+    lambda: rmsnorm_residual(x[:, 0], None, x[0, 0], 1e-5),
+    lambda: rmsnorm_residual(x[:, 0].float(), None, x[0, 0], 1e-5),
+    lambda: write(x, x[None].float()),
+    lambda: write(x.float(), x[None]),
+):
+    try:
+        print("ran:", launch())
+    except KernelsUnavailableError as error:
+        print(error)
+print(mode(torch.float16), mode(torch.float32), mode(torch.int8))
+"""
 
-@interpreter_only
-@pytest.mark.parametrize(
-    "launch",
-    [
-        lambda x: mode(x.dtype),
-        lambda x: silu_mul(x[:, 0]),
-        lambda x: rmsnorm_residual(x[:, 0], None, x[0, 0], 1e-5),
-        lambda x: rmsnorm_residual(x[:, 0].float(), None, x[0, 0], 1e-5),
-        lambda x: write(x, x[None].float()),
-        lambda x: write(x.float(), x[None]),
-    ],
-    ids=["mode", "silu_mul", "rmsnorm", "rmsnorm weight", "rope_kv_write", "rope_kv_write cache"],
-)
-def test_bfloat16_is_refused_in_the_interpreter(launch):
+
+def test_bfloat16_is_refused_in_the_interpreter():
     pytest.importorskip("triton", reason="not run here: no triton")
-    with pytest.raises(KernelsUnavailableError, match="interpreter computes garbage in bfloat16"):
-        launch(torch.ones(2, 1, 16, dtype=torch.bfloat16))
-    assert mode(torch.float16) == mode(torch.float32) == mode(torch.int8) == "interpreted"
+    *refused, others = run(REFUSED, TRITON_INTERPRET="1")
+    assert len(refused) == 6
+    assert all("interpreter computes garbage in bfloat16" in line for line in refused)
+    assert others == "interpreted interpreted interpreted"
 
+
+ADD = """
+import torch, triton, triton.language as tl
 
 @triton.jit
-def _add(x_ptr, out_ptr):
+def add(x_ptr, out_ptr):
     x = tl.load(x_ptr + tl.arange(0, 16))
     tl.store(out_ptr + tl.arange(0, 16), x + x)
 
+for dtype in (torch.float16, torch.bfloat16):
+    x, out = torch.full((16,), 1.5, dtype=dtype), torch.zeros(16, dtype=dtype)
+    add[(1,)](x, out)
+    print(torch.equal(out, x + x))
+"""
 
-@interpreter_only
-@pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_the_interpreter_still_computes_garbage_in_bfloat16():
+
+def test_the_interpreter_still_computes_garbage_in_bfloat16(tmp_path):
     """Why it is refused. The day this fails, the refusal can go."""
     pytest.importorskip("triton", reason="not run here: no triton")
-    for dtype, is_right in ((torch.float16, True), (torch.bfloat16, False)):
-        x, out = torch.full((16,), 1.5, dtype=dtype), torch.zeros(16, dtype=dtype)
-        _add[(1,)](x, out)
-        assert torch.equal(out, x + x) == is_right
-
-
-def test_mode_agrees_with_this_machine():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    assert mode() == ("cuda" if torch.cuda.is_available() else "interpreted")
+    file = tmp_path / "add.py"  # triton reads a kernel's source
+    file.write_text("import warnings; warnings.simplefilter('ignore')\n" + ADD)
+    code = f"import runpy; runpy.run_path({str(file)!r})"
+    assert run(code, TRITON_INTERPRET="1") == ["True", "False"]
+    assert run(f"import twophase_kernels; {code}") == ["True", "True"]
 
 
 def test_check_devices():

@@ -20,16 +20,20 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return str(error)
     if how == "interpreted" and (device.type != "cpu" or dtype == torch.bfloat16):
         return (
-            f"Triton is in interpreter mode (TRITON_INTERPRET is set), which runs float32 and float16 on the CPU; "
-            f"got {dtype} on {device}. Use dtype='float32', device='cpu', or unset TRITON_INTERPRET."
+            f"Triton kernels are interpreted, {_triton.reason()}: that runs float32 and float16 on the CPU, got "
+            f"{dtype} on {device}. Use dtype='float32' and device='cpu'; or install a C compiler and unset "
+            "TRITON_INTERPRET and TWOPHASE_KERNELS, which compiles kernels, bfloat16 too."
         )
     if how == "cuda" and device.type != "cuda":
         return (
-            f"Compiled Triton kernels need a CUDA device, got device {str(device)!r}. Use attention_backend='torch', "
-            f"or set TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter."
+            f"Triton kernels are compiled for a GPU, got device {str(device)!r}. Use attention_backend='torch', or set "
+            "TWOPHASE_KERNELS=cpu before Python starts to compile them for the CPU."
         )
     if how == "cpu" and device.type != "cpu":
-        return f"Triton kernels are compiled for the CPU (TWOPHASE_KERNELS=cpu), got device {str(device)!r}."
+        return (
+            f"Triton kernels are compiled for the CPU, {_triton.reason()}; got device {str(device)!r}. "
+            "Set TWOPHASE_KERNELS=cuda before Python starts to compile them for a GPU."
+        )
     if device.type == "cuda" and torch.version.hip is None:
         capability = torch.cuda.get_device_capability(device)
         if capability < MIN_CAPABILITY:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ptx_emulator import KernelReport
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
-from twophase_kernels._triton import cdiv, next_power_of_2
+from twophase_kernels._triton import cdiv
 from twophase_labs.compression.changed_model import weight_of
 
 CODES_PER_WORD = 8
@@ -41,7 +41,7 @@ def launch_int4_linear(
     minima: Float[Tensor, "O G"],
     *,
     out: Tensor | None = None,
-    block_o: int | None = None,
+    block_o: int = 64,
 ) -> Float[Tensor, "T O"]:
     """The product of x with a weight of 4 bits: a program per tile of `block_o` outputs.
 
@@ -50,13 +50,10 @@ def launch_int4_linear(
         packed: What `pack_words` makes of codes.
         scales, minima: Contiguous.
         out: [T, O] of x's dtype to write to; allocated by default.
-        block_o: A power of two from 16. By default 64; interpreted, where a tile costs nearly the same whatever its
-            size, up to 1,024.
+        block_o: A power of two from 16.
     """
     (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[0]
     out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device) if out is None else out
-    if block_o is None:
-        block_o = 64 if x.device.type != "cpu" else min(1024, max(16, next_power_of_2(num_outputs)))
     kernel[(cdiv(num_outputs, block_o),)](
         x, packed, scales, minima, out, num_tokens, num_inputs, num_outputs,
         GROUP=num_inputs // scales.shape[1], BLOCK_T=MOST_ROWS, BLOCK_O=block_o,

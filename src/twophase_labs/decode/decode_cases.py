@@ -10,16 +10,7 @@ from torch import Tensor
 from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw
 
-AXES = {
-    "q": ("sequence", "head", "dim"),
-    "k_cache": ("page", "head", "slot", "dim"),
-    "v_cache": ("page", "head", "slot", "dim"),
-    "block_tables": ("sequence", "block"),
-    "seq_lens": ("sequence",),
-    "out": ("sequence", "head", "dim"),
-    "partial": ("sequence", "head", "split", "dim"),
-    "lse": ("sequence", "head", "split"),
-}
+AXES = {"out": ("sequence", "head", "dim"), "partial": ("sequence", "head", "split", "dim")}
 
 
 @dataclass

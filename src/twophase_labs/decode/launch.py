@@ -5,11 +5,10 @@ A kernel is given as an argument, so that yours, the reference and a wrong one a
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, next_power_of_2
+from twophase_kernels._triton import next_power_of_2
 
 LOG2_E = 1.4426950408889634  # exp(x) == exp2(x * LOG2_E)
 
@@ -40,13 +39,12 @@ def launch_paged_decode(
     num_sequences, num_heads, head_dim = q.shape
     _, num_kv_heads, page, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
-    with np.errstate(divide="ignore"):  # interpreted, the log2 of a row without keys would print a warning
-        kernel[(num_sequences, num_kv_heads)](
-            q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-            BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-            BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache),
-        )  # fmt: skip
+    kernel[(num_sequences, num_kv_heads)](
+        q, k_cache, v_cache, block_tables, seq_lens, out, scale * LOG2_E, block_tables.stride(0),
+        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_N=block_n or keys_per_tile(k_cache),
+    )  # fmt: skip
     return out
 
 
@@ -76,13 +74,12 @@ def launch_paged_decode_split(
     if partial is None or lse is None:
         partial = torch.empty(num_sequences, num_heads, num_splits, head_dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(num_sequences, num_heads, num_splits, dtype=torch.float32, device=q.device)
-    with np.errstate(divide="ignore"):
-        kernel[(num_sequences, num_kv_heads, num_splits)](
-            q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
-            H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
-            BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
-            BLOCK_N=block_n or keys_per_tile(seq_lens, k_cache, num_splits),
-        )  # fmt: skip
+    kernel[(num_sequences, num_kv_heads, num_splits)](
+        q, k_cache, v_cache, block_tables, seq_lens, partial, lse, scale * LOG2_E, block_tables.stride(0),
+        H=num_heads, H_KV=num_kv_heads, D=head_dim, PAGE=page,
+        BLOCK_M=rows_per_tile(num_heads // num_kv_heads), BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_N=block_n or keys_per_tile(k_cache),
+    )  # fmt: skip
     return partial, lse
 
 
@@ -91,14 +88,6 @@ def rows_per_tile(group: int) -> int:
     return max(16, next_power_of_2(group))
 
 
-def keys_per_tile(seq_lens: Tensor, k_cache: Tensor, num_splits: int = 1) -> int:
-    """Keys that a program takes at once.
-
-    On a GPU what fits into a program's registers without spills. In the interpreter a tile costs nearly the same
-    whatever its size, so it takes the longest sequence in one, up to 256 keys; on a CPU the lengths can be looked at
-    without a wait.
-    """
-    if seq_lens.device.type != "cpu":
-        return 64 if k_cache.shape[3] * k_cache.element_size() <= 256 else 16
-    longest = max(1, int(seq_lens.max())) if len(seq_lens) else 1
-    return min(256, max(16, next_power_of_2(cdiv(longest, num_splits))))
+def keys_per_tile(k_cache: Tensor) -> int:
+    """Keys that a program takes at once: what fits into a GPU program's registers without spills."""
+    return 64 if k_cache.shape[3] * k_cache.element_size() <= 256 else 16

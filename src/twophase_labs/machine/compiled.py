@@ -5,7 +5,7 @@
     compiled.report                         # what was counted
     inspect_engine(paged_decode, ...)       # likewise, of the kernel that a wrapper of the engine launches
 
-`check` runs a kernel in this way once it has passed in the interpreter, if its exercise says how.
+`check` runs a kernel in this way once it has passed here, if its exercise says how.
 """
 
 import atexit
@@ -88,23 +88,23 @@ def judge_compiled(exercise: Exercise, answer: Mapping[str, Any], verdict: Verdi
     """The passed `verdict` with a note, or one that says what the compiled code of `answer` does otherwise."""
     assert exercise.compiled is not None
     if why_not():
-        return replace(verdict, notes=(*verdict.notes, f"not run here: compiled code ({why_not()})"))
+        return replace(verdict, notes=(*verdict.notes, f"not run here: a GPU's code ({why_not()})"))
     where = f"compiled for an {CARDS[target]} and executed without one"
     kernels = SimpleNamespace(**{name: Compiled(kernel, target) for name, kernel in answer.items()})
     try:
         exercise.compiled(kernels, Draw(SEED))
     except NotCoveredError as error:
-        return replace(verdict, notes=(*verdict.notes, f"not run here: compiled code ({_not_covered(error)})"))
+        return replace(verdict, notes=(*verdict.notes, f"not run here: a GPU's code ({_not_covered(error)})"))
     except KernelSourceError as error:
         return _failed(verdict, f"it cannot be compiled: {error}", ())
     except Rejected as error:
-        return _failed(verdict, f"interpreted, the kernel is right; {where}, it is not: {error}", error.details)
+        return _failed(verdict, f"run here, the kernel is right; {where}, it is not: {error}", error.details)
     except EmulationError as error:
         return _failed(verdict, f"{where}: {error.message}", _line(error, vars(kernels).values()))
     except Exception as error:  # the compiler's, whose last line is the matter
         said = str(error).strip().split("\n")[-1]
         return _failed(verdict, f"the compiler for an {CARDS[target]} refuses it: {type(error).__name__}: {said}", ())
-    return replace(verdict, notes=(*verdict.notes, f"compiled code: right as well, {where}"))
+    return replace(verdict, notes=(*verdict.notes, f"a GPU's code: right as well, {where}"))
 
 
 def _not_covered(error: NotCoveredError) -> str:
@@ -115,7 +115,7 @@ def _not_covered(error: NotCoveredError) -> str:
 
 
 def _failed(verdict: Verdict, reason: str, details: tuple[str, ...]) -> Verdict:
-    return replace(verdict, verdict="failed", reason=reason, details=details, failed_property="compiled code")
+    return replace(verdict, verdict="failed", reason=reason, details=details, failed_property="a GPU's code")
 
 
 def _line(error: EmulationError, kernels: Iterable[Compiled]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Exercise:
             it calls, launches its kernel, or uses isinstance, inspect, weakref or private names on what it made, which
             through the channel is a stand-in with public names only. The default follows the kind.
         compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
-            hold, with a kernel that is compiled and emulated in the place of the interpreted one.
+            hold, with a kernel that is compiled for a GPU and emulated in the place of the one that runs here.
         time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check;
             `memory_limit_gib` is on top of what an empty check needs.
     """

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -27,6 +28,9 @@ VerdictName = Literal[
 MAX_PICTURE_BYTES = 500_000  # the grader's channel takes a verdict of a megabyte
 STANDS_IN = "the reference stands in for your answer; it is worth no points"
 NOT_YOURS = "not yours: the reference stands under this name; run your exercise's cell again"
+# Triton's compiler quotes the kernel up to the place, marks it, and tells the matter last.
+COMPILERS_PLACE = re.compile(r"at (?P<number>\d+):\d+:\n(?P<source>.+)\n *\^", re.DOTALL)
+FAULTS_LINE = re.compile(r"[^,]*, line (?P<number>\d+): (?P<code>.*)")
 MISCALLED = re.compile(r"(?P<name>[\w.<>]+)\(\) (takes|missing|got)\b")
 
 
@@ -183,8 +187,8 @@ class Judge:
 
     def _explain(self, exercise: Exercise, prop: Property, error: BaseException, held: tuple[str, ...]) -> Verdict:
         case = getattr(error, "case", "")
-        error = _own_error(error)
         verdict, reason, details = explain(error, exercise, self.references)
+        error = _own_error(error)
         # The property's hint fits what the property found; an exception of the answer's own tells where it is.
         is_finding = verdict == "failed" and not isinstance(error, Tampered | UnfilledError)
         hint = prop.hint if is_finding and not _is_miscalled(error, exercise) else ""
@@ -233,7 +237,7 @@ def explain(
     error: BaseException, exercise: Exercise, references: Mapping[str, Any]
 ) -> tuple[VerdictName, str, tuple[str, ...]]:
     """Verdict, reason and details for whatever a check or a cell raised."""
-    error = _own_error(error)
+    place, error = _compilers_place(error), _own_error(error)
     if isinstance(error, Rejected):
         return "failed", _text(error), error.details
     line = learners_line(error)
@@ -247,6 +251,10 @@ def explain(
         return "error", "your code ends the whole program (sys.exit or exit)", where
     if isinstance(error, RecursionError):
         return "error", "your function calls itself without end", where
+    if _is_fault(error):
+        named, *more = _text(error).strip().split("\n")
+        verdict: VerdictName = "timeout" if isinstance(error, TimeoutError) else "failed"
+        return verdict, named, tuple(_placed(text.strip()) for text in more)
     if "CUDA error" in _text(error):  # an access outside of memory ends the process's use of the GPU
         reason = f"the GPU has stopped: {_text(error)}".partition("\n")[0]
         return "error", reason, (*where, "Look for an index outside of a tensor. Then restart the kernel.")
@@ -255,9 +263,12 @@ def explain(
         return "error", reason, (*where, "Look for a shape that is much larger than it should be.")
     if _is_miscalled(error, exercise):
         return "failed", f"it cannot be called as the exercise asks: {_text(error)}", _signatures(exercise, references)
-    # The compiler of kernels quotes the source first and tells the matter last.
     said = _text(error).strip().split("\n")[-1 if _is_tritons(error) else 0]
+    if place:
+        return "error", f"the kernel does not compile: {said}", (place,)
     named = f"{type(error).__name__}: {said}".removesuffix(": ")
+    if not line and _is_raised_by_triton(error):
+        return "failed", f"the kernel does not compile: {named}", ()
     if not line and isinstance(error, Exception):
         return "failed", f"what it returned cannot be used: {named}", ()
     return "error", f"your code raised {named}", where
@@ -295,6 +306,33 @@ def _own_error(error: BaseException) -> BaseException:
 
 def _is_tritons(error: BaseException) -> bool:
     return type(error).__module__.startswith("triton")
+
+
+def _compilers_place(error: BaseException | None) -> str:
+    """'line 7 of the kernel: x = y[3]', where Triton's compiler stopped, as its innermost error says; else ''."""
+    place = ""
+    while error is not None and _is_tritons(error):
+        if found := COMPILERS_PLACE.search(_text(error)):
+            place = f"line {found['number']} of the kernel: {found['source'].splitlines()[-1].strip()}"
+        error = error.__cause__
+    return place
+
+
+def _is_fault(error: BaseException) -> bool:
+    """Whether a checked kernel was stopped on the CPU: an access outside of a tensor, a loop without an end."""
+    return any(kind.__name__ == "KernelFault" for kind in type(error).__mro__) and _is_tritons(error)
+
+
+def _placed(text: str) -> str:
+    """A fault's line of a cell, '<exercise 3.8>, line 7: x = ...', as every other verdict has it."""
+    found = FAULTS_LINE.fullmatch(text)
+    return f"line {found['number']} of the cell: {found['code']}" if found else text
+
+
+def _is_raised_by_triton(error: BaseException) -> bool:
+    """Whether Triton, or what compiles for the CPU, refused a kernel without a place in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return _is_tritons(error) or (bool(frames) and "triton" in Path(frames[-1].filename).parts)
 
 
 def _signatures(exercise: Exercise, references: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from twophase import SamplingParams
 from twophase.attention.interface import AttentionBackend, AttentionBatch, AttentionSpec
 from twophase.cache.kv_cache import LayerKV
 from twophase_labs.kit.own_attention import OwnAttention, OwnPlan
+from twophase_labs.kit.timing import seconds
 
 BLOCK_SIZE = 16
 
@@ -75,6 +77,17 @@ class OwnPieces(AttentionBackend):
     ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"]]:
         self._num_calls["norm"] += 1
         return self._norm(x, torch.zeros_like(x) if residual is None else residual, weight, eps)
+
+
+def prompt_rate(llm: Any, num_prompt: int = 256) -> float:
+    """Tokens of a prompt that `llm` reads per second, the second time: kernels compile for the first prompt."""
+    params = SamplingParams(temperature=0, max_tokens=1)
+
+    def read(first: int) -> None:
+        llm.generate([{"prompt_token_ids": list(range(first, first + num_prompt))}], params, use_tqdm=False)
+
+    read(1_000)
+    return num_prompt / seconds(lambda: read(2_000))
 
 
 def open_own_engine(**pieces: Any) -> Any:

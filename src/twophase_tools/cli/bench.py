@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from dataclasses import asdict
@@ -138,10 +137,6 @@ def _kernels(args: argparse.Namespace) -> int:
 
 
 def _dry_run_kernels(args: argparse.Namespace) -> int:
-    import torch
-
-    if not torch.cuda.is_available() and "triton" not in sys.modules:  # its first import fixes how kernels run
-        os.environ.setdefault("TRITON_INTERPRET", "1")
     from twophase_tools.bench.kernels import dry_run
 
     report = dry_run()

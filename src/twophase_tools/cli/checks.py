@@ -4,7 +4,6 @@ Each check yields findings. torch is imported inside the checks that need it: it
 """
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -139,64 +138,44 @@ def _describe_gpu(index: int) -> Finding:
     return Finding("GPU", "ok", detail)
 
 
-def check_triton_interpret() -> Findings:
-    """The environment variable, only if it is set: triton takes any value it does not understand for 0, silently."""
-    import torch
-
-    value = os.environ.get("TRITON_INTERPRET")
-    if value is None:
-        return
-    from twophase_kernels._triton import INTERPRET_OFF, INTERPRET_ON
-
-    detail = f"TRITON_INTERPRET={value!r}"
-    if value.lower() not in INTERPRET_ON | INTERPRET_OFF:
-        cure = "Set it to 1 (interpreter) or 0 (compile for the GPU), or unset it."
-        yield Finding("interpreter", "broken", f"{detail} is not a value that triton understands", cure)
-    elif value.lower() in INTERPRET_ON and torch.cuda.is_available():
-        cure = "Unset it to run kernels on the GPU."
-        yield Finding("interpreter", "advice", f"{detail}: kernels are interpreted though there is a GPU", cure)
-    else:
-        yield Finding("interpreter", "ok", detail)
-
-
 def check_kernel_mode() -> Findings:
     """How Triton kernels run in a process with this environment, and why."""
     import torch
 
-    choice = os.environ.get("TWOPHASE_KERNELS", "")
-    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    from twophase_kernels._triton import MEANING
+    from twophase_kernels.choice import choice_here, has_compiler
+
+    try:
+        choice = choice_here()
+    except ValueError as error:
+        yield Finding("kernels", "broken", str(error), "As it says.")
+        return
+    detail, cure = f"{MEANING[choice.mode]}, {choice.reason}", ""
     if sys.platform != "linux" or not extras.is_installed("triton"):
-        yield Finding(
-            "kernels", "not run", "Triton is not here (it has wheels for Linux only): torch computes everything"
-        )
-    elif choice not in ("", "cpu"):
-        yield Finding("kernels", "broken", f"TWOPHASE_KERNELS={choice!r} is not a mode", "Set it to cpu, or unset it.")
-    elif choice and interpreted:
-        yield Finding("kernels", "broken", "TWOPHASE_KERNELS=cpu and TRITON_INTERPRET=1 are both set", "Unset one.")
-    elif choice:
-        yield _compiled_for_the_cpu()
-    elif interpreted:
-        yield Finding("kernels", "ok", "interpreted, because TRITON_INTERPRET is set")
-    elif torch.cuda.is_available():
-        yield Finding("kernels", "ok", "cuda: compiled for the GPU, because there is one")
-    else:
-        detail = (
-            "neither chosen nor a GPU: TWOPHASE_KERNELS=cpu compiles them for the CPU, TRITON_INTERPRET=1 interprets"
-        )
+        detail = "Triton is not here (it has wheels for Linux only): torch computes everything"
         yield Finding("kernels", "not run", detail)
+    elif choice.mode == "cpu":
+        yield _compiled_for_the_cpu(detail)
+    elif choice.mode == "cuda" and not torch.cuda.is_available():
+        yield Finding("kernels", "broken", f"{detail}; but there is no GPU", "Unset TWOPHASE_KERNELS.")
+    else:
+        if choice.mode == "interpreted" and torch.cuda.is_available():
+            cure = "Unset TRITON_INTERPRET and TWOPHASE_KERNELS to run kernels on the GPU."
+        elif choice.mode == "interpreted" and not has_compiler():
+            cure = "Install gcc (or pip install ziglang): compiled kernels are hundreds of times faster."
+        yield Finding("kernels", "advice" if cure else "ok", detail, cure)
 
 
-def _compiled_for_the_cpu() -> Finding:
+def _compiled_for_the_cpu(detail: str) -> Finding:
     from triton_on_cpu.compile import toolchain
     from triton_on_cpu.errors import CompilerMissingError
 
     try:
         compiler = toolchain()
     except CompilerMissingError as error:
-        cure = "Install gcc (or pip install ziglang), or unset TWOPHASE_KERNELS and set TRITON_INTERPRET=1."
-        return Finding("kernels", "broken", f"TWOPHASE_KERNELS=cpu, but: {error}", cure)
-    how = f"by {' '.join(compiler.command)}, from {compiler.origin}"
-    return Finding("kernels", "ok", f"cpu: compiled {how}, because TWOPHASE_KERNELS=cpu")
+        cure = "Install gcc (or pip install ziglang), or interpret kernels: TWOPHASE_KERNELS=interpreted."
+        return Finding("kernels", "broken", f"{detail}; but: {error}", cure)
+    return Finding("kernels", "ok", f"{detail}, by {' '.join(compiler.command)} from {compiler.origin}")
 
 
 def check_torch_attention() -> Findings:
@@ -210,24 +189,21 @@ def check_torch_attention() -> Findings:
 
 
 def check_triton_attention() -> Findings:
-    """In a child process, so that neither the environment nor an earlier import of triton decides the mode."""
-    import torch
+    """In a child process, so that an earlier import of triton does not decide how kernels run."""
+    from twophase_kernels._triton import MEANING
+    from twophase_kernels.choice import choice_here
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    on_cpu = os.environ.get("TWOPHASE_KERNELS") == "cpu"
-    how = "compiled for the CPU" if on_cpu else "compiled" if device == "cuda" else "interpreted"
-    name = f"attention: Triton, {how}"
+    try:
+        how = choice_here().mode
+    except ValueError:
+        return  # said by `check_kernel_mode`
+    name, device = f"attention: Triton, {MEANING[how]}", "cuda" if how == "cuda" else "cpu"
     if sys.platform != "linux":
         yield Finding(name, "not run", "Triton has wheels for Linux only; its exercises say 'not run here'")
         return
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    if on_cpu:
-        device = "cpu"
-    elif device == "cpu":
-        environment["TRITON_INTERPRET"] = "1"
     command = [sys.executable, "-m", "twophase_tools.cli.selftest", "triton", device]
     try:
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_TIMEOUT_S)
+        child = subprocess.run(command, capture_output=True, text=True, timeout=SELF_TEST_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         cure = "Look at what else is running; then try `python -m twophase_tools.cli.selftest triton`."
         yield Finding(name, "broken", f"the self-test was still running after {SELF_TEST_TIMEOUT_S} s", cure)
@@ -310,7 +286,6 @@ CHECKS: tuple[Check, ...] = (
     check_memory,
     check_packages,
     check_gpu,
-    check_triton_interpret,
     check_kernel_mode,
     check_torch_attention,
     check_triton_attention,

@@ -1,7 +1,7 @@
 """A small attention problem with a known answer, for doctor: `python -m twophase_tools.cli.selftest BACKEND DEVICE`.
 
 The answer is computed in NumPy float64 with loops, complex rotations and no pages, so that it shares no code with what
-it checks. A process of its own is needed for Triton, because `TRITON_INTERPRET` counts only before its first import.
+it checks. A process of its own is needed for Triton, whose first import fixes whether kernels are interpreted.
 """
 
 import json

@@ -1,10 +1,18 @@
-"""Kernels are compiled as production compiles them in the full run, else with less optimisation, which is faster."""
+"""What tests of compiled kernels share: a process that compiles, and how well."""
 
 import pytest
 
+from ptx_emulator import CompilingProcess
 from tests.kernels.cpu.harness import Headers
+
+
+@pytest.fixture(scope="module")
+def compiling():
+    with CompilingProcess() as process:
+        yield process
 
 
 @pytest.fixture(autouse=True, scope="session")
 def optimisation(request):
+    """As production compiles in the full run, else less, which is faster."""
     Headers.level = "-O3" if request.config.getoption("--full") else "-O1"

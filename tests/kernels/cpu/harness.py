@@ -80,8 +80,7 @@ def _loaded(source: str, folder: Path, level: str, headers: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as scratch:
         c, so = Path(scratch, "kernel.c"), Path(scratch, "kernel.so")
         c.write_text(source)
-        flags = [f for f in compile.FLAGS if f != "-O3"]
-        command = [*compile.toolchain().command, *flags, compile.native_flag(), level, "-shared", "-I", str(folder)]
+        command = [*compile.toolchain().command, *compile.flags(), *level.split(), "-shared", "-I", str(folder)]
         done = subprocess.run([*command, str(c), "-o", str(so), "-lm"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr[:2000]}\n{source}"
         return ctypes.CDLL(str(so))
@@ -193,6 +192,7 @@ def in_child(function: Callable[[], None], limit_s: float = 20) -> None:
     child = os.fork()
     if child == 0:
         faulthandler.disable()
+        torch.set_num_threads(1)  # the parent's threads are not here: torch would wait for them
         try:
             function()
         except BaseException as error:

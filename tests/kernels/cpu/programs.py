@@ -1,5 +1,6 @@
 """Small kernels that the tests of the driver launch, right ones and wrong ones."""
 
+import triton_on_cpu
 from twophase_kernels._triton import tl, triton
 
 
@@ -135,6 +136,18 @@ def counts_bins(x_ptr, out_ptr, BLOCK: tl.constexpr):
 def misspelt(x_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     tl.store(x_ptr + offs, offset)
+
+
+def with_driver(check, threads=None, **options):
+    """A check, in a child, with a driver installed anew and no kernel launched yet."""
+    forget()
+    triton_on_cpu.install(**options)
+    triton_on_cpu.set_num_threads(threads)
+    try:
+        check()
+    finally:
+        triton_on_cpu.uninstall()
+        triton_on_cpu.set_num_threads(None)
 
 
 def forget():

@@ -432,6 +432,40 @@ def matmul(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK:
 
 
 @triton.jit
+def pairs(a_ptr, b_ptr, out_ptr, k, row_stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, IN: tl.constexpr):
+    """b is [k / IN, row_stride, IN]: groups of IN neighbours in k side by side."""
+    m, n, at_k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    words, places = tl.arange(0, K // IN)[:, None, None], tl.arange(0, IN)[None, :, None]
+    b_ptrs = b_ptr + (words * row_stride + n[None, None, :]) * IN + places
+    acc = tl.zeros([M, N], tl.float32)
+    for start in range(0, k, K):
+        a = tl.load(a_ptr + m[:, None] * k + start + at_k[None, :])
+        acc = tl.dot(a, tl.reshape(tl.load(b_ptrs), [K, N]), acc, input_precision="ieee")
+        b_ptrs += K * row_stride
+    tl.store(out_ptr + m[:, None] * N + n[None, :], acc)
+
+
+@triton.jit
+def exchanged(a_ptr, b_ptr, out_ptr, n, N: tl.constexpr):
+    """Accumulators that change places, and one that is read after its product; b is overwritten after it was read."""
+    place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x, y, z = tl.full([N, N], 1, tl.float32), tl.zeros([N, N], tl.float32), tl.zeros([N, N], tl.float32)
+    total = tl.zeros([N, N], tl.float32)
+    a = tl.load(a_ptr + place)
+    for _ in range(n):
+        b = tl.load(b_ptr + place)
+        tl.store(b_ptr + place, a)
+        x, y = tl.dot(a, b, y, input_precision="ieee"), x
+        new = tl.dot(a, b, z, input_precision="ieee")
+        total = 2 * total + z
+        z = new
+    tl.store(out_ptr + place, x)
+    tl.store(out_ptr + N * N + place, y)
+    tl.store(out_ptr + 2 * N * N + place, z)
+    tl.store(out_ptr + 3 * N * N + place, total)
+
+
+@triton.jit
 def batched(a_ptr, b_ptr, out_ptr, B: tl.constexpr, N: tl.constexpr):
     b, m, n = tl.arange(0, B)[:, None, None], tl.arange(0, N)[None, :, None], tl.arange(0, N)[None, None, :]
     place = (b * N + m) * N + n
@@ -814,6 +848,11 @@ for turned in (False, True):
         f"product[f64 {turned}]", "product", "*f64 *f64 *f64", M=16, N=16, K=16, TRANSPOSED=turned, ACC="tl.float64"
     )
 program("matmul", "matmul", "*f32 *f32 *f32 i32 i32 i32", BM=16, BN=32, BK=16)
+for kind in ("f32", "bf16"):
+    for m in (1, 2, 4, 8, 16):
+        for number in (1, 2, 4):
+            program(f"pairs[{kind} {m} {number}]", "pairs", f"*{kind} *{kind} *f32 i32 i32", M=m, N=64, K=16, IN=number)
+program("exchanged", "exchanged", "*f32 *f32 *f32 i32", N=16)
 program("batched", "batched", "*f32 *f32 *f32", B=4, N=16)
 for kind in ("f32", "i32", "f64"):
     program(f"reduce_all[{kind}]", "reduce_all", f"*{kind} *{kind} *{kind} *{kind}", M=8, N=64)

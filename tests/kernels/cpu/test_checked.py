@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess
 from tests.kernels.cpu import programs
 from tests.kernels.cpu.test_driver import child
 from tests.mutation import KillTable, Mutant, is_killed
@@ -20,21 +19,8 @@ from triton_on_cpu import OutOfBoundsError, TimeLimitError
 pytest.importorskip("triton", reason="not run here: no triton")
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
-
-
 def with_driver(check):
-    programs.forget()
-    triton_on_cpu.install(checked=True, time_limit_s=30)
-    triton_on_cpu.set_num_threads(2)
-    try:
-        check()
-    finally:
-        triton_on_cpu.uninstall()
-        triton_on_cpu.set_num_threads(None)
+    programs.with_driver(check, threads=2, checked=True, time_limit_s=30)
 
 
 def line_of(kernel, text):

@@ -10,29 +10,13 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess, emulated
+from ptx_emulator import emulated
 from tests.kernels.cpu import programs
+from tests.kernels.cpu.programs import with_driver
 from tests.mutation import KillTable, Mutant, installed, is_killed
 from twophase_kernels._triton import mode, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
-
-
-def with_driver(check):
-    """The check, in the child, with a driver installed anew and no kernel launched yet."""
-    programs.forget()
-    triton_on_cpu.install()
-    try:
-        check()
-    finally:
-        triton_on_cpu.uninstall()
-        triton_on_cpu.set_num_threads(None)
 
 
 def check_arguments():

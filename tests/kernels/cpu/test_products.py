@@ -1,10 +1,13 @@
 """tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
 
+import platform
+
 import pytest
 import torch
 
 from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import run
+from tests.kernels.cpu.harness import all_ttir, optimised, run
+from triton_on_cpu import generate
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -55,6 +58,61 @@ def test_matmul(m, n, k, checked):
     grid = ((m + 15) // 16, (n + 31) // 32)
     assert run("matmul", a, b, c, m, n, k, grid=grid, checked=checked) is None
     assert torch.equal(c, a @ b)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("in_word", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_as_it_lies(kind, rows, in_word, checked):
+    """Neighbours in k lie side by side, or not; beside the 64 columns there are others."""
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]
+    a, b = whole_numbers(rows, 48, dtype=dtype), whole_numbers(48, 70, dtype=dtype, seed=1)
+    lying = b.view(48 // in_word, in_word, 70).transpose(1, 2).contiguous()
+    out = torch.zeros(rows, 64)
+    name = f"pairs[{kind} {rows} {in_word}]"
+    assert run(name, a, lying, out, 48, 70, checked=checked) is None
+    assert torch.equal(out, a.float() @ b[:, :64].float())
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("pairs[f32 4 1]", "product_in_memory"), ("pairs[bf16 4 2]", "product_of_pairs"), ("pairs[bf16 4 4]", "product")],
+)
+def test_what_is_not_copied(name, function):
+    assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
+
+
+@pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f"])
+@pytest.mark.parametrize(("kind", "rows"), [("bf16", 4), ("bf16", 16), ("f32", 16), ("f32", 1)])
+def test_processors_that_have_less(kind, rows, without):
+    """Without the instructions for pairs of bf16, and with half of the vector registers."""
+    if platform.machine() != "x86_64":
+        pytest.skip("these instructions are x86's")
+    with optimised(f"-O1 {without}"):
+        test_as_it_lies(kind, rows, 2, checked=False)
+
+
+def test_pairs_keep_the_sign_and_the_size_of_bf16():
+    """No product of halves is exact by chance: numbers that use all bits of bf16, against sums in fp64."""
+    generator = torch.Generator().manual_seed(2)
+    a, b = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((8, 48), (48, 64)))
+    out = torch.zeros(8, 64)
+    run("pairs[bf16 8 2]", a, b.view(24, 2, 64).transpose(1, 2).contiguous(), out, 48, 64)
+    expected, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((out - expected).abs() <= 48 * 2**-24 * sizes).all()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3])
+def test_accumulators_change_places(turns):
+    a, b, out = whole_numbers(16, 16), whole_numbers(16, 16, seed=1), torch.zeros(4, 16, 16)
+    given = b.clone()
+    run("exchanged", a, given, out, turns)
+    x, y, z, total = torch.ones(16, 16), torch.zeros(16, 16), torch.zeros(16, 16), torch.zeros(16, 16)
+    for turn in range(turns):
+        product = a @ (a if turn else b)
+        x, y, z, total = y + product, x, z + product, 2 * total + z
+    assert torch.equal(out, torch.stack([x, y, z, total]))
 
 
 def test_batched():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess
 from tests.kernels.cpu import programs
 from tests.mutation import KillTable, Mutant, is_killed
 from triton_on_cpu import TritonOnCpuError
@@ -16,23 +15,11 @@ pytest.importorskip("triton", reason="not run here: no triton")
 MODULE = "triton_on_cpu.recording"
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
-
-
 def in_child(check, mutant=None):
     """What the check says of the module, or of a mutant of it."""
 
     def run(module):
-        programs.forget()
-        triton_on_cpu.install()
-        try:
-            check(module)
-        finally:
-            triton_on_cpu.uninstall()
-            triton_on_cpu.set_num_threads(None)
+        programs.with_driver(lambda: check(module))
 
     return is_killed(mutant, run) if mutant else run(__import__(MODULE, fromlist=["record"]))
 
@@ -188,8 +175,8 @@ def test_recording(compiling, check):
 
 
 MUTANTS = [
-    ("each launch has the last one's values", "packed[HEAD.size :], 8", "packed[HEAD.size + 8 :], 8", check_replays),
-    ("grids transposed", "Launch((x, y, z), number", "Launch((z, y, x), number", check_replays),
+    ("each launch has the last one's values", "packed[HEAD.size :], number", "packed[HEAD.size + 8 :], number", check_replays),
+    ("grids transposed", "(x, y, z), packed[", "(z, y, x), packed[", check_replays),
     ("the last launch is left out", "len(self.jobs), num_threads())", "len(self.jobs) - 1, num_threads())", check_replays),
     ("torch may compute", "            if not self._is_recorded:\n", "            if False:\n", check_refusals),
     ("torch may write", "if not self._is_recorded and is_mutable and", "if False and", check_unrepeatable),
@@ -200,7 +187,7 @@ MUTANTS = [
     ("results stay old", "            recorded.copy_(results[i])", "            pass", check_operations),
     ("changes in place once", "if fresh or is_mutable:", "if fresh:", check_operations),
     ("operations after all launches", "self._parts.append(operation)", "self._parts.insert(len(self._parts) - 1, operation)", check_operations),
-    ("launches join those before an operation", "if not self._parts or not isinstance(self._parts[-1], _Launches):", "if not self._parts:", check_operations),
+    ("launches join those before an operation", "if not isinstance(last, _Launches):", "if last is None:", check_operations),
     ("numbers for Python", "if has_free_shape or not all(isinstance(results[i], Tensor) for i in fresh)", "if has_free_shape", check_unrepeatable),
     ("shapes from numbers", "if has_free_shape or not", "if not", check_unrepeatable),
     ("the first result only", "for i in fresh]\n\n", "for i in fresh[:1]]\n\n", check_operations),

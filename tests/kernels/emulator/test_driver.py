@@ -11,8 +11,7 @@ import torch
 
 from ptx_emulator import CompilingProcess, EmulationError, MemoryFault, NotCoveredError, emulate, emulated
 from ptx_emulator.targets import compiler_environment
-from twophase_kernels import KernelsUnavailableError
-from twophase_kernels._triton import tl, triton
+from twophase_kernels._triton import mode, tl, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -57,14 +56,7 @@ def check_edit():
         assert list(driver.launched) == ["scale_kernel"]
     assert ".target sm_80" in seen[0]
     assert not y.any(), "the store was taken out"
-    with pytest.raises(KernelsUnavailableError, match="No GPU that triton can use"):  # and outside all is as it was
-        scale_kernel[(1, 1)](x, y, 2.0, 1, BLOCK=128) if torch.cuda.is_available() else _mode()
-
-
-def _mode():
-    from twophase_kernels._triton import mode
-
-    return mode()
+    assert mode() == "cpu"  # and outside all is as it was
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -75,9 +67,6 @@ def test_edited_ptx_runs_instead(compiling):
 def test_refusals():
     with pytest.raises(ValueError, match="covers sm_80, sm_86, sm_89, sm_90; got 'sm_100'"), emulated("sm_100"):
         pass
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        with pytest.raises(KernelsUnavailableError, match="started without TRITON_INTERPRET"), emulated("sm_90"):
-            pass
 
 
 # -- the process ------------------------------------------------------------------------------------------------------

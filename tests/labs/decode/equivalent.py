@@ -30,9 +30,6 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE -> rows = (pages.to(tl.int32) * H_KV + kv_head) * PAGE + positions % PAGE": (
             "32 bits count 2^31 elements, 4 GB of float16 in one layer's keys: no pool of a check is that large"
         ),
-        "acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32) -> acc = tl.zeros([BLOCK_M, BLOCK_D], tl.bfloat16)": (
-            "zeros are zeros in any dtype, and the first tile makes float32 of them"
-        ),
         "pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0) -> pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=1)": (
             "what is out of range is masked in the loads of keys and values, too"
         ),

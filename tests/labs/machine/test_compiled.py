@@ -1,4 +1,4 @@
-"""A kernel that passed in the interpreter, once more as compiled code: accepted, refused, or not run here."""
+"""A kernel that passed here, once more as a GPU's compiled code: accepted, refused, or not run here."""
 
 import linecache
 import re
@@ -58,7 +58,7 @@ def judged(old="", new=""):
 def test_a_right_kernel_gets_a_note():
     found = judged()
     assert found.passed
-    assert found.notes == ("a note", "compiled code: right as well, compiled for an H100 and executed without one")
+    assert found.notes == ("a note", "a GPU's code: right as well, compiled for an H100 and executed without one")
 
 
 def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
@@ -86,10 +86,8 @@ def test_an_uncoalesced_kernel_is_accepted_and_counted(capsys):
 
 def test_a_wrong_result_of_the_compiled_code():
     found = judged("x + 1", "x + 2")
-    assert (found.verdict, found.failed_property) == ("failed", "compiled code")
-    assert found.reason.startswith(
-        "interpreted, the kernel is right; compiled for an H100 and executed without one, it"
-    )
+    assert (found.verdict, found.failed_property) == ("failed", "a GPU's code")
+    assert found.reason.startswith("run here, the kernel is right; compiled for an H100 and executed without one, it")
     assert "the result differs first at index [0]" in found.reason
 
 
@@ -113,7 +111,7 @@ def test_what_cannot_travel_to_the_compiler_is_not_said_to_be_refused_by_it():
     edited = kernel("x + 1", "x + SHIFT")
     edited.fn.__globals__["SHIFT"] = torch.ones(1)
     found = judge_compiled(EXERCISE, {"add_one": edited}, PASSED)
-    assert (found.verdict, found.failed_property) == ("failed", "compiled code")
+    assert (found.verdict, found.failed_property) == ("failed", "a GPU's code")
     assert found.reason == "it cannot be compiled: add_one uses SHIFT, a Tensor; kernels use numbers only"
     assert judge_compiled(EXERCISE, {"add_one": whole}, PASSED).passed
 
@@ -132,7 +130,7 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setattr(compiled_module, "IMPORT_ERROR", ImportError("No module named 'triton'"))
     found = judged("x + 1", "x + 2")
     assert found.passed
-    assert found.notes[1] == "not run here: compiled code (Triton is not installed: No module named 'triton')"
+    assert found.notes[1] == "not run here: a GPU's code (Triton is not installed: No module named 'triton')"
 
 
 def test_what_the_emulator_does_not_cover_is_not_held_against_it():
@@ -142,7 +140,7 @@ def test_what_the_emulator_does_not_cover_is_not_held_against_it():
     exercise = Exercise(**{**vars(EXERCISE), "compiled": not_covered})
     found = judge_compiled(exercise, {"add_one": kernel()}, PASSED)
     assert found.passed
-    assert found.notes[1] == "not run here: compiled code (this instruction is not covered)"
+    assert found.notes[1] == "not run here: a GPU's code (this instruction is not covered)"
 
 
 def test_only_kernels_are_compiled():
@@ -170,7 +168,7 @@ def test_check_runs_it_when_all_properties_hold(notebook, monkeypatch):
     assert asked == []
     notebook.run(solved("1.1"))
     card = repr(notebook.ask('check("1.1")'))
-    assert re.search(r"fails +compiled code", card)
+    assert re.search(r"fails +a GPU's code", card)
     assert "it is not: the result is 1, expected 2" in card
     assert asked == [notebook.namespace["running_mean"]]
     assert notebook.file()["1.1"]["verdict"] == "failed"

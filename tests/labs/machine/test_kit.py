@@ -8,6 +8,7 @@ import torch
 
 from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
+from twophase_kernels import mode
 from twophase_kernels.attend_range import paged_attention_reference
 from twophase_kernels.paged_decode import paged_decode_kernel
 from twophase_kernels.rope_kv_write import kv_write_reference
@@ -17,11 +18,12 @@ from twophase_labs.kit.models import is_decided
 from twophase_labs.kit.own_attention import OwnAttention
 from twophase_labs.kit.source_diff import source_diff
 from twophase_labs.kit.weights_map import compare_weights
+from twophase_labs.machine import kernels
 from twophase_labs.machine.cards import verdict_card
 from twophase_labs.machine.checks import Rejected
 from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.machine.judge import Judge, Verdict, _own_error, explain, run_cell
-from twophase_labs.machine.kernels import device, how_kernels_run, tl, triton
+from twophase_labs.machine.judge import Judge, Verdict, explain, run_cell
+from twophase_labs.machine.kernels import how_kernels_run, tl, triton
 
 COPY = """
 @triton.jit
@@ -31,6 +33,14 @@ def copy_kernel(x_ptr, y_ptr, n, ROW: tl.constexpr):
     x = tl.load(x_ptr + {read}, mask={mask}, other=0.0)
     {extra}
     tl.store(y_ptr + {write}, x, mask={mask})
+"""
+ENDLESS = """
+@triton.jit
+def endless_kernel(x_ptr):
+    number = tl.load(x_ptr)
+    while number >= 0:
+        number = tl.load(x_ptr)
+    tl.store(x_ptr, number)
 """
 RIGHT = {"read": "row * ROW + offs", "write": "row * ROW + offs", "mask": "offs < n", "extra": "x = x * 1.0"}
 
@@ -44,15 +54,21 @@ def copy_with(dtype=torch.float32, **changes):
     def launch(x, y):
         namespace["copy_kernel"][(3,)](x, y, 3, ROW=4)
 
-    return x, run_guarded(launch, {"x": x}, {"y": torch.empty(3, 4)}, axes={"x": ("row", "column")})
+    return x, run_guarded(launch, {"x": x}, {"y": torch.empty(3, 4)})
 
 
 def rejection(**changes):
+    """The verdict's reason and details for a kernel with parts exchanged."""
     with pytest.raises(Exception) as caught:
         copy_with(**changes)
-    error = _own_error(caught.value)
-    assert isinstance(error, Rejected), error
-    return error
+    verdict, reason, details = explain(caught.value, object.__new__(Exercise), {})
+    assert verdict == "failed"
+    return reason, details
+
+
+on_cpu = pytest.mark.skipif(
+    not getattr(triton.runtime.driver._active, "runs_on_cpu", False), reason="not compiled for it"
+)
 
 
 class TestGuarded:
@@ -62,53 +78,88 @@ class TestGuarded:
         assert after["y"][:, 3].isnan().all()
         assert torch.equal(after["x"], x)
 
+    @on_cpu
     def test_a_read_behind_the_end_is_named_by_program_line_and_element(self):
-        error = rejection(read="(row + 1) * ROW + offs")
-        if device.type == "cpu":
-            assert str(error) == ("program (2, 0, 0) reads `x` past its end: row 3, column 0; the last row is 2")
-            assert error.details[0].startswith("line 6 of the cell: x = tl.load(")
-            assert "3 of this access's 3 elements" in error.details[1]
+        reason, (line, cause) = rejection(read="(row + 1) * ROW + offs")
+        assert reason == (
+            "copy_kernel, program (2, 0, 0) reads x_ptr + 12, that is [3, 0], outside of x_ptr, which has shape [3, 4] "
+            "and strides [4, 1]."
+        )
+        assert line.startswith("line 6 of the cell: x = tl.load(")
+        assert "just past the end" in cause
 
+    @on_cpu
     def test_a_read_before_the_start_is_named(self):
-        error = rejection(read="(row - 1) * ROW + offs")
-        assert "before its start: row -1, column 0" in str(error)
+        reason, details = rejection(read="(row - 1) * ROW + offs")
+        assert "program (0, 0, 0) reads x_ptr + -4" in reason
+        assert "The index is negative" in details[1]
 
     def test_a_masked_off_lane_is_no_access(self):
         copy_with(read="(row + 100 * (offs // 3)) * ROW + offs")
 
+    @on_cpu
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     def test_what_a_masked_load_without_other_leaves_out_is_nan(self, dtype):
-        if device.type == "cpu":  # on a GPU it is whatever was there
-            load = "x = tl.load(x_ptr + row * ROW + offs, mask=offs < n - 1{})"
-            x, after = copy_with(dtype, extra=load.format(""))
-            assert torch.equal(after["y"][:, :2], x[:, :2].float())
-            assert after["y"][:, 2].isnan().all()
-            _, after = copy_with(dtype, extra=load.format(", other=0.0"))
-            assert (after["y"][:, 2] == 0).all()
+        load = "x = tl.load(x_ptr + row * ROW + offs, mask=offs < n - 1{})"
+        x, after = copy_with(dtype, extra=load.format(""))
+        assert torch.equal(after["y"][:, :2], x[:, :2].float())
+        assert after["y"][:, 2].isnan().all()
+        _, after = copy_with(dtype, extra=load.format(", other=0.0"))
+        assert (after["y"][:, 2] == 0).all()
 
     @pytest.mark.parametrize("write", ["(row + 1) * ROW + offs", "row * ROW + offs - 1"])
     def test_a_write_outside_is_refused(self, write):
-        assert "`y`" in str(rejection(write=write))
+        reason, _ = rejection(write=write)
+        assert "writes y_ptr" in reason or "writes outside of `y`" in reason
 
     def test_a_write_to_an_input_is_refused(self):
-        assert "changes its input `x`" in str(rejection(extra="tl.store(x_ptr + offs, x + 1.0, mask=offs < n)"))
+        reason, _ = rejection(extra="tl.store(x_ptr + offs, x + 1.0, mask=offs < n)")
+        assert "changes its input `x`" in reason
 
-    def test_the_guard_is_gone_afterwards_also_after_a_refusal(self):
-        """A kernel that reads memory the guard was not told of runs again, and is refused inside of the guard only."""
+    @on_cpu
+    def test_a_loop_without_an_end_is_stopped(self, monkeypatch):
+        monkeypatch.setattr(kernels, "LAUNCH_LIMIT_S", 0.2)
         namespace = {"triton": triton, "tl": tl}
-        rejection(read="(row - 1) * ROW + offs")
-        run_cell(COPY.format(**RIGHT), namespace, "<exercise 2.13>")
-        x, y = torch.arange(12.0, device=device), torch.zeros(12, device=device)
-        namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)
-        assert torch.equal(x, y)
-        if device.type == "cpu":
-            stranger = {"x": torch.zeros(3, 4)}, {"y": torch.zeros(3, 4)}
-            with pytest.raises(Exception, match=r"reads `[xy]`") as caught:
-                run_guarded(lambda x, y, mine=x: namespace["copy_kernel"][(3,)](mine, y, 4, ROW=4), *stranger)
-            assert isinstance(_own_error(caught.value), Rejected)
+        run_cell(ENDLESS, namespace, "<exercise 2.13>")
+        with pytest.raises(TimeoutError) as caught:
+            namespace["endless_kernel"][(2,)](torch.zeros(4))
+        verdict, reason, _ = explain(caught.value, object.__new__(Exercise), {})
+        assert verdict == "timeout"
+        assert reason.startswith("endless_kernel over the grid (2, 1, 1) was still running after 0.2 s and was stopped")
+
+    @on_cpu
+    @pytest.mark.parametrize(
+        ("extra", "verdict", "said", "place"),
+        [
+            ("x = z", "error", "NameError('z is not defined')", "line 5 of the kernel: x = z"),
+            ("x = tl.arange(0, n)", "error", "arange's arguments must be", "line 5 of the kernel: x = tl.arange(0, n)"),
+            ("print('x', x)", "failed", "NotSupportedError: tt.print cannot be compiled", None),
+        ],
+        ids=["name", "constexpr", "print"],
+    )
+    def test_what_does_not_compile_is_told_with_its_line(self, extra, verdict, said, place):
+        with pytest.raises(Exception) as caught:
+            copy_with(extra=extra)
+        got, reason, details = explain(caught.value, object.__new__(Exercise), {})
+        assert got == verdict
+        assert reason.startswith(f"the kernel does not compile: {said}")
+        assert details == (() if place is None else (place,))
+
+    @on_cpu
+    def test_only_kernels_of_cells_are_checked(self):
+        namespace = {"triton": triton, "tl": tl, "__name__": "elsewhere"}
+        x, y = torch.arange(24.0)[:12], torch.zeros(12)
+        for file in ("<reference 2.13>", "<exercise 2.13>", "/tmp/ipykernel_12/34.py"):
+            run_cell(COPY.format(**{**RIGHT, "read": "(row + 1) * ROW + offs"}), namespace, file)
+            if file == "<reference 2.13>":
+                namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)
+                assert torch.equal(y, x + 4)
+            else:
+                with pytest.raises(IndexError, match=r"program \(2, 0, 0\) reads x_ptr\[12\]"):
+                    namespace["copy_kernel"][(3,)](x, y, 4, ROW=4)
 
     def test_the_mode_is_told(self):
-        assert ("interpreted" if device.type == "cpu" else "compiled") in how_kernels_run()
+        assert ("interpreted" if mode() == "interpreted" else "compiled") in how_kernels_run()
 
 
 class TestWeightsMap:

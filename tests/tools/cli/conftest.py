@@ -13,8 +13,9 @@ from tests.model.tiny import make_folder
 
 
 def child_environment(**changes):
-    """This process's environment without TRITON_INTERPRET, which the tests set for themselves, and with `changes`."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    """This process's environment without the variables that name a mode of kernels, and with `changes`."""
+    named = ("TRITON_INTERPRET", "TWOPHASE_KERNELS")
+    environment = {key: value for key, value in os.environ.items() if key not in named}
     return environment | {"OMP_NUM_THREADS": "1"} | changes
 
 

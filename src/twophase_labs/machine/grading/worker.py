@@ -26,12 +26,14 @@ import json
 import os
 import secrets
 import select
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -337,8 +339,6 @@ def main(argv: list[str] | None = None) -> None:
     os.dup2(nowhere, 1)
     torch.set_num_threads(1)
     renew_torch_in_forks()
-    if torch.cuda.device_count() == 0:
-        os.environ.setdefault("TRITON_INTERPRET", "1")
     main = ModuleType("__main__")
     sys.modules["__main__"] = main  # dataclasses and pickle look up where a class was defined
     # The setup comes with the first message, since the lab's source has the solutions beside it.
@@ -394,7 +394,17 @@ def world_of(root: Path, package: str) -> sandbox.World:
     for base in _folders_of("twophase_labs") + _folders_of(package):
         hidden += [*base.glob("*/exercises"), *base.glob("*/answers_*.py")]
         hidden += [answers.parent / "__pycache__" for answers in base.glob("*/answers_*.py")]
-    return sandbox.World((*sandbox.importable(), cache_home()), tuple(path.resolve() for path in hidden))
+    shown = (*sandbox.importable(), cache_home(), *_compiler(root))
+    return sandbox.World(shown, tuple(path.resolve() for path in hidden))
+
+
+def _compiler(root: Path) -> Iterator[Path]:
+    """Where a C compiler for kernels is installed, /opt/gcc-13, unless a home or this repository is there as well."""
+    for program in shlex.split(os.environ.get("CC", ""))[:1] or ("gcc", "clang", "cc"):
+        if found := shutil.which(program):
+            folder = Path(found).resolve().parents[1]
+            if not any(private.is_relative_to(folder) for private in (Path.home(), root.resolve())):
+                yield folder
 
 
 def _folders_of(package: str) -> list[Path]:

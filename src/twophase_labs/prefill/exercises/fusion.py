@@ -123,8 +123,7 @@ def add_norm(answer: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: floa
 
     inputs = {"x": x, "residual": residual, "weight": weight}
     outputs = {"y": torch.empty_like(x), "h": torch.empty_like(x)}
-    axes = dict.fromkeys(("x", "residual", "y", "h"), ("row", "column")) | {"weight": ("column",)}
-    got = run_guarded(launch, inputs, outputs, axes=axes)
+    got = run_guarded(launch, inputs, outputs)
     return got["y"], got["h"]
 
 

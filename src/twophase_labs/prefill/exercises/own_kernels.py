@@ -18,9 +18,7 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.kernels import device
 from twophase_labs.prefill.engine_runs import BLOCK_SIZE
-from twophase_labs.prefill.exercises.paged_writes import AXES as WRITE_AXES
 from twophase_labs.prefill.exercises.paged_writes import slots_by_hand
-from twophase_labs.prefill.exercises.prefill_kernel import AXES
 from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
@@ -117,7 +115,7 @@ def writes_every_token(answer: Any, draw: Draw, num_tokens: int, num_kv_heads: i
     slots = slots_by_hand(table, 0, num_tokens, 4)
     caches = {name: torch.zeros(5, num_kv_heads, 4, 16) for name in ("k_cache", "v_cache")}
     inputs = {"k": k, "v": v, **caches, "slot_mapping": slots}
-    got = run_guarded(lambda **t: answer.own_write(**t), inputs, {}, axes=WRITE_AXES, mutable=tuple(caches))
+    got = run_guarded(lambda **t: answer.own_write(**t), inputs, {}, mutable=tuple(caches))
     for name, new in (("k_cache", k), ("v_cache", v)):
         expected = torch.zeros_like(caches[name])
         expected[slots // 4, :, slots % 4] = new
@@ -142,7 +140,7 @@ def attends(
         result = answer.own_prefill(**tensors, scale=batch.scale)
         returned.append(result.cpu().clone() if isinstance(result, Tensor) else result)
 
-    run_guarded(launch, batch.tensors, outputs, axes=AXES)
+    run_guarded(launch, batch.tensors, outputs)
     compare(returned[0], expected, what="the attention", axes=("token", "head", "dim"), atol=1e-4)
 
 

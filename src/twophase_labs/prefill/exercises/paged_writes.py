@@ -10,15 +10,6 @@ from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.prefill.launch import launch_kv_write
 
-AXES = {
-    "k": ("token", "KV head", "dim"),
-    "v": ("token", "KV head", "dim"),
-    "k_cache": ("block", "KV head", "slot", "dim"),
-    "v_cache": ("block", "KV head", "slot", "dim"),
-    "slot_mapping": ("token",),
-}
-
-
 # -- 2.8 --------------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +88,6 @@ def write_and_compare(
         lambda **tensors: launch_kv_write(answer.kv_write_kernel, **tensors),
         inputs,
         {},
-        axes=AXES,
         mutable=("k_cache", "v_cache"),
     )
     token_of = {int(slot): token for token, slot in enumerate(slots.tolist()) if slot >= 0}

@@ -23,17 +23,6 @@ from twophase_labs.prefill.weights import (
     weights_of,
 )
 
-AXES = {
-    "q": ("token", "head", "dim"),
-    "out": ("token", "head", "dim"),
-    "lse": ("token", "head"),
-    "k_cache": ("block", "KV head", "slot", "dim"),
-    "v_cache": ("block", "KV head", "slot", "dim"),
-    "block_tables": ("sequence", "entry"),
-    "seq_lens": ("sequence",),
-    "cu_query_lens": ("sequence",),
-}
-
 
 def prefill(answer: Any, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
     """(out, LSE) of the learner's kernel, with blocks of 16 rows and tiles of 16 keys."""
@@ -42,7 +31,7 @@ def prefill(answer: Any, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
         launch_paged_prefill(answer.paged_prefill_kernel, **tensors, scale=batch.scale, block_m=16, block_n=16)
 
     outputs = {"out": torch.empty_like(batch.q), "lse": torch.empty(batch.q.shape[:2])}
-    got = run_guarded(launch, batch.tensors, outputs, axes=AXES)
+    got = run_guarded(launch, batch.tensors, outputs)
     return got["out"], got["lse"]
 
 

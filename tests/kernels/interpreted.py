@@ -1,0 +1,85 @@
+"""Run by test_interpreted.py in a process whose kernels are interpreted: each kernel once, on a small shape.
+
+To debug a kernel: `TWOPHASE_KERNELS=interpreted python -m pytest tests/kernels/interpreted.py -k decode --pdb`.
+"""
+
+import pytest
+import torch
+
+from ptx_emulator import emulated
+from tests.kernels import test_paged_decode, test_paged_prefill
+from tests.kernels.attention_grid import GridPoint
+from tests.kernels.cases import make_case
+from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear
+from tests.kernels.test_fp8_linear import check_tokens, layer
+from tests.kernels.test_packed_linear import check_packed_linear
+from tests.kernels.test_quantized_linear import small_layer
+from tests.kernels.test_rmsnorm_residual import check_rmsnorm
+from tests.kernels.test_rope_kv_write import check_rope_kv_write
+from tests.kernels.test_silu_mul import check_silu_mul
+from twophase_kernels import KernelsUnavailableError, fp8_linear, mode, packed_linear, quantized_linear
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual
+from twophase_kernels.rope_kv_write import rope_kv_write
+from twophase_kernels.silu_mul import silu_mul
+
+FP32 = torch.float32
+POINTS = [
+    GridPoint(FP32, "none", 64, (4, 2), 16, None, 0, 3),
+    GridPoint(FP32, "int8", 80, (3, 1), 32, 24, 5, 1),
+    GridPoint(FP32, "fp8_e4m3", 64, (2, 2), 16, None, 0, 2),
+]
+
+
+def test_mode():
+    assert mode() == "interpreted"
+
+
+@pytest.mark.parametrize("point", POINTS, ids=str)
+def test_attention(point):
+    test_paged_decode.check_point(point, [1, 17, 0, 70])
+    test_paged_decode.check_point(point, [5, 17, 70], [0, 1, 3])
+    test_paged_prefill.check_point(point, [5, 0, 20], [0, 7, 70])
+
+
+def test_elementwise():
+    check_silu_mul(silu_mul, (5, 63))
+    check_rmsnorm(rmsnorm_residual, (5, 80))
+    for kv_format in ("none", "int8", "fp8_e4m3"):
+        check_rope_kv_write(rope_kv_write, (6, 2, 80, 16, 7), kv_format=kv_format)
+
+
+def test_linear():
+    for group in (32, 0):
+        check_linear(quantized_linear, LinearPoint(5, 40, 96, group, group == 32, num_splits=2, has_bias=True))
+    check_fp8_linear(fp8_linear, 5, 40, 80, has_bias=True)
+    check_tokens(fp8_linear, 3, 48)
+    check_packed_linear(packed_linear, (3, 65, 33))
+
+
+def test_the_emulator_is_refused():
+    with pytest.raises(KernelsUnavailableError, match="started without TRITON_INTERPRET"), emulated("sm_90"):
+        pass
+
+
+def bfloat16_calls():
+    """Each launch that has one bfloat16 tensor."""
+    yield lambda: test_paged_decode.run(make_case([3], dtype=torch.bfloat16))
+    x, (packed, scales, minima) = small_layer(32)
+    args = {"x": x, "packed": packed, "scales": scales, "minima": minima, "bias": torch.zeros(20)}
+    for which in ("x", "scales", "minima", "bias"):
+        yield lambda which=which: quantized_linear.int4_linear(**args | {which: args[which].bfloat16()})
+    rows = layer()
+    for changed in (
+        {"dtype": torch.bfloat16},
+        {"scales": rows["scales"].bfloat16()},
+        {"bias": torch.zeros(20).bfloat16()},
+    ):
+        yield lambda changed=changed: fp8_linear.fp8_linear(**rows | changed)
+    yield lambda: fp8_linear.quantise_tokens(torch.ones(2, 16).bfloat16())
+
+
+def test_bfloat16_is_refused():
+    """In which the interpreter computes garbage; what the element-wise kernels say, test_triton_mode.py has."""
+    for launch in bfloat16_calls():
+        with pytest.raises(KernelsUnavailableError, match="interpreter computes garbage in bfloat16"):
+            launch()
