@@ -1,6 +1,7 @@
 """Layers that multiply few rows by a kernel: the same results as torch's layers, from the same memory."""
 
 import gc
+import os
 from dataclasses import replace
 from types import ModuleType
 from unittest.mock import patch
@@ -16,6 +17,10 @@ from tests.mutation import KillTable, Mutant, is_killed
 from twophase import LLM, assembly
 from twophase.model.linear import TorchLinear, can_pack, make_linear
 from twophase.model.llama import LlamaModel
+from twophase_features.quantization import few_rows
+from twophase_features.quantization.few_rows import FewRowsCodes
+from twophase_features.quantization.rounding import quantize
+from twophase_features.quantization.schemes import SCHEMES
 from twophase_features.triton import linear
 from twophase_tools.bench.quality_cost import weight_memory_bytes
 
@@ -120,14 +125,14 @@ def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
 
 
 def check_measurement(module: ModuleType) -> None:
-    equal = (1.0, 1.0, 1.0, 1.0)
-    assert measured(module, (0.9, 0.9, 1.1, 0.9), equal) == 2, "the first loss ends it"
-    assert measured(module, (0.9, 0.9, 0.9, 0.9), equal) == 8
-    assert measured(module, (1.02, 1.04, 0.9, 0.9), equal) == 1, "ours, if it is about as fast"
+    equal = (1.0, 1.0, 1.0, 1.0, 1.0)
+    assert measured(module, (0.9, 0.9, 1.1, 0.9, 0.9), equal) == 2, "the first loss ends it"
+    assert measured(module, (0.9, 0.9, 0.9, 0.9, 0.9), equal) == 16
+    assert measured(module, (1.02, 1.04, 0.9, 0.9, 0.9), equal) == 1, "ours, if it is about as fast"
     torch.set_num_threads(2)
-    assert measured(module, (1.04, 1.0, 1.0, 1.0), equal) == 0
+    assert measured(module, (1.04, 1.0, 1.0, 1.0, 1.0), equal) == 0
     assert torch.get_num_threads() == 2
-    assert measured(module, (0.9, 1.1, 1.1, 1.1), equal, noise=5.0) == 1, "the least time counts"
+    assert measured(module, (0.9, 1.1, 1.1, 1.1, 1.1), equal, noise=5.0) == 1, "the least time counts"
 
 
 def check_a_measurement(module: ModuleType) -> None:
@@ -171,6 +176,49 @@ def check_weights(module: ModuleType, folder) -> None:
     mixed = replace(weights, lm_head=few_bits)
     assert module.with_kernels(mixed, max_rows=3).lm_head is few_bits
     assert module.with_kernels(replace(weights, dtype=torch.float16), max_rows=3).lm_head is weights.lm_head
+
+
+def quantized(scheme, num_outputs=70, num_inputs=96, order=None):
+    weight = quantize(random(num_outputs, num_inputs), SCHEMES[scheme])
+    return weight if order is None else replace(weight, input_order=torch.randperm(num_inputs))
+
+
+@patch.dict(os.environ, TWOPHASE_KERNELS="cpu")
+def check_codes(module: ModuleType) -> None:
+    """Layers of few bits: the product with the weight's values, up to `max_rows` rows, then that of the torch layer."""
+    for scheme in ("int8", "int4", "int4_sym"):
+        for order in (None, "permuted"):
+            for bias in (None, random(70, seed=1)):
+                weight = quantized(scheme, order=order)
+                assert module.has_few_rows_kernel(weight, torch.float32)
+                layer = module.FewRowsCodes.from_weight(weight, bias, torch.float32, lambda x: x[:, :1])
+                want = torch.nn.functional.linear(x := random(2, 96), weight.dequantize(), bias)
+                torch.testing.assert_close(layer.few(x), want, rtol=1e-4, atol=1e-4)
+        assert torch.equal(layer(x), x[:, :1]), "not measured yet"
+        assert [replace(layer, max_rows=2)(random(rows, 96)).shape[1] for rows in (1, 2, 3)] == [70, 70, 1]
+        assert replace(layer, dtype=torch.bfloat16).few(x).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"x must be \[T, 96\] torch.float32"):
+            layer.few(x.double())
+    for odd in (quantized("int8_dynamic"), quantized("int8", num_inputs=90), quantized("fp8")):
+        assert not module.has_few_rows_kernel(odd, torch.float32)
+    assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
+    with patch.dict(os.environ, TWOPHASE_KERNELS=""):
+        assert not module.has_few_rows_kernel(quantized("int8"), torch.float32)
+
+
+@patch.dict(os.environ, TWOPHASE_KERNELS="cpu")
+def check_codes_of_models(folder) -> None:
+    """A model of few bits has the kernel where it is faster, is as it was elsewhere, and says the same either way."""
+    few = []
+    for limit in (2, 0):
+        with patch.object(linear, "measure_max_rows", lambda layers, limit=limit: limit):
+            options = {"dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True, "quantization": "int8"}
+            llm = LLM(str(folder), device="cpu", attention_backend="triton", **options)
+        layer = llm.model.weights.layers[0].qkv
+        assert isinstance(layer, FewRowsCodes) == (limit == 2)
+        assert limit == 0 or (layer.max_rows, llm.model.weights.lm_head.dtype) == (2, torch.float32)
+        few.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
+    assert few[0] == few[1]
 
 
 def check_tokens(module: ModuleType, folder) -> None:
@@ -221,6 +269,37 @@ def test_the_option(compiling, folder):
 def opened(folder):
     triton_on_cpu.install()
     check_opening(folder)
+    check_codes_of_models(folder)
+
+
+def codes_in_mode_cpu(mutant=None):
+    triton_on_cpu.install()
+    return is_killed(mutant, check_codes) if mutant else check_codes(few_rows)
+
+
+def test_codes(compiling):
+    compiling.call(codes_in_mode_cpu)
+
+
+CODE_MUTANTS = [
+    ("one row too many", "x.shape[0] <= self.max_rows", "x.shape[0] <= self.max_rows + 1"),
+    ("signed codes as they are", "codes, minima = codes + 8, -8 * weight.scales", "minima = -8 * weight.scales"),
+    ("columns in the codes' order", "        if self.input_order is not None:", "        if False:"),
+    ("bias left out", "self.num_outputs, self.bias, self.dtype", "self.num_outputs, None, self.dtype"),
+    ("rounded activations", "weight.activations is not None or ", ""),
+]
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(("name", "old", "new"), CODE_MUTANTS, ids=[row[0] for row in CODE_MUTANTS])
+def test_code_mutants_are_killed(compiling, name, old, new):
+    mutant = Mutant(name, "twophase_features.quantization.few_rows", old, new)
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    how = compiling.call(codes_in_mode_cpu, mutant)
+    KillTable.rows.append((mutant.module, name, how))
+    assert how is not None, f"mutant survived: {name}"
 
 
 def test_interpreted_kernels_are_not_used(folder):

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
+from twophase_features.quantization.few_rows import FewRowsCodes, has_few_rows_kernel
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 from twophase_features.triton.available import runs_triton
@@ -43,6 +44,15 @@ def make_quantized_linear(
     if weight.codes.device.type != "cpu":
         has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
         return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
+    if has_few_rows_kernel(weight, dtype):
+        return FewRowsCodes.from_weight(weight, bias, dtype, _make_torch_linear(weight, bias, dtype, keeps_plain))
+    return _make_torch_linear(weight, bias, dtype, keeps_plain)
+
+
+def _make_torch_linear(
+    weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype, keeps_plain: bool
+) -> Linear:
+    """The fastest layer on a CPU by torch's operators."""
     if weight.activations == "int8":
         return DynamicInt8Linear(weight.codes.contiguous(), weight.scales[:, 0], bias)
     if dtype == torch.bfloat16 and suits_int4_operator(weight.bits, weight.group_size, weight.shape[0]):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -22,13 +23,14 @@ from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear
 from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
+from twophase_features.quantization.few_rows import FewRowsCodes
 from twophase_features.triton.huge_pages import use_huge_pages
 from twophase_kernels import mode
 from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8)  # that are measured: the heights of the kernel's tiles
+ROWS = (1, 2, 4, 8, 16)  # that are measured: the heights of the kernel's tiles
 ROUNDS = 5
 TOLERANCE = 1.03  # of torch's time: torch's threads spin for milliseconds after a product, on cores that kernels need
 SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
@@ -53,6 +55,11 @@ class FewRowsLinear:
     num_outputs: int
     max_rows: int
     dtype: torch.dtype | None = None
+
+    @property
+    def x_form(self) -> tuple[int, torch.dtype]:
+        """I, and x's dtype."""
+        return self.many.weight.shape[1], self.many.weight.dtype
 
     @classmethod
     def from_torch(cls, linear: TorchLinear, max_rows: int) -> "FewRowsLinear":
@@ -99,7 +106,7 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
     """The weights of a model whose attention's and MLPs' layers, and head, use the kernel for few rows.
 
     In another mode than 'cpu', or for another dtype than float32 and bfloat16, they stay as they are; so do layers of
-    few bits, experts, and layers of a shape for which the kernel is never the faster one.
+    few bits without a kernel, experts, and layers of a shape for which the kernel is never the faster one.
 
     Args:
         max_rows: For all layers; None: measured for each shape. A measured number may differ from one start to the
@@ -107,25 +114,28 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
     """
     if mode() != "cpu" or weights.embed.device.type != "cpu" or weights.dtype not in WORD_DTYPES:
         return weights
-    of_shape: dict[tuple[int, ...], list[TorchLinear]] = {}
-    _replaced(weights, lambda linear: _noted(linear, of_shape))
+    of_kind: dict[Any, list[TorchLinear | FewRowsCodes]] = {}
+    _replaced(weights, lambda linear: _noted(linear, of_kind))
     limits = {}
-    for shape, layers in of_shape.items():
-        limits[shape] = measure_max_rows(_sample(layers)) if max_rows is None else max_rows
-        logger.info("Products of up to %d rows with weights %s use Triton's kernel.", limits[shape], list(shape))
+    for kind, layers in of_kind.items():
+        limits[kind] = measure_max_rows(_sample(layers)) if max_rows is None else max_rows
+        logger.info("Products of up to %d rows with weights %s use Triton's kernel.", limits[kind], kind)
 
     def with_kernel(linear: Linear) -> Linear:
-        limit = limits[tuple(linear.weight.shape)] if isinstance(linear, TorchLinear) else 0
+        if isinstance(linear, FewRowsCodes):
+            limit = limits[_kind(linear)]
+            return replace(linear, max_rows=limit) if limit else linear.many
+        limit = limits[_kind(linear)] if isinstance(linear, TorchLinear) else 0
         return FewRowsLinear.from_torch(linear, limit) if isinstance(linear, TorchLinear) and limit else linear
 
     new = _replaced(weights, with_kernel)
-    if isinstance(new.lm_head, FewRowsLinear):
+    if isinstance(new.lm_head, FewRowsLinear | FewRowsCodes):
         new = replace(new, lm_head=replace(new.lm_head, dtype=torch.float32))
     use_huge_pages(_words_of(new))
     return new
 
 
-def measure_max_rows(layers: Sequence[FewRowsLinear]) -> int:
+def measure_max_rows(layers: Sequence[FewRowsLinear | FewRowsCodes]) -> int:
     """The largest of `ROWS` up to which the kernel is faster than torch, for layers of one shape; 0: it never is.
 
     Both are replayed from a recording, as in a decode step (`twophase_features.step_graphs`), so that only torch's
@@ -133,9 +143,9 @@ def measure_max_rows(layers: Sequence[FewRowsLinear]) -> int:
     because other processes delay torch's threads, which wait for each other, more than ours. The kernel wins where both
     are about equally fast.
     """
-    weight, best = layers[0].many.weight, 0
+    (num_inputs, dtype), best = layers[0].x_form, 0
     for num_rows in ROWS:
-        x = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        x = torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
         few, many = ([each.few for each in layers], [each.many for each in layers])
         with torch.inference_mode(), _one_thread():
             replays = [_recorded(products, x) for products in (few, many)]
@@ -174,11 +184,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _sample(layers: Sequence[TorchLinear]) -> list[FewRowsLinear]:
+def _sample(layers: Sequence[TorchLinear | FewRowsCodes]) -> list[FewRowsLinear | FewRowsCodes]:
     """As many layers as have `SAMPLE_BYTES` of weights, one at least."""
-    weight = layers[0].weight
+    weight = layers[0].words if isinstance(layers[0], FewRowsCodes) else layers[0].weight
     number = max(1, SAMPLE_BYTES // (weight.numel() * weight.itemsize))
-    return [FewRowsLinear.from_torch(layer, 0) for layer in layers[:number]]
+    return [
+        layer if isinstance(layer, FewRowsCodes) else FewRowsLinear.from_torch(layer, 0) for layer in layers[:number]
+    ]
 
 
 def _words_of(weights: ModelWeights) -> list[Tensor]:
@@ -186,7 +198,7 @@ def _words_of(weights: ModelWeights) -> list[Tensor]:
     words: list[Tensor] = []
 
     def note(linear: Linear) -> Linear:
-        if isinstance(linear, FewRowsLinear):
+        if isinstance(linear, FewRowsLinear | FewRowsCodes):
             words.append(linear.words)
         return linear
 
@@ -194,10 +206,17 @@ def _words_of(weights: ModelWeights) -> list[Tensor]:
     return words
 
 
-def _noted(linear: Linear, of_shape: dict[tuple[int, ...], list[TorchLinear]]) -> Linear:
-    if isinstance(linear, TorchLinear):
-        of_shape.setdefault(tuple(linear.weight.shape), []).append(linear)
+def _noted(linear: Linear, of_kind: dict[Any, list[TorchLinear | FewRowsCodes]]) -> Linear:
+    if isinstance(linear, TorchLinear | FewRowsCodes):
+        of_kind.setdefault(_kind(linear), []).append(linear)
     return linear
+
+
+def _kind(linear: TorchLinear | FewRowsCodes) -> tuple[int, ...]:
+    """[O, I], and the bits of codes: layers of one kind are equally fast."""
+    if isinstance(linear, FewRowsCodes):
+        return linear.num_outputs, linear.x_form[0], linear.bits
+    return tuple(linear.weight.shape)
 
 
 def _replaced(weights: ModelWeights, change: Callable[[Linear], Linear]) -> ModelWeights:

@@ -1,0 +1,207 @@
+"""y = x w^T for few rows of x on a CPU, with weights of 4 or 8 bits, each read once.
+
+    4 bits, in groups of 32, 64 or 128 columns:    w = scale * code + minimum, codes 0 to 15
+    8 bits, a scale per output (row of w):         w = scale * code,           codes -128 to 127
+
+A word of 32 bits holds neighbouring codes of one output, the first in its lowest bits. Words lie as `packed_linear`
+has them: in blocks of 64 outputs, and in each a row of 64 words for every 8 columns (4 bits) or 4 (8 bits). Codes
+become float32 by a shift, a mask and a conversion, whose time counts more here than the memory's: one row of SmolLM2's
+products reads 20 GB/s in 4 bits and 30 in 8, where a thread can read 42. The codes are converted anew for each row, so
+that a library is faster for several rows.
+"""
+
+import torch
+from torch import Tensor
+
+from twophase_kernels._triton import check_devices, check_tensor, mode, next_power_of_2, tl, triton
+from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS
+
+GROUPS = (32, 64, 128)  # of 4 bits
+BYTE_WORDS = 4  # of a block per step of the loop, in 8 bits
+
+
+def fits(bits: int, num_inputs: int, group_size: int) -> bool:
+    """Whether a weight with so many bits and columns, of which `group_size` share a scale, has this layout."""
+    if bits == 4:
+        return group_size in GROUPS
+    return bits == 8 and group_size == num_inputs and num_inputs % (4 * BYTE_WORDS) == 0
+
+
+def pack_code_words(codes: Tensor, bits: int) -> Tensor:
+    """Codes [O, I], 0 to 15 or -128 to 127 -> int32 [B, I * bits / 32, 64]; outputs are padded with codes 0.
+
+    Raises:
+        ValueError: I is no multiple of a word's codes.
+    """
+    per_word = 32 // bits
+    num_inputs = codes.shape[1]
+    if num_inputs % per_word:
+        raise ValueError(f"codes of {bits} bits must have a multiple of {per_word} columns, got {num_inputs}.")
+    fields = (_in_blocks(codes).long() & (2**bits - 1)).unflatten(1, (-1, per_word))
+    words = sum(fields[:, :, k] << (bits * k) for k in range(per_word))
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).contiguous()
+
+
+def unpack_code_words(words: Tensor, bits: int, num_outputs: int) -> Tensor:
+    """The codes [O, I] of `pack_code_words`, int32."""
+    fields = torch.stack([words << (32 - bits - bits * k) for k in range(32 // bits)], dim=2)
+    fields = fields >> (32 - bits) if bits == 8 else (fields >> (32 - bits)) & 15
+    return fields.flatten(1, 2).transpose(1, 2).flatten(0, 1)[:num_outputs]
+
+
+def pack_scales(scales: Tensor) -> Tensor:
+    """[O, G] -> float32 [B, G, 64], padded with 0."""
+    return _in_blocks(scales.float()).contiguous()
+
+
+def _in_blocks(rows: Tensor) -> Tensor:
+    """[O, N] -> [B, N, 64]."""
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % BLOCK_OUTPUTS))
+    return padded.unflatten(0, (-1, BLOCK_OUTPUTS)).transpose(1, 2)
+
+
+@triton.jit
+def _columns(x_rows_ptr, at, k: tl.constexpr, mask_t, CODES: tl.constexpr):
+    """[BLOCK_T, BLOCK_W] elements of x that meet the k-th code of each word, in fp32."""
+    return tl.load(x_rows_ptr + CODES * at[None, :] + k, mask=mask_t, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _codes(words, k: tl.constexpr, BITS: tl.constexpr):
+    """The k-th code of each word, in fp32."""
+    codes = (words >> (4 * k)) & 15 if BITS == 4 else (words << (24 - 8 * k)) >> 24
+    return codes.to(tl.float32)
+
+
+@triton.jit
+def packed_codes_linear_kernel(
+    x_ptr,  # [T, I]
+    words_ptr,  # int32 [B, W, 64] contiguous
+    scales_ptr,  # fp32 [B, G, 64]
+    minima_ptr,  # like scales_ptr; None in 8 bits
+    bias_ptr,  # [O] or None
+    out_ptr,  # [T, O] contiguous
+    num_tokens,
+    num_outputs,
+    num_words,  # W
+    x_row_stride,
+    BITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_W: tl.constexpr,  # in 4 bits: the words of a group
+    BLOCK_O: tl.constexpr,
+):
+    """One program: BLOCK_T rows of x times one block of outputs. Products of a word are added in pairs, so that no
+    addition waits long for the one before."""
+    CODES: tl.constexpr = 32 // BITS
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    block = tl.program_id(1).to(tl.int64)
+    offs_o = tl.arange(0, BLOCK_O)
+    mask_t = (rows < num_tokens)[:, None]
+    x_rows_ptr = x_ptr + rows.to(tl.int64)[:, None] * x_row_stride
+    words_ptr += block * num_words * BLOCK_O
+    if BITS == 4:
+        scales_ptr += block * (num_words // BLOCK_W) * BLOCK_O
+        minima_ptr += block * (num_words // BLOCK_W) * BLOCK_O
+    else:
+        scales_ptr += block * BLOCK_O
+    total = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
+    for start in range(0, num_words, BLOCK_W):
+        at = start + tl.arange(0, BLOCK_W)
+        words = tl.load(words_ptr + at[:, None] * BLOCK_O + offs_o[None, :])[None, :, :]
+        x0 = _columns(x_rows_ptr, at, 0, mask_t, CODES)
+        x1 = _columns(x_rows_ptr, at, 1, mask_t, CODES)
+        x2 = _columns(x_rows_ptr, at, 2, mask_t, CODES)
+        x3 = _columns(x_rows_ptr, at, 3, mask_t, CODES)
+        low = _codes(words, 0, BITS) * x0[:, :, None] + _codes(words, 1, BITS) * x1[:, :, None]
+        high = _codes(words, 2, BITS) * x2[:, :, None] + _codes(words, 3, BITS) * x3[:, :, None]
+        if BITS == 4:
+            x4 = _columns(x_rows_ptr, at, 4, mask_t, CODES)
+            x5 = _columns(x_rows_ptr, at, 5, mask_t, CODES)
+            x6 = _columns(x_rows_ptr, at, 6, mask_t, CODES)
+            x7 = _columns(x_rows_ptr, at, 7, mask_t, CODES)
+            low += _codes(words, 4, BITS) * x4[:, :, None] + _codes(words, 5, BITS) * x5[:, :, None]
+            high += _codes(words, 6, BITS) * x6[:, :, None] + _codes(words, 7, BITS) * x7[:, :, None]
+            x_sum = tl.sum(((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7)), axis=1)
+            group_offs = start // BLOCK_W * BLOCK_O + offs_o
+            scale, minimum = tl.load(scales_ptr + group_offs), tl.load(minima_ptr + group_offs)
+            total += tl.sum(low + high, axis=1) * scale[None, :] + x_sum[:, None] * minimum[None, :]
+        else:
+            total += tl.sum(low + high, axis=1)
+    if BITS == 8:
+        total *= tl.load(scales_ptr + offs_o)[None, :]
+    outputs = block * BLOCK_O + offs_o
+    mask_o = outputs < num_outputs
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + outputs, mask=mask_o, other=0.0).to(tl.float32)[None, :]
+    out_ptrs = out_ptr + rows.to(tl.int64)[:, None] * num_outputs + outputs[None, :]
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=mask_t & mask_o[None, :])
+
+
+def packed_codes_linear(
+    x: Tensor, words: Tensor, scales: Tensor, minima: Tensor | None, num_outputs: int, bias: Tensor | None = None
+) -> Tensor:
+    """x [T, I] times weights of few bits, + bias [O]: -> [T, O], of x's dtype. Sums are fp32.
+
+    Args:
+        x: float32 or bfloat16, rows contiguous.
+        words: int32 [B, W, 64] of `pack_code_words`.
+        scales: float32 [B, G, 64] of `pack_scales`.
+        minima: Like scales, with 4 bits; None: the codes have 8 bits.
+        num_outputs: O.
+        bias: In x's dtype, or None.
+
+    Raises:
+        ValueError: A tensor breaks one of these rules.
+        KernelsUnavailableError: No kernel can run here.
+    """
+    mode(x.dtype)
+    check_devices(x=x, words=words, scales=scales, minima=minima, bias=bias)
+    if x.ndim != 2 or x.dtype not in (torch.float32, torch.bfloat16) or x.stride(1) != 1:
+        raise ValueError(
+            "x must be [T, I], float32 or bfloat16, with contiguous rows, got "
+            f"{x.dtype} {list(x.shape)} with strides {x.stride()}."
+        )
+    bits, num_inputs = 8 if minima is None else 4, x.shape[1]
+    num_blocks, num_groups = -(-num_outputs // BLOCK_OUTPUTS), scales.shape[1] if scales.ndim == 3 else 0
+    if not num_groups or not fits(bits, num_inputs, num_inputs // num_groups):
+        raise ValueError(f"{bits} bits of {num_inputs} columns have no scales of shape {list(scales.shape)}.")
+    check_tensor("words", words, (num_blocks, num_inputs * bits // 32, BLOCK_OUTPUTS), torch.int32)
+    check_tensor("scales", scales, (num_blocks, num_groups, BLOCK_OUTPUTS), torch.float32)
+    check_tensor("minima", minima, tuple(scales.shape), torch.float32)
+    check_tensor("bias", bias, (num_outputs,), x.dtype)
+    return launch_packed_codes_linear(x, words, scales, minima, num_outputs, bias)
+
+
+def launch_packed_codes_linear(
+    x: Tensor,
+    words: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    num_outputs: int,
+    bias: Tensor | None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`packed_codes_linear` without its checks, for a layer that made them. `dtype` is the result's; None: x's."""
+    num_tokens = len(x)
+    out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
+    if num_tokens:
+        block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
+        packed_codes_linear_kernel[(-(-num_tokens // block_t), words.shape[0])](
+            x, words, scales, minima, bias, out, num_tokens, num_outputs, words.shape[1], x.stride(0),
+            BITS=8 if minima is None else 4, BLOCK_T=block_t,
+            BLOCK_W=BYTE_WORDS if minima is None else words.shape[1] // scales.shape[1], BLOCK_O=BLOCK_OUTPUTS,
+        )  # fmt: skip
+    return out
+
+
+def packed_codes_linear_reference(
+    x: Tensor, words: Tensor, scales: Tensor, minima: Tensor | None, num_outputs: int, bias: Tensor | None = None
+) -> Tensor:
+    """Reference for `packed_codes_linear` in plain torch."""
+    codes = unpack_code_words(words, 8 if minima is None else 4, num_outputs)
+    per_output = [each.transpose(1, 2).flatten(0, 1)[:num_outputs] for each in (scales, minima) if each is not None]
+    weight = codes.unflatten(1, (scales.shape[1], -1)) * per_output[0][:, :, None]
+    if minima is not None:
+        weight = weight + per_output[1][:, :, None]
+    y = x.float() @ weight.flatten(1).T
+    return (y if bias is None else y + bias.float()).to(x.dtype)
