@@ -147,8 +147,8 @@ def record(torch_operations: bool = False) -> Iterator[Recording]:
         torch_operations: Also record what torch computes; else it is an error.
 
     Raises:
-        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes what is
-            not recorded.
+        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes
+            something unrecorded.
     """
     driver = active_driver()
     if driver.checked:
