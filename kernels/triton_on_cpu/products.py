@@ -15,7 +15,7 @@ from triton_on_cpu.kernel import Kernel
 from triton_on_cpu.ttir import Op, Type, Value
 
 FUNCTIONS = {"f32": "product", "f16": "product", "bf16": "product", "i32": "product_i32", "f64": "product_f64"}
-VECTOR = 16  # a multiple of so many columns is multiplied by vectors
+VECTOR = 16  # columns that are multiplied at once
 Steps = list[tuple[int, int | str]]  # of one dimension: (size, elements from one to the next), the outermost first
 
 
@@ -81,7 +81,7 @@ def _right_operand(kernel: Kernel, value: Value, function: str) -> tuple[str, st
 
 
 def _in_memory(kernel: Kernel, value: Value) -> tuple[str, str, str | int] | None:
-    """`_right_operand` of what need not be copied."""
+    """As `_right_operand`, without a copy; None if the tensor needs one."""
     *batch, _, n = value.type.shape
     found = None if batch or n % VECTOR else _laid_out(kernel, value)
     if found is None:
@@ -118,7 +118,7 @@ def _laid_out(kernel: Kernel, value: Value) -> tuple[str, list[Steps]] | None:
 
 
 def _regrouped(steps: Steps, shape: tuple[int, ...]) -> list[Steps]:
-    """The steps of a reshaped tensor, from those of all of its elements. Sizes are powers of two."""
+    """The steps of a reshaped tensor, from the steps that run through all of its elements. Sizes are powers of two."""
     answer: list[Steps] = []
     steps = list(steps)
     for size in reversed(shape):

@@ -125,7 +125,7 @@ class Function:
 
 
 def groups_of(pattern: str, text: str) -> tuple[str, ...]:
-    """What a pattern's groups match. Raises NotSupportedError if it matches nothing."""
+    """The texts of a pattern's groups. Raises NotSupportedError if it matches nothing."""
     match = re.search(pattern, text)
     if match is None:
         raise NotSupportedError(f"TTIR's `{text}`")

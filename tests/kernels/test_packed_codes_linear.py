@@ -102,7 +102,7 @@ MUTANTS = [
     ("signs lost", check_products, "else (words << (24 - 8 * k)) >> 24", "else (words >> (8 * k)) & 255"),
     ("minima left out", check_products, " + x_sum[:, None] * minimum[None, :]", ""),
     ("the first group's scale", check_products, "group_offs = start // BLOCK_W * BLOCK_O + offs_o", "group_offs = offs_o"),
-    ("the first block's scales", check_products, "        scales_ptr += block * BLOCK_O\n", ""),
+    ("the first block's scales", check_products, "        scales_ptr += block * BLOCK_O\n", "        scales_ptr += 0\n"),
     ("bias left out", check_products, "    if bias_ptr is not None:", "    if False:"),
     ("padding stored", check_products, "mask=mask_t & mask_o[None, :])", "mask=mask_t)"),
     ("dense rows", check_products, "words.shape[1], x.stride(0),", "words.shape[1], x.shape[1],"),

@@ -4,6 +4,7 @@ The kernel reads the codes once, where torch would multiply int8 weights in bflo
 faster one is measured when the model is loaded: see `twophase_features.triton.linear`.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -79,13 +80,17 @@ class FewRowsCodes:
 
 
 def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
-    """Whether kernels are compiled for the CPU, and one multiplies this weight: codes of 4 bits in groups of 32, 64 or
-    128, or of 8 bits with a scale per output, activations as they are."""
+    """Whether kernels for the CPU are asked for by name, and one multiplies this weight: codes of 4 bits in groups of
+    32, 64 or 128, or of 8 bits with a scale per output, activations as they are.
+
+    By name, because the words are memory that torch's backend would not use, and a weight is loaded for any backend.
+    """
     if weight.activations is not None or weight.codes.dtype != torch.int8:
         return False
     if dtype not in (torch.float32, torch.bfloat16) or (weight.bits == 8 and weight.minima is not None):
         return False
     try:
-        return mode() == "cpu" and fits(weight.bits, weight.shape[1], weight.group_size)
+        is_asked_for = os.environ.get("TWOPHASE_KERNELS") == "cpu" and mode() == "cpu"
+        return is_asked_for and fits(weight.bits, weight.shape[1], weight.group_size)
     except KernelsUnavailableError:
         return False

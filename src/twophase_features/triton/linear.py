@@ -30,7 +30,7 @@ from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pa
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, 8)  # that are measured: the heights of the kernel's tiles
+ROWS = (1, 2, 4, 8, 16)  # that are measured: the heights of the kernel's tiles
 ROUNDS = 5
 TOLERANCE = 1.03  # of torch's time: torch's threads spin for milliseconds after a product, on cores that kernels need
 SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
