@@ -77,7 +77,7 @@ class _Launches:
 
 
 class _Operation:
-    """An operation of torch. What it computes anew is copied to where its result was when it was recorded."""
+    """An operation of torch. Its new result is copied to where the result was when it was recorded."""
 
     def __init__(self, function: Any, args: Any, kwargs: Any, fresh: list[int], results: list[Any]) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
@@ -133,7 +133,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _address(tensor: Tensor) -> int:
-    """Of the memory that a tensor is a view of; 0 where torch does not tell, as of oneDNN's layouts."""
+    """The address of the memory that a tensor is a view of; 0 where torch does not tell, as of oneDNN's layouts."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
@@ -147,8 +147,8 @@ def record(torch_operations: bool = False) -> Iterator[Recording]:
         torch_operations: Also record what torch computes; else it is an error.
 
     Raises:
-        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes what is
-            not recorded.
+        TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes
+            while only launches are recorded.
     """
     driver = active_driver()
     if driver.checked:

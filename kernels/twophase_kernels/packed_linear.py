@@ -130,7 +130,7 @@ def packed_linear(
         words: [B, W, 64].
         num_outputs: O.
         bias: In x's dtype, or None.
-        dtype: Of the result, x's or float32; None: x's.
+        dtype: The result's dtype, x's or float32; None: x's.
 
     Raises:
         ValueError: An argument breaks one of these rules.

@@ -23,10 +23,10 @@ class FewRowsCodes:
 
     Attributes:
         words, scales, minima: As the kernel reads them. Without minima the codes have 8 bits.
-        x_dtype: Of x.
+        x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
         max_rows: 0 until it has been measured.
-        dtype: Of the kernel's results; None: x's.
+        dtype: The dtype of the kernel's results; None: x's.
     """
 
     many: Linear
