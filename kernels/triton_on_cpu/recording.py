@@ -77,7 +77,7 @@ class _Launches:
 
 
 class _Operation:
-    """An operation of torch. Its new results are copied to where its result was when it was recorded."""
+    """An operation of torch. Its new result is copied to where the result was when it was recorded."""
 
     def __init__(self, function: Any, args: Any, kwargs: Any, fresh: list[int], results: list[Any]) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
@@ -148,7 +148,7 @@ def record(torch_operations: bool = False) -> Iterator[Recording]:
 
     Raises:
         TritonOnCpuError: `install` was not called; launches are checked, or recorded already; torch computes
-            something unrecorded.
+            while only launches are recorded.
     """
     driver = active_driver()
     if driver.checked:

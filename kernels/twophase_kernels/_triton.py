@@ -193,7 +193,7 @@ def check_rows(name: str, x: torch.Tensor, max_width: int = 2**31 - 1) -> None:
 
 
 def _require_unchanged(interpreted: bool) -> None:
-    """Raises KernelsUnavailableError unless the environment, what was decided from it and what triton does agree."""
+    """Raises KernelsUnavailableError unless the environment, the mode decided from it and triton's own agree."""
     named, value = os.environ.get("TWOPHASE_KERNELS", ""), os.environ.get("TRITON_INTERPRET", "").lower()
     understood = value in (INTERPRET_ON if interpreted else INTERPRET_OFF)
     agreed = _decided and interpreted == (_decided.mode == "interpreted") == _is_interpreted(tl.sum)

@@ -21,7 +21,7 @@ BYTE_WORDS = 4  # of a block per step of the loop, in 8 bits
 
 
 def fits(bits: int, num_inputs: int, group_size: int) -> bool:
-    """Whether a weight with so many bits and columns, of which `group_size` share a scale, has this layout."""
+    """Whether a weight of `bits` and `num_inputs` columns, of which `group_size` share a scale, has this layout."""
     if bits == 4:
         return group_size in GROUPS
     return bits == 8 and group_size == num_inputs and num_inputs % (4 * BYTE_WORDS) == 0
@@ -31,7 +31,7 @@ def pack_code_words(codes: Tensor, bits: int) -> Tensor:
     """Codes [O, I], 0 to 15 or -128 to 127 -> int32 [B, I * bits / 32, 64]; outputs are padded with codes 0.
 
     Raises:
-        ValueError: I is no multiple of a word's codes.
+        ValueError: I is not a multiple of a word's codes.
     """
     per_word = 32 // bits
     num_inputs = codes.shape[1]

@@ -49,8 +49,11 @@ def packed_shape(num_outputs: int, num_inputs: int, dtype: torch.dtype) -> tuple
 
 
 def pack_weight(weight: Tensor) -> Tensor:
-    """float32 or bfloat16 [O, I] -> words [B, W, 64]. Raises ValueError if the weight is of another dtype, not a
-    matrix, or empty."""
+    """float32 or bfloat16 [O, I] -> words [B, W, 64].
+
+    Raises:
+        ValueError: The weight is of another dtype, not a matrix, or empty.
+    """
     columns = columns_per_word(weight.dtype)
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"weight must be [O, I], and neither of them 0, got {list(weight.shape)}.")
@@ -127,7 +130,7 @@ def packed_linear(
         words: [B, W, 64].
         num_outputs: O.
         bias: In x's dtype, or None.
-        dtype: The result's, x's or float32; None: x's.
+        dtype: The result's dtype, x's or float32; None: x's.
 
     Raises:
         ValueError: An argument breaks one of these rules.

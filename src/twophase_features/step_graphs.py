@@ -175,7 +175,7 @@ class DecodeGraphs:
         return captured
 
     def _capture(self, packed: PackedBatch, shape: _Shape) -> _Graph:
-        # What runs meanwhile writes the same K and V that the replay will write: nothing needs undoing.
+        # The capture may write the same K and V that the replay will write: nothing needs undoing.
         inputs = replace(
             packed.to(self._kv_cache.device),
             query_lens=(shape.max_query_len,) * shape.num_rows,

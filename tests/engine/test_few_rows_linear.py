@@ -1,7 +1,6 @@
 """Layers that multiply few rows by a kernel: the same results as torch's layers, from the same memory."""
 
 import gc
-import os
 from dataclasses import replace
 from types import ModuleType
 from unittest.mock import patch
@@ -183,8 +182,13 @@ def quantized(scheme, num_outputs=70, num_inputs=96, order=None):
     return weight if order is None else replace(weight, input_order=torch.randperm(num_inputs))
 
 
-@patch.dict(os.environ, TWOPHASE_KERNELS="cpu")
 def check_codes(module: ModuleType) -> None:
+    assert not module.has_few_rows_kernel(quantized("int8"), torch.float32), "kernels for the CPU are not named"
+    with patch.object(module, "is_asked_for", lambda: True):
+        check_code_layers(module)
+
+
+def check_code_layers(module: ModuleType) -> None:
     """Layers of few bits: the product with the weight's values, up to `max_rows` rows, then that of the torch layer."""
     for scheme in ("int8", "int4", "int4_sym"):
         for order in (None, "permuted"):
@@ -202,11 +206,9 @@ def check_codes(module: ModuleType) -> None:
     for odd in (quantized("int8_dynamic"), quantized("int8", num_inputs=90), quantized("fp8")):
         assert not module.has_few_rows_kernel(odd, torch.float32)
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
-    with patch.dict(os.environ, TWOPHASE_KERNELS=""):
-        assert not module.has_few_rows_kernel(quantized("int8"), torch.float32)
 
 
-@patch.dict(os.environ, TWOPHASE_KERNELS="cpu")
+@patch.object(few_rows, "is_asked_for", lambda: True)
 def check_codes_of_models(folder) -> None:
     """A model of few bits has the kernel where it is faster, is as it was elsewhere, and says the same either way."""
     few = []

@@ -23,10 +23,10 @@ class FewRowsCodes:
 
     Attributes:
         words, scales, minima: As the kernel reads them. Without minima the codes have 8 bits.
-        x_dtype: Of x.
+        x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
         max_rows: 0 until it has been measured.
-        dtype: Of the kernel's results; None: x's.
+        dtype: The dtype of the kernel's results; None: x's.
     """
 
     many: Linear
@@ -90,7 +90,10 @@ def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or (weight.bits == 8 and weight.minima is not None):
         return False
     try:
-        is_asked_for = os.environ.get("TWOPHASE_KERNELS") == "cpu" and mode() == "cpu"
-        return is_asked_for and fits(weight.bits, weight.shape[1], weight.group_size)
+        return is_asked_for() and mode() == "cpu" and fits(weight.bits, weight.shape[1], weight.group_size)
     except KernelsUnavailableError:
         return False
+
+
+def is_asked_for() -> bool:
+    return os.environ.get("TWOPHASE_KERNELS") == "cpu"

@@ -23,8 +23,8 @@ MADV_COLLAPSE = 25  # Linux 6.1: moves what lies in a range into huge pages, at 
 def use_huge_pages(tensors: Iterable[Tensor]) -> int:
     """Moves the memory of CPU tensors into huge pages, as far as the system can; addresses stay as they are.
 
-    What lies beside a tensor in the same huge page is moved too. Without enough free memory, or on a system that cannot
-    do this, pages stay as they are: it is no error.
+    Memory beside a tensor in the same huge page is moved too. Without enough free memory, or on a system that cannot do
+    this, pages stay as they are, without an error.
 
     Returns:
         The number of huge pages.

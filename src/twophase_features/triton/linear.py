@@ -46,7 +46,7 @@ class FewRowsLinear:
         shares_memory: Whether `words` is the memory of `many`.
         num_outputs: O.
         max_rows: The largest number of rows for which the kernel is used.
-        dtype: Of the kernel's results; None: x's. The head's are float32, for its callers widen them.
+        dtype: The dtype of the kernel's results; None: x's. The head's are float32, for its callers widen them.
     """
 
     many: TorchLinear
