@@ -2027,9 +2027,9 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # %% [markdown]
 # **Read the result.** The prefills are at the left. The second prompt did not fit whole beside the first, nor the third
 # beside the rest of the second; both were finished while others were already decoding. Then a chain of steps: the two
-# phases of one model. The blocks in use jump when prompts are read, rise when a sequence fills a block, and fall when one
-# ends. (They are counted *after* each step, when what has ended in it is free again; the tables above show the moment
-# within a step.)
+# phases of one model. The blocks in use jump when prompts are read, rise when a sequence fills a block, and fall when
+# one ends. (They are counted *after* each step, when what has ended in it is free again; the tables above show the
+# moment within a step.)
 #
 # **Play.** With `num_blocks=8` the three requests do not fit at once. Which one waits, and where do you see it in the
 # timeline?
