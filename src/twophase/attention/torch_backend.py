@@ -139,7 +139,7 @@ class TorchBackend(AttentionBackend):
     ) -> Float[Tensor, "L H D"]:
         if len(q) == 1:  # the G query heads of a KV head run as G queries: no copy of K and V per query head
             queries = q.reshape(1, k.shape[1], -1, k.shape[-1])
-            return F.scaled_dot_product_attention(queries, k, v, mask, scale=self.spec.scale).view(q.shape)
+            return F.scaled_dot_product_attention(queries, k, v, mask, scale=self.spec.scale).reshape(q.shape)
         is_causal, is_grouped, heads = mask is None, q.shape[1] != k.shape[1], q.transpose(0, 1)[None]
         out = F.scaled_dot_product_attention(
             heads, k, v, mask, is_causal=is_causal, scale=self.spec.scale, enable_gqa=is_grouped
