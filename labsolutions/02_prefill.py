@@ -858,10 +858,10 @@ print("the next 5 tokens: ", slot_mapping(table, 6, 11, 4).tolist())
 # once. What does it have that yours lacks?
 
 # %%
-from twophase.engine.runner import pack
+from twophase.engine import runner
 from twophase_labs.kit.open_engine import show_source
 
-show_source(pack, first="owner = np.repeat", last="slots[group][:num_real] =")
+show_source(runner._fill, first="owner = np.repeat", last="slots[group][:num_tokens] =")
 
 # %% [markdown]
 # <details><summary>An answer</summary>
