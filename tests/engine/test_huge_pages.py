@@ -1,6 +1,7 @@
 """Memory in huge pages: the same addresses and contents, and no error where the system cannot."""
 
 import functools
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -18,8 +19,17 @@ def huge_kib() -> int:
     return int(re.search(r"AnonHugePages: +([0-9]+) kB", Path("/proc/self/smaps_rollup").read_text())[1])
 
 
+def in_small_pages(num_elements: int) -> torch.Tensor:
+    """0, 1, 2, ... in memory of its own, which no freed huge page has been before."""
+    memory = mmap.mmap(-1, 8 * num_elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    tensor = torch.frombuffer(memory, dtype=torch.int64).copy_(torch.arange(num_elements))
+    memory.madvise(mmap.MADV_HUGEPAGE)  # allowed again
+    return tensor
+
+
 def check_moved(module) -> None:
-    tensors = [torch.arange(3 * 2**20), torch.arange(5), torch.arange(2**21).view(2, -1)[1]]
+    tensors = [in_small_pages(3 * 2**20), torch.arange(5), in_small_pages(2**21).view(2, -1)[1]]
     before = [(tensor.clone(), tensor.data_ptr()) for tensor in tensors]
     kib = huge_kib()
     moved = module.use_huge_pages(tensors)

@@ -209,7 +209,7 @@ def load_config(folder: Path) -> ModelConfig:
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         dtype=file.values["dtype"],
-        eos_token_ids=frozenset(_eos_file(file, folder).token_ids("eos_token_id")),
+        eos_token_ids=_eos_token_ids(file, folder),
         **fields,
     )
 
@@ -225,10 +225,12 @@ def _config_file(folder: Path) -> JsonFile:
     return JsonFile(path)
 
 
-def _eos_file(config: JsonFile, folder: Path) -> JsonFile:
-    """The file with the end-of-text ids: generation_config.json where there is one, as in transformers."""
-    generation = folder / "generation_config.json"
-    return JsonFile(generation) if generation.exists() else config
+def _eos_token_ids(config: JsonFile, folder: Path) -> frozenset[int]:
+    """The end-of-text ids of generation_config.json where there is one, as in transformers, which reads all ids."""
+    if config.values.get("bos_token_id") is not None:
+        config.whole_number("bos_token_id")
+    ids, generation = config.token_ids("eos_token_id"), folder / "generation_config.json"
+    return frozenset(JsonFile(generation).token_ids("eos_token_id") if generation.exists() else ids)
 
 
 def _read_heads(file: JsonFile) -> Fields:

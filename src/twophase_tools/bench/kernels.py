@@ -249,12 +249,12 @@ def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None)
     Raises:
         BackendUnavailableError: Triton cannot compile kernels in this process.
     """
+    from twophase_kernels._triton import MEANING, reason
     from twophase_tools.bench.cuda_timer import ColdGraphTimer
 
     if (how := _how_kernels_run()) != "cuda":
-        variable = "TRITON_INTERPRET" if how == "interpreted" else "TWOPHASE_KERNELS"
         raise BackendUnavailableError(
-            f"bench kernels times kernels compiled for a GPU, but {variable} is set: unset it and start again."
+            f"bench kernels times kernels compiled for a GPU; here they are {MEANING[how]}, {reason()}."
         )
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
     table = CaseTable(QUICK if quick else FULL, dtype, device)
@@ -262,13 +262,13 @@ def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None)
 
 
 def dry_run() -> KernelReport:
-    """Everything but the times, with tiny shapes: on a GPU compiled, elsewhere in Triton's interpreter, which must have
-    been chosen before triton was imported; what torch would compile then runs as it stands.
+    """Everything but the times, with tiny shapes. Without a GPU kernels run as they do here (`twophase_kernels.choice`),
+    and what torch would compile runs as it stands.
 
     Raises:
         BackendUnavailableError: Triton cannot run kernels in this process.
     """
-    if _how_kernels_run() != "cuda":  # the interpreter computes garbage in bfloat16
+    if _how_kernels_run() != "cuda":  # perhaps the interpreter, which computes garbage in bfloat16
         table = CaseTable(QUICK, torch.float32, torch.device("cpu"), may_compile=False)
     else:
         table = CaseTable(QUICK, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))

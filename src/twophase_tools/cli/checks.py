@@ -142,7 +142,7 @@ def check_kernel_mode() -> Findings:
     """How Triton kernels run in a process with this environment, and why."""
     import torch
 
-    from twophase_kernels._triton import MEANING
+    from twophase_kernels._triton import IMPORT_ERROR, MEANING
     from twophase_kernels.choice import choice_here, has_compiler
 
     try:
@@ -151,7 +151,7 @@ def check_kernel_mode() -> Findings:
         yield Finding("kernels", "broken", str(error), "As it says.")
         return
     detail, cure = f"{MEANING[choice.mode]}, {choice.reason}", ""
-    if sys.platform != "linux" or not extras.is_installed("triton"):
+    if IMPORT_ERROR is not None:
         detail = "Triton is not here (it has wheels for Linux only): torch computes everything"
         yield Finding("kernels", "not run", detail)
     elif choice.mode == "cpu":
