@@ -262,8 +262,8 @@ def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None)
 
 
 def dry_run() -> KernelReport:
-    """Everything but the times, with tiny shapes. Without a GPU kernels run as they do here (`twophase_kernels.choice`),
-    and what torch would compile runs as it stands.
+    """Everything but the times, with tiny shapes. Without a GPU kernels run as `twophase_kernels.choice` has it, and
+    what torch would compile runs as it stands.
 
     Raises:
         BackendUnavailableError: Triton cannot run kernels in this process.
