@@ -885,10 +885,11 @@ print(how_kernels_run())
 
 # %% [markdown]
 # Compiled for a processor, programs are run by its cores, as many side by side as there are cores. Each launch of a
-# kernel of yours is *checked* then: an access outside of a tensor, or a loop that does not end, stops the launch with
-# an error that names the line, the program, the tensor and the index. To look into a kernel with `print` and `assert`,
-# have it interpreted, which is much slower: make `%env TWOPHASE_KERNELS=interpreted` the notebook's first cell, and
-# restart its kernel. Where there is no C compiler, kernels are interpreted anyway.
+# kernel of yours is *checked* then: an access outside of a tensor stops it with an error that names the line, the
+# program, the tensor and the index, and so does a loop that has not ended after ten seconds. To look into a kernel with
+# `print`, have it interpreted: make `%env TWOPHASE_KERNELS=interpreted` the notebook's first cell, and restart its
+# kernel. That is much slower, and nothing is checked: an access far outside ends the notebook's kernel, so run yours
+# compiled first. Where there is no C compiler, kernels are interpreted anyway.
 #
 # Four things make up nearly all of a Triton kernel. Here they are in the smallest one that needs them: the largest
 # element of each row. (`tl.constexpr` marks an argument that is known when the kernel is compiled, as the size of a
@@ -907,9 +908,10 @@ def row_max_kernel(x_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
 
 # %% [markdown]
 # A pointer plus a tile of offsets is a tile of pointers. Where the mask is false nothing is read and `other` stands
-# there instead: without a mask the program reads whatever lies behind the row. Nothing warns you on a GPU; here the
-# checks do, with the program's number and the line. For a tile with two axes,
-# `(a < m)[:, None] & (b < n)[None, :]` combines masks; `and` does not.
+# there instead: without a mask the program reads whatever lies behind the row. Behind the last row the checks stop it,
+# which no GPU does; behind the first lies the second, and nobody warns you. For a tile with two axes,
+# `(a < m)[:, None] & (b < n)[None, :]` combines masks (`and` is deprecated, and wrong in the interpreter). And a
+# pointer knows no strides: these kernels take contiguous tensors.
 
 # %%
 # NBVAL_CHECK_OUTPUT

@@ -22,7 +22,7 @@ NOT_SUPPORTED = {
     "tt.histogram": "Count with tl.sum(bins[:, None] == x[None, :], axis=1).",
     "tt.cat": "Use tl.join, or two stores.",
     "tt.dot_scaled": "Multiply by the scales and use tl.dot.",
-    "tt.print": "Print in the interpreter: start with TRITON_INTERPRET=1.",
+    "tt.print": "Print in the interpreter: set TRITON_INTERPRET=1 before Python starts; in this course, as lab 2 says.",
     "tt.call": "Let Triton inline the function (no noinline=True).",
     "tt.descriptor_load": "Load through pointers.",
     "tt.descriptor_store": "Store through pointers.",
