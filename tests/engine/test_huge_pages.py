@@ -29,9 +29,9 @@ def in_small_pages(num_elements: int) -> torch.Tensor:
 
 
 def check_moved(module) -> None:
+    kib = huge_kib()
     tensors = [in_small_pages(3 * 2**20), torch.arange(5), in_small_pages(2**21).view(2, -1)[1]]
     before = [(tensor.clone(), tensor.data_ptr()) for tensor in tensors]
-    kib = huge_kib()
     moved = module.use_huge_pages(tensors)
     assert [tensor.data_ptr() for tensor in tensors] == [address for _, address in before]
     assert all(torch.equal(tensor, old) for tensor, (old, _) in zip(tensors, before, strict=True))

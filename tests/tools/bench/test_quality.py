@@ -32,7 +32,7 @@ SLICES = {"code continued": Slice((Outcome(True),) * 4), "two-digit sums": Slice
 def three_bits(x, kv_format):
     """Levels -3 .. 3 instead of -127 .. 127."""
     scale = x.abs().amax(-1) / 3
-    return (x / scale[:, None]).round().to(torch.int8), scale
+    return (x / scale[..., None]).round().to(torch.int8), scale
 
 
 def scrambled_scales(x, kv_format):
