@@ -32,7 +32,7 @@ class Launched(NamedTuple):
     machine: Machine
 
     def file(self, kind: str) -> Path:
-        """A product of the compiler: 'ptx' or 'cubin'."""
+        """A product of the compiler: 'ptx', and 'cubin' if machine code was asked for."""
         return _compiled_file(self.metadata, kind)
 
 
@@ -106,25 +106,36 @@ def _bits(value: Any, kind: str, name: str, memory: GlobalMemory) -> int:
     raise NotCoveredError(f"an argument of type {kind}: {name}")
 
 
+def _without_machine_code(*compilation: Any) -> tuple[str, str] | None:
+    """Triton asks for a part of its cache keys, or gives (backend, stages, ...) of a compilation."""
+    if not compilation:
+        return "without machine code", "without machine code"
+    compilation[1]["cubin"] = lambda ptx, metadata: b""
+    return None
+
+
 @contextlib.contextmanager
 def emulated(
     target: str = "sm_90",
     edit: Callable[[str], str] | None = None,
     builders: Mapping[str, Builder] = BUILDERS,
+    machine_code: bool = False,
 ) -> Iterator[EmulatingDriver]:
     """Within it, Triton kernels given CPU tensors are compiled for `target` and executed by the emulator.
 
     Args:
         edit: Changes each kernel's PTX before it is executed, to see the effect of a missing barrier, for example.
         builders: As of `Machine`.
+        machine_code: Also assemble the PTX, which takes longer than all before it and is not needed to run it.
 
     Raises:
         KernelsUnavailableError: This process was started for Triton's interpreter, or there is no Triton.
         ValueError: A target that is not covered.
     """
     driver = EmulatingDriver(target, edit, builders)
-    before = triton.runtime.driver._active
+    before, stages = triton.runtime.driver._active, triton.knobs.runtime.add_stages_inspection_hook
     triton.runtime.driver.set_active(driver)
+    triton.knobs.runtime.add_stages_inspection_hook = stages if machine_code else _without_machine_code
     try:
         if mode() != "emulated":
             raise KernelsUnavailableError(
@@ -132,6 +143,7 @@ def emulated(
             )
         yield driver
     finally:
+        triton.knobs.runtime.add_stages_inspection_hook = stages
         triton.runtime.driver.set_active(before)  # None: whatever there is, when next asked for
 
 

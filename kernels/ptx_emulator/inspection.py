@@ -184,7 +184,7 @@ def inspect_call(function: Callable[..., Any], *args: Any, target: str = "sm_90"
         ValueError: also if it launches none, or several.
     """
     traffic = Traffic()
-    with emulated(target, builders=traffic.builders) as driver:
+    with emulated(target, builders=traffic.builders, machine_code=True) as driver:
         function(*args, **options)
     if driver.launches != 1:
         raise ValueError(f"{function.__name__} launches {driver.launches} kernels; one at a time can be inspected")

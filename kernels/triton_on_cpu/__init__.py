@@ -21,7 +21,6 @@ memory have no counterpart. docs/cpu.md lists the unsupported operations, and me
 from triton_on_cpu.driver import CpuDriver, checked, install, uninstall
 from triton_on_cpu.errors import (
     AssertionFailedError,
-    CacheError,
     CompilerError,
     CompilerMissingError,
     KernelFault,
@@ -35,7 +34,6 @@ from triton_on_cpu.ttir import NotSupportedError
 
 __all__ = [
     "AssertionFailedError",
-    "CacheError",
     "CompilerError",
     "CompilerMissingError",
     "CpuDriver",

@@ -20,23 +20,12 @@
     } while (!__atomic_compare_exchange_n((U*)p, &was, next, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)); \
     return old;                                                                                       \
   }
-#define SAME(x) (x)
-#define ROUNDED_BF16(x) bf16_of_f32(round_bf16(x))
 ATOMIC(fadd_f32, float, uint32_t, FLOAT, BITS, old + v)
-ATOMIC(fadd_f64, double, uint64_t, f64_of_bits, bits_of_f64, old + v)
-ATOMIC(fadd_f16, float, uint16_t, f16_to_f32, f16_of_f32, old + v)
-ATOMIC(fadd_bf16, float, uint16_t, bf16_to_f32, ROUNDED_BF16, old + v)
 ATOMIC(exch_f32, float, uint32_t, FLOAT, BITS, v)
-ATOMIC(exch_f64, double, uint64_t, f64_of_bits, bits_of_f64, v)
 #define INTEGER_ATOMICS(T, U, N)                                                                      \
   ATOMIC(add_##N, T, U, (T), (U), (U)old + (U)v)                                                      \
   ATOMIC(max_##N, T, U, (T), (U), old > v ? old : v)                                                  \
   ATOMIC(min_##N, T, U, (T), (U), old < v ? old : v)                                                  \
-  ATOMIC(umax_##N, T, U, (T), (U), (U)old > (U)v ? old : v)                                           \
-  ATOMIC(umin_##N, T, U, (T), (U), (U)old < (U)v ? old : v)                                           \
-  ATOMIC(and_##N, T, U, (T), (U), old & v)                                                            \
-  ATOMIC(or_##N, T, U, (T), (U), old | v)                                                             \
-  ATOMIC(xor_##N, T, U, (T), (U), old ^ v)                                                            \
   ATOMIC(exch_##N, T, U, (T), (U), v)                                                                 \
   INLINE T atomic_cas_##N(void* p, T expected, T v) {                                                 \
     __atomic_compare_exchange_n((T*)p, &expected, v, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);          \
@@ -62,7 +51,6 @@ static __attribute__((noinline, cold)) int report(const launch* l, const void* c
   f->argument = argument;
   f->line = line;
   f->site = site;
-  f->element_bytes = bytes;
   f->address = address;
   int64_t offset = argument < 0 ? 0 : (int64_t)(address - *(const uint64_t*)args[argument]);
   f->element = offset / bytes - (offset % bytes < 0);
@@ -84,6 +72,8 @@ static __attribute__((noinline, cold)) int report_row(const launch* l, const voi
    report_row(l, args, program, (const char*)(p) + (int64_t)(low) * (step) * (bytes), high - low, (int64_t)(step) * (bytes), \
               kind, argument, line, site, bytes))
 #define STOPPED (*l->stop)
+/* Stopped by no fault, the loop in which a program was is noted. */
+#define LEAVE_LOOP(kind, argument, line, number) { if (!l->fault->failed) l->fault->site = number; return; }
 #else
 #define STOPPED 0
 #endif

@@ -10,6 +10,7 @@ import linecache
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -36,7 +37,6 @@ class Fault(ctypes.Structure):
         ("argument", ctypes.c_int32),
         ("line", ctypes.c_int32),
         ("site", ctypes.c_int32),
-        ("element_bytes", ctypes.c_int32),
         ("element", ctypes.c_int64),
         ("address", ctypes.c_uint64),
     )
@@ -79,16 +79,18 @@ def run_checked(launcher: Any, grid: tuple[int, int, int], words: bytes, values:
     extents = (Extent * max(number, 1))()
     for i, (place, is_pointer) in enumerate(zip(launcher.places, launcher.is_pointer, strict=True)):
         if is_pointer:
-            extents[i] = Extent(values[place].data_ptr(), _span_bytes(values[place]))
-    fault, stop = Fault(), ctypes.c_int32(0)
+            extents[i] = Extent(values[place].data_ptr(), span_bytes(values[place]))
+    fault, stop = Fault(site=-1), ctypes.c_int32(0)
     job, _kept = job_of(launcher.function, grid, words, number, extents, fault, stop)
     in_time = _run_until(job, stop, launcher.driver.time_limit_s)
     if fault.failed:
         _raise(launcher, fault, values)
     if not in_time:
+        loop = launcher.metadata.sites[fault.site] if fault.site >= 0 else None
+        where = f" in the loop of line {loop['line']} of {os.path.basename(loop['file'])}" if loop else ""
         raise TimeLimitError(
             f"{launcher.metadata.name} over the grid {grid} was still running after {launcher.driver.time_limit_s:g} s "
-            "and was stopped; its writes until then remain. Usually a loop does not end: a `while` whose "
+            f"and was stopped{where}; its writes until then remain. Usually a loop does not end: a `while` whose "
             "condition no statement in it changes, or a `range` whose step or bound is wrong. If the kernel really "
             "takes so long, raise time_limit_s."
         )
@@ -113,7 +115,7 @@ def _run_until(job: Job, stop: ctypes.c_int32, limit_s: float) -> bool:
                 pass
 
 
-def _span_bytes(tensor: torch.Tensor) -> int:
+def span_bytes(tensor: torch.Tensor) -> int:
     """From a tensor's first element to the end of its last."""
     tensor = getattr(tensor, "base", tensor) if not isinstance(tensor, torch.Tensor) else tensor  # triton.reinterpret
     if tensor.numel() == 0:
@@ -122,28 +124,52 @@ def _span_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
+@dataclass(frozen=True)
+class Access:
+    """A wrong access: the kernel's name, the program's place in the grid, 'reads' or the like, file and line."""
+
+    kernel: str
+    program: tuple[int, ...]
+    verb: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.kernel}, program {self.program} {self.verb}"
+
+    @property
+    def text(self) -> str:
+        """The line; '' if it cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def where(self) -> str:
+        place = f"{os.path.basename(self.file)}, line {self.line}"
+        return f"\n  {place}: {self.text}" if self.text else f" ({place})"
+
+
 def _raise(launcher: Any, fault: Fault, values: Sequence[Any]) -> NoReturn:
-    site = launcher.metadata.sites[fault.site]
-    line, file = fault.line or site["line"], site["file"]
-    text = linecache.getline(file, line).strip()
-    where = (
-        f"\n  {os.path.basename(file)}, line {line}: {text}" if text else f" ({os.path.basename(file)}, line {line})"
-    )
-    program = f"{launcher.metadata.name}, program {tuple(fault.program)}"
-    if fault.kind == ASSERT:
-        raise AssertionFailedError(f"{program}: device_assert failed: {site['message']}.{where}")
+    site, name = launcher.metadata.sites[fault.site], launcher.metadata.name
     verb = VERBS.get(fault.kind, "touches")
+    access = Access(name, tuple(fault.program), verb, site["file"], fault.line or site["line"])
+    if fault.kind == ASSERT:
+        raise AssertionFailedError(
+            f"{name}, program {access.program}: device_assert failed: {site['message']}.{access.where}"
+        )
     if fault.argument < 0:
         raise OutOfBoundsError(
-            f"{program} {verb} address {fault.address:#x}, which is in none of the tensors that it was given.{where}\n"
+            f"{access} address {fault.address:#x}, which is in none of the tensors that it was given.{access.where}\n"
             "  Usually a pointer is computed from a wrong one, or an index is taken for a pointer."
         )
-    name = launcher.metadata.arguments[fault.argument]["name"]
-    tensor = values[launcher.places[fault.argument]]
-    found = f"{name}{_index(fault.element, tensor)}"
-    raise OutOfBoundsError(
-        f"{program} {verb} {found}, outside of {name}, which has shape {list(tensor.shape)} and strides "
-        f"{list(tensor.stride())}.{where}\n  {_usual_cause(fault, tensor, text)}"
+    argument = launcher.metadata.arguments[fault.argument]["name"]
+    raise out_of_bounds(access, argument, values[launcher.places[fault.argument]], fault.element)
+
+
+def out_of_bounds(access: Access, name: str, tensor: torch.Tensor, element: int) -> OutOfBoundsError:
+    """The error of an access to an element, counted from the tensor's first."""
+    return OutOfBoundsError(
+        f"{access} {name}{_index(element, tensor)}, outside of {name}, which has shape {list(tensor.shape)} and "
+        f"strides {list(tensor.stride())}.{access.where}\n  {_usual_cause(element, tensor, access.text)}"
     )
 
 
@@ -157,24 +183,20 @@ def _index(element: int, tensor: torch.Tensor) -> str:
     for stride in strides:
         index.append(rest // stride)
         rest -= index[-1] * stride
-    return f" + {element}, that is {name_of(index)}"
+    return f" + {element}, that is {index}"
 
 
-def name_of(index: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, index))}]"
-
-
-def _usual_cause(fault: Fault, tensor: torch.Tensor, text: str) -> str:
+def _usual_cause(element: int, tensor: torch.Tensor, text: str) -> str:
     """The most frequent reason for such an access. `text` is the line, '' if it cannot be read."""
-    end = _span_bytes(tensor) // tensor.element_size()
+    end = span_bytes(tensor) // tensor.element_size()
     if end == 0:
         return "The tensor is empty: nothing of it may be touched."
-    if fault.element < 0:
+    if element < 0:
         return (
             "The index is negative: an index tensor that holds -1, a subtraction below zero, or a 32-bit product that "
             "overflowed (make one factor .to(tl.int64))."
         )
-    if fault.element >= 8 * end:
+    if element >= 8 * end:
         return (
             "It is far outside: usually a stride is wrong or belongs to another tensor or dimension, two arguments are "
             "swapped, or an index was loaded from memory that holds no index."

@@ -5,14 +5,12 @@ is kept in the same folder. Files appear there by renaming, so that processes ma
 """
 
 import ctypes
-import errno
 import hashlib
 import importlib.util
 import os
 import platform
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
+from triton_on_cpu.errors import CompilerError, CompilerMissingError
 
 HERE = Path(__file__).parent
 # Not -ffast-math: NaN, infinities and signed zeros keep their meaning. GPUs contract to fused multiply-adds, too.
@@ -123,19 +121,21 @@ def compile_c(source: str, name: str = "kernel", extra: tuple[str, ...] = ()) ->
     Raises:
         CompilerMissingError: There is no compiler.
         CompilerError: It refused the source, was killed, took longer than `TIMEOUT_S`, or made what does not load.
-        CacheError: There is no room for its files.
     """
     chosen = toolchain()
-    try:
-        with tempfile.TemporaryDirectory(prefix="triton_on_cpu_") as folder:
-            c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
-            c_file.write_text(source)
-            files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
-            _run([*chosen.command, *flags(), "-shared", *extra, *files], name)
-            _check_loads(so_file, chosen, name)
-            return so_file.read_bytes()
-    except OSError as error:
-        raise cache_error(error, tempfile.gettempdir(), "TMPDIR") from error
+    with tempfile.TemporaryDirectory(prefix="triton_on_cpu_") as folder:
+        c_file, so_file = Path(folder, "kernel.c"), Path(folder, "kernel.so")
+        c_file.write_text(source)
+        files = ("-I", str(HERE), str(c_file), "-o", str(so_file), "-lm", "-pthread")
+        _run([*chosen.command, *flags(), "-shared", *extra, *files], name)
+        try:
+            ctypes.CDLL(str(so_file))
+        except OSError as error:
+            raise CompilerError(
+                f"{shlex.join(chosen.command)} (from {chosen.origin}) made a library of {name} that does not load "
+                f"({error}). It may compile for another system: set CC to this machine's compiler."
+            ) from error
+        return so_file.read_bytes()
 
 
 def _run(command: list[str], name: str) -> None:
@@ -150,44 +150,14 @@ def _run(command: list[str], name: str) -> None:
         raise CompilerError(f"{command[0]} could not be started ({error}). Set CC to another compiler.") from error
     if done.returncode == 0:
         return
-    if "No space left on device" in done.stderr:
-        raise cache_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), tempfile.gettempdir(), "TMPDIR")
-    killed = -done.returncode if done.returncode < 0 else _signal_of_child(done.stderr)
-    if killed:
-        raise CompilerError(
-            f"{command[0]} was killed by signal {killed} ({signal.strsignal(killed)}) while it compiled {name}. "
-            "Most often memory ran out: close other programs, or give the kernel smaller tiles; then run it again."
-        )
+    if done.returncode < 0 or "Killed signal" in done.stderr:  # gcc is a driver, which says so of the compiler proper
+        why = "It was killed: most often memory ran out. Close other programs, or give the kernel smaller tiles."
+    else:
+        why = "If another compiler (CC=clang) can, please report it."
     shown = "\n".join(done.stderr.strip().splitlines()[-SHOWN_LINES:])
     raise CompilerError(
-        f"{command[0]} cannot compile the C of {name} (exit status {done.returncode}). "
-        f"If another compiler (CC=clang) can, please report it. The command was\n{shlex.join(command)}\n{shown}"
-    )
-
-
-def _signal_of_child(output: str) -> int:
-    """gcc is a driver: when the system kills the compiler proper (cc1), gcc says so and ends with its own status."""
-    return int(signal.SIGKILL) if "Killed signal" in output or "signal 9" in output else 0
-
-
-def _check_loads(path: Path, chosen: Toolchain, name: str) -> None:
-    try:
-        ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CompilerError(
-            f"{shlex.join(chosen.command)} (from {chosen.origin}) made a library of {name} that does not load "
-            f"({error}). It may compile for another system: set CC to this machine's compiler."
-        ) from error
-
-
-def cache_error(error: OSError, folder: str | Path, variable: str) -> CacheError:
-    """The error for a folder that does not take files, with its fix."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CacheError(
-            f"The disk is full ({folder}: {error.strerror}). Free some space, or set {variable} to a folder elsewhere."
-        )
-    return CacheError(
-        f"{folder} does not take files ({error.strerror or error}). Set {variable} to a folder that does."
+        f"{command[0]} cannot compile the C of {name} (exit status {done.returncode}). {why} The command was\n"
+        f"{shlex.join(command)}\n{shown}"
     )
 
 
@@ -197,8 +167,7 @@ def library(path: Path, folder: Path) -> ctypes.CDLL:
     key = hashlib.sha256((source + toolchain().identity).encode()).hexdigest()[:20]
     kept = folder / f"triton_on_cpu_{path.stem}_{key}.so"
     if not kept.exists():
-        content = compile_c(path.read_text(), path.name)
-        replace_file(kept, content)
+        replace_file(kept, compile_c(path.read_text(), path.name))
     try:
         return ctypes.CDLL(str(kept))
     except OSError as error:  # truncated by a crash, say
@@ -208,16 +177,13 @@ def library(path: Path, folder: Path) -> ctypes.CDLL:
 
 def replace_file(path: Path, content: bytes) -> None:
     """The file appears whole or not at all; of two processes the last wins, and both have the same content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise cache_error(error, path.parent, "TRITON_CACHE_DIR") from error
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

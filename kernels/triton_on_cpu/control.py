@@ -99,7 +99,7 @@ def emit_for(kernel: Kernel, op: Op) -> None:
     # The counter has 64 bits: it cannot run past the bound and wrap around.
     kernel.out.append(f"for (int64_t {i} = {cast}{low}; {i} < {cast}{high}; {i} += {cast}{step}) {{")
     kernel.out.append(f"const {kind.value} {name} = ({kind.value}){i};")
-    _poll(kernel)
+    _poll(kernel, op)
     emit_region(kernel, body)
     kernel.out.append("}")
     for result, argument in zip(op.results, arguments, strict=True):
@@ -109,9 +109,9 @@ def emit_for(kernel: Kernel, op: Op) -> None:
                 known[result] = known[argument]
 
 
-def _poll(kernel: Kernel) -> None:
+def _poll(kernel: Kernel, loop: Op) -> None:
     if kernel.checked:
-        kernel.out.append("if (STOPPED) return;")
+        kernel.out.append(f"if (STOPPED) LEAVE_LOOP({kernel.site(loop, 'loop', None)})")
 
 
 def step_of(argument: Value, value: Value) -> Value | None:
@@ -171,7 +171,7 @@ def emit_while(kernel: Kernel, op: Op) -> None:
         kernel.declare(value)
     assign(kernel, before.arguments, op.operands, is_first=True)
     kernel.out.append("for (;;) {")
-    _poll(kernel)
+    _poll(kernel, op)
     known = dict(kernel.array)
     emit_block(kernel, before)
     emit_block(kernel, after)

@@ -20,9 +20,8 @@ from triton._C.libtriton import ir, passes
 from triton.backends import Backend, backends
 from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.backends.driver import DriverBase
-from triton.runtime.cache import FileCacheManager
 
-from triton_on_cpu.compile import HERE, cache_error, compile_c, toolchain
+from triton_on_cpu.compile import HERE, compile_c, toolchain
 from triton_on_cpu.errors import TritonOnCpuError
 from triton_on_cpu.generate import generate
 
@@ -52,7 +51,7 @@ class Options:
     enable_fp_fusion: bool = True
     launch_cooperative_grid: bool = False
     launch_pdl: bool = False
-    supported_fp8_dtypes: tuple[str, ...] = ("fp8e4nv", "fp8e5")
+    supported_fp8_dtypes: tuple[str, ...] = ("fp8e4nv",)
     deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
     default_dot_input_precision: str = "ieee"
     allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3")
@@ -88,9 +87,7 @@ class CpuBackend(BaseBackend):
         return {"min_dot_size": lambda lhs, rhs: (1, 1, 1)}
 
     def get_module_map(self) -> dict[str, Any]:
-        from triton.language.extra.cuda import libdevice
-
-        return {"triton.language.extra.libdevice": libdevice}
+        return {}
 
     def load_dialects(self, context: Any) -> None:
         """Triton's own are all that there are."""
@@ -200,53 +197,23 @@ class CpuDriver(DriverBase):
         return Launcher(self, source, metadata)
 
 
-class KernelCache(FileCacheManager):
-    """Triton's disk cache, whose failures say what to do."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        with _failures_explained():
-            super().__init__(*args, **options)
-
-    def put(self, *args: Any, **options: Any) -> str:
-        with _failures_explained():
-            return super().put(*args, **options)
-
-
-@contextlib.contextmanager
-def _failures_explained() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise cache_error(error, triton.knobs.cache.dir, "TRITON_CACHE_DIR") from error
-
-
-def install(checked: bool = False, time_limit_s: float = 60.0) -> CpuDriver:
+def install() -> CpuDriver:
     """From here on `kernel[grid](...)` compiles for this CPU and takes CPU tensors, in this process.
-
-    Args:
-        checked: As within `checked()`, for all launches.
-        time_limit_s: The longest that each checked launch may take.
 
     Raises:
         CompilerMissingError: There is no C compiler.
         TritonOnCpuError: This process runs kernels in Triton's interpreter, which was decided when triton was imported.
-        ValueError: The time limit is not a positive number.
     """
     if triton.knobs.runtime.interpret or not isinstance(triton.language.sum, triton.JITFunction):
         raise TritonOnCpuError(
             "This process runs kernels in Triton's interpreter, for TRITON_INTERPRET was set when triton was imported. "
             "Unset it and start Python again (in a notebook: restart the kernel)."
         )
-    _require_limit(time_limit_s)
     toolchain()
     _require_cache()
-    if triton.knobs.cache.manager_class is None:
-        triton.knobs.cache.manager_class = KernelCache
     backends[NAME] = Backend(CpuBackend, CpuDriver)
-    driver = _driver()
-    driver.checked, driver.time_limit_s = checked, time_limit_s
-    triton.runtime.driver.set_active(driver)
-    return driver
+    triton.runtime.driver.set_active(_driver())
+    return _driver()
 
 
 @cache
@@ -257,8 +224,6 @@ def _driver() -> CpuDriver:
 
 def uninstall() -> None:
     """Triton finds its driver anew: a GPU's, or none."""
-    if triton.knobs.cache.manager_class is KernelCache:
-        del triton.knobs.cache.manager_class
     backends.pop(NAME, None)
     triton.runtime.driver.set_active(None)
 
@@ -276,11 +241,8 @@ def active_driver() -> CpuDriver:
 
 
 @contextlib.contextmanager
-def checked(time_limit_s: float | None = None) -> Iterator[None]:
-    """Within it each access is verified, and a launch that takes too long is stopped.
-
-    Args:
-        time_limit_s: The longest that one launch may take; by default the limit given to `install`.
+def checked(time_limit_s: float = 60.0) -> Iterator[None]:
+    """Within it each access is verified, and a launch that takes longer than `time_limit_s` is stopped.
 
     Raises:
         OutOfBoundsError: On a launch that reads or writes outside the tensors it was given; the access is not made.
@@ -288,20 +250,15 @@ def checked(time_limit_s: float | None = None) -> Iterator[None]:
         TimeLimitError: On a launch that takes longer than the limit.
         ValueError: The time limit is not a positive number.
     """
+    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:  # `not >`, for a NaN compares as False
+        raise ValueError(f"time_limit_s must be a positive number of seconds; got {time_limit_s!r}")
     driver = active_driver()
     before = driver.checked, driver.time_limit_s
-    limit_s = driver.time_limit_s if time_limit_s is None else time_limit_s
-    _require_limit(limit_s)
-    driver.checked, driver.time_limit_s = True, limit_s
+    driver.checked, driver.time_limit_s = True, time_limit_s
     try:
         yield
     finally:
         driver.checked, driver.time_limit_s = before
-
-
-def _require_limit(time_limit_s: float) -> None:
-    if not isinstance(time_limit_s, (int, float)) or not time_limit_s > 0:  # `not >`, for a NaN compares as False
-        raise ValueError(f"time_limit_s must be a positive number of seconds; got {time_limit_s!r}")
 
 
 def _require_cache() -> None:
@@ -312,11 +269,15 @@ def _require_cache() -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             return
     except OSError as error:
-        reason = cache_error(error, folder, "TRITON_CACHE_DIR")
+        reason = error.strerror
     substitute = tempfile.TemporaryDirectory(prefix="triton_on_cpu_cache_")
     _substitutes.append(substitute)
     triton.knobs.cache.dir = substitute.name
-    warnings.warn(f"{reason} Until then each process compiles its kernels anew.", stacklevel=3)
+    warnings.warn(
+        f"{folder} does not take files ({reason}). Set TRITON_CACHE_DIR to a folder that does; until then each process "
+        "compiles its kernels anew.",
+        stacklevel=3,
+    )
 
 
 _substitutes: list[tempfile.TemporaryDirectory[str]] = []  # removed when Python ends

@@ -44,7 +44,6 @@ KINDS = {
     "bf16": Kind("float", "uint16_t", 2, "bf16_to_f32", "bf16_of_f32", "round_bf16"),
     "f16": Kind("float", "uint16_t", 2, "f16_to_f32", "f16_of_f32", "round_f16"),
     "f8E4M3FN": Kind("uint8_t", "uint8_t", 1),
-    "f8E5M2": Kind("uint8_t", "uint8_t", 1),
     "i1": Kind("_Bool", "uint8_t", 1, "0 != "),
     "i8": Kind("int8_t", "int8_t", 1),
     "i16": Kind("int16_t", "int16_t", 2),
@@ -52,7 +51,7 @@ KINDS = {
     "i64": Kind("int64_t", "int64_t", 8),
     "index": Kind("int64_t", "int64_t", 8),
 }
-FP8 = {"f8E4M3FN": "e4m3", "f8E5M2": "e5m2"}
+FP8 = {"f8E4M3FN": "e4m3"}
 
 
 def kind_of(element: str) -> Kind:
@@ -152,10 +151,6 @@ def compute(op: Op, x: list[str]) -> str:
     return f"{kind.round}({text})" if op.name in ROUNDED else text
 
 
-def _rounded(op: Op, text: str) -> str:
-    return f"{KINDS[op.result.type.element].round}({text})"
-
-
 def _integer_infix(op: Op, name: str, x: list[str]) -> str:
     """Sums wrap around: they are computed unsigned."""
     kind, sign = KINDS[op.result.type.element], INTEGER_INFIX[name]
@@ -231,7 +226,7 @@ def _convert_integer(op: Op, name: str, x: list[str]) -> str:
 def _integer_to_float(op: Op, name: str, x: list[str]) -> str:
     source, kind = KINDS[op.operands[0].type.element], KINDS[op.result.type.element]
     cast = f"({source.unsigned})" if name == "uitofp" else "-(int)" if source.bits == 1 else ""
-    return _rounded(op, f"({kind.value}){cast}{x[0]}")
+    return f"{kind.round}(({kind.value}){cast}{x[0]})"
 
 
 def _float_to_integer(op: Op, name: str, x: list[str]) -> str:
@@ -255,8 +250,7 @@ def _convert_float(op: Op, name: str, x: list[str]) -> str:
     if target in FP8:
         return f"{FP8[target]}_of_f32({text})"
     if KINDS[source].num_bytes > KINDS[target].num_bytes or {source, target} == {"bf16", "f16"}:
-        text = f"(float)({text})"
-        return _rounded(op, text)
+        return f"{KINDS[target].round}((float)({text}))"
     return f"({KINDS[target].value})({text})"
 
 
@@ -272,27 +266,6 @@ def _bitcast(op: Op, name: str, x: list[str]) -> str:
     if a.is_float:
         return f"(int16_t){a.store}({x[0]})" if a.store else f"bits_of_{source}({x[0]})"
     return f"{b.load}((uint16_t){x[0]})" if b.load else f"{target}_of_bits({x[0]})"
-
-
-def _multiply_high(op: Op, name: str, x: list[str]) -> str:
-    if op.result.type.element == "i32":
-        return f"(int32_t)(((uint64_t)(uint32_t){x[0]} * (uint32_t){x[1]}) >> 32)"
-    return f"(int64_t)(((unsigned __int128)(uint64_t){x[0]} * (uint64_t){x[1]}) >> 64)"
-
-
-def _external(op: Op, name: str, x: list[str]) -> str:
-    """libdevice's __nv_expf is libm's expf."""
-    symbol = op.string("symbol").removeprefix("__nv_")
-    if symbol not in LIBM:
-        raise op.unsupported("Use tl.math, or the interpreter.", f"libdevice's {symbol or 'function'}")
-    return _rounded(op, f"{symbol}({', '.join(x)})")
-
-
-_NAMES = (
-    "acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 expm1 fabs floor fma fmod "
-    "hypot ldexp lgamma log log10 log1p log2 nearbyint pow rint round sin sinh sqrt tan tanh tgamma trunc"
-)
-LIBM = {name + suffix for name in _NAMES.split() for suffix in ("f", "")}
 
 
 def _inline_ptx(op: Op, name: str, x: list[str]) -> str:
@@ -315,7 +288,5 @@ HANDLERS: dict[str, Callable[[Op, str, list[str]], str]] = {
     "cmpf": _compare_floats,
     "bitcast": _bitcast,
     "tt.clampf": _clamp,
-    "tt.mulhiui": _multiply_high,
-    "tt.extern_elementwise": _external,
     "tt.elementwise_inline_asm": _inline_ptx,
 }

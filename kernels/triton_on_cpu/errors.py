@@ -13,10 +13,6 @@ class CompilerMissingError(CompilerError):
     """There is no C compiler on this machine. Triton's interpreter (TRITON_INTERPRET=1) needs none."""
 
 
-class CacheError(TritonOnCpuError):
-    """Compiled kernels cannot be stored: the disk is full, or the folder cannot be written."""
-
-
 class KernelFault(TritonOnCpuError):
     """A checked kernel was stopped. Its writes until then remain; the process is unharmed."""
 

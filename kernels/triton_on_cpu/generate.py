@@ -6,7 +6,7 @@ kernel.py      the C written so far: names, elements of tensors, addresses      
 elements.py    one element of an elementwise operation      (numbers.h)
 memory.py      loads, stores, atomics, masks, checks        (access.h)
 products.py    tl.dot                                       (products.h)
-reductions.py  reductions, scans, gather
+reductions.py  reductions and scans
 control.py     loops and branches
 """
 
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from triton_on_cpu import control, memory, products, reductions, ttir
 from triton_on_cpu.elements import kind_of
 from triton_on_cpu.kernel import Kernel, Site, require_stack
-from triton_on_cpu.ttir import NotSupportedError, Op
+from triton_on_cpu.ttir import Op
 
 IGNORED = ("ttg.barrier", "gpu.barrier", "llvm.intr.assume")  # a tile is one thread's: barriers do nothing
 NOT_SUPPORTED = {
     "tt.histogram": "Count with tl.sum(bins[:, None] == x[None, :], axis=1).",
     "tt.cat": "Use tl.join, or two stores.",
+    "tt.gather": "Load the elements through pointers.",
     "tt.dot_scaled": "Multiply by the scales and use tl.dot.",
     "tt.print": "Print in the interpreter: set TRITON_INTERPRET=1 before Python starts; in this course, as lab 2 says.",
     "tt.call": "Let Triton inline the function (no noinline=True).",
@@ -40,18 +41,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class Generated:
-    """A kernel in C. Compile `c_source` with this folder on the include path (`-I`): it includes its headers by name.
+    """A kernel in C. Compile `c_source` with this folder on the include path (`-I`)."""
 
-    `headers` are the files that it includes, for a cache's key.
-    """
-
-    name: str
     c_source: str
     arguments: tuple[Argument, ...]
     sites: tuple[Site, ...]
-    stack_bytes: int
-    checked: bool
-    headers: tuple[str, ...] = ("runtime.h", "numbers.h", "access.h", "products.h")
 
 
 def generate(ttir_text: str, checked: bool = False) -> Generated:
@@ -62,27 +56,28 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
         checked: Verify each access against `launch.extents`, and let every loop end when `*launch.stop` is set.
 
     Raises:
-        NotSupportedError: An operation that has no translation. Its message names the operation, the kernel's file and
-            line, and what to do instead (`.operation`, `.file`, `.line`, `.advice`).
+        NotSupportedError: An operation that has no translation; the message says where, and what to do instead.
     """
     function = ttir.parse(ttir_text)
     kernel = Kernel(function, checked, emit, {"tt.load": memory.load_element})
     arguments = tuple(Argument(a.name, a.type.element, a.type.is_pointer) for a in function.arguments)
     write(kernel)
-    body = "\n".join(kernel.out)
     require_stack(kernel)
-    source = TEMPLATE.format(
-        define="#define CHECKED 1" if checked else "", name=function.name, body=body, stack_bytes=kernel.stack_bytes
-    )
-    return Generated(function.name, source, arguments, tuple(kernel.sites), kernel.stack_bytes, checked)
+    body = "\n".join(kernel.out)
+    switches = {"CHECKED": checked, "PAIRS": "product_of_pairs(" in body, "PRODUCTS": "product" in body}
+    defined = "\n".join(f"#define {switch}" for switch, is_on in switches.items() if is_on)
+    source = TEMPLATE.format(switches=defined, name=function.name, body=body)
+    return Generated(source, arguments, tuple(kernel.sites))
 
 
 TEMPLATE = """/* {name}, compiled from Triton's TTIR */
-{define}
+{switches}
 #include "runtime.h"
 #include "numbers.h"
 #include "access.h"
+#ifdef PRODUCTS
 #include "products.h"
+#endif
 
 static void run_program(const launch *l, const void *const *args, const int32_t *program) {{
 {body}
@@ -94,8 +89,6 @@ void run_programs(const launch *l, const void *const *args, int32_t first, int32
     run_program(l, args, program);
   }}
 }}
-const int64_t kernel_stack_bytes = {stack_bytes};
-const int32_t kernel_abi = RUNTIME_ABI;
 """
 
 
@@ -149,6 +142,3 @@ def _assert(kernel: Kernel, op: Op) -> None:
     check = kernel.site(op, "assert", None, op.text.partition('"')[2].rpartition('"')[0])
     nest.add(f"if (!{text}) {{ report(l, args, program, {check}, 0, 1); return; }}")
     kernel.out += nest.text()
-
-
-__all__ = ["Argument", "Generated", "NotSupportedError", "Site", "generate"]

@@ -25,7 +25,7 @@ class Site:
 
     file: str
     line: int
-    what: str  # 'load', 'store', 'atomic' or 'assert'
+    what: str  # 'load', 'store', 'atomic', 'assert' or 'loop'
     argument: str  # the pointer argument's name; '' if it cannot be traced
     message: str = ""  # an assertion's
 

@@ -270,9 +270,8 @@ def compare_and_swap(kernel: Kernel, op: Op) -> None:
 
 
 def _require_atomic(op: Op, element: str, what: str) -> None:
-    known = {"f32": ("fadd", "exch"), "f64": ("fadd", "exch"), "f16": ("fadd",), "bf16": ("fadd",)}
-    integer = ("add", "max", "min", "umax", "umin", "and", "or", "xor", "exch", "cas")
-    if what not in known.get(element, integer if element in ("i32", "i64") else ()):
+    known = {"f32": ("fadd", "exch"), **dict.fromkeys(("i32", "i64"), ("add", "max", "min", "exch", "cas"))}
+    if what not in known.get(element, ()):
         raise op.unsupported("Use an fp32 or int32 tensor.", f"an atomic `{what}` on {element}")
 
 

@@ -48,18 +48,14 @@ INLINE float e4m3_to_f32(uint8_t c) {
   x = (c & 0x7f) == 0x7f ? NAN : x;
   return FLOAT((BITS(x) & 0x7fffffffu) | (uint32_t)(c & 0x80) << 24);
 }
-INLINE float e5m2_to_f32(uint8_t c) { return f16_to_f32((uint16_t)(c << 8)); }
-#define TO_FP8(name, mantissa, bias, step, largest, nan)                                              \
-  INLINE uint8_t name(float x) {                                                                      \
-    const int shift = 23 - mantissa; /* step: a float whose last bit is the least subnormal's */      \
-    uint32_t u = BITS(x), sign = u >> 24 & 0x80u, m = u & 0x7fffffffu;                                \
-    uint32_t normal = (m - ((127u - bias) << 23) + (1u << (shift - 1)) - 1u + (m >> shift & 1u)) >> shift; \
-    uint32_t c = m < ((128u - bias) << 23) ? BITS(FLOAT(m) + step) - BITS(step) : normal;             \
-    c = c > largest ? largest : c;                                                                    \
-    return (uint8_t)((m > 0x7f800000u ? nan : c) | sign);                                             \
-  }
-TO_FP8(e4m3_of_f32, 3, 7, 0x1p14f, 0x7eu, 0x7fu)
-TO_FP8(e5m2_of_f32, 2, 15, 0x1p7f, 0x7bu, 0x7fu)
+INLINE uint8_t e4m3_of_f32(float x) {
+  uint32_t u = BITS(x), sign = u >> 24 & 0x80u, m = u & 0x7fffffffu;
+  uint32_t normal = (m - (120u << 23) + (1u << 19) - 1u + (m >> 20 & 1u)) >> 20;
+  uint32_t small = BITS(FLOAT(m) + 0x1p14f) - BITS(0x1p14f); /* 2^14: its last bit is the least subnormal */
+  uint32_t c = m < (121u << 23) ? small : normal;
+  c = c > 0x7eu ? 0x7eu : c;
+  return (uint8_t)((m > 0x7f800000u ? 0x7fu : c) | sign);
+}
 
 /* ---- floats to integers: towards zero, NaN becomes 0, what is too large the nearest */
 #define TO_INTEGER(from, F)                                                                           \

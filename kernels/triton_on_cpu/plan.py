@@ -19,14 +19,14 @@ SHAPES = {
 EFFECTS = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "ttg.barrier", "gpu.barrier", "tt.print", "tt.assert"}
 FOLDS = {"tt.reduce", "tt.scan"}  # their regions combine two elements
 ROOTS = FOLDS | EFFECTS | {
-    "tt.dot", "tt.gather", "tt.histogram", "tt.unsplat",
+    "tt.dot", "tt.unsplat",
     "scf.yield", "scf.condition", "scf.for", "scf.while", "scf.if", "cf.br", "cf.cond_br",
 }  # fmt: skip
 # About the cycles of one element in vector code, where it is more than one.
 COSTS = {
     "exp2": 8, "exp": 9, "log2": 9, "log": 9, "sqrt": 6, "rsqrt": 8, "divf": 5, "precise_divf": 6, "precise_sqrt": 6,
     "divsi": 3, "remsi": 3, "divui": 3, "remui": 3, "load": 8, "truncf": 2, "fp_to_fp": 6, "sin": 20, "cos": 20,
-    "tanh": 20, "erf": 20, "extern_elementwise": 20,
+    "tanh": 20, "erf": 20,
 }  # fmt: skip
 DEAR = 8
 AFFINE_SOURCES = ("arith.constant", "tt.make_range", "tt.splat")
@@ -139,7 +139,7 @@ class Plan:
         if self.checked or len(roots) != 1 or grows:
             return False
         root = next(iter(roots))
-        takes_it_whole = root.name in ("tt.dot", "tt.scan", "tt.gather") or (root.regions and root.name not in FOLDS)
+        takes_it_whole = root.name in ("tt.dot", "tt.scan") or (root.regions and root.name not in FOLDS)
         is_multiplied = root.name == "tt.dot" and len(op.operands) == 1
         if is_multiplied:  # as it lies in memory, see products.py
             takes_it_whole = self.source_of_product(root.operands[1]) is not op.result

@@ -43,8 +43,8 @@ PRODUCT(product, float, ADD_PRODUCT, 0)
 PRODUCT(product_in_memory, float, ADD_PRODUCT, IN_MEMORY)
 
 /* bf16: a word is two neighbours in k, the first in its lower half. */
-#ifdef __AVX512BF16__
-#include <immintrin.h>
+#if defined(PAIRS) && defined(__AVX512BF16__)
+#include <immintrin.h> /* a third of a second for the compiler: for kernels that have such products only */
 #define ADD_PAIRS(c, a, b) (v16)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32(a), (__m512bh)(b))
 #else
 #define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
@@ -87,7 +87,7 @@ INLINE void product_transposed(const int M, const int N, const int K, const floa
     }
 }
 
-/* Integers, doubles, and floats in few columns: B may lie transposed. */
+/* Integers, and floats in few columns: B may lie transposed. */
 #define PLAIN_PRODUCT(name, T, R)                                                                     \
   INLINE void name(const int M, const int N, const int K, const T* A, const T* B, const int64_t stride, R* C) { \
     for (int m = 0; m < M; m++) for (int k = 0; k < K; k++) for (int n = 0; n < N; n++) C[m * N + n] += (R)A[m * K + k] * (R)B[k * stride + n]; \
@@ -97,4 +97,3 @@ INLINE void product_transposed(const int M, const int N, const int K, const floa
   }
 PLAIN_PRODUCT(narrow_product, float, float)
 PLAIN_PRODUCT(product_i32, int8_t, int32_t)
-PLAIN_PRODUCT(product_f64, double, double)

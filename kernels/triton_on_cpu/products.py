@@ -10,11 +10,11 @@ or as bf16 with neighbours in k side by side. The pairs of such a product are su
 import math
 
 from triton_on_cpu import memory
-from triton_on_cpu.elements import FP8, kind_of
+from triton_on_cpu.elements import FP8
 from triton_on_cpu.kernel import Kernel
 from triton_on_cpu.ttir import Op, Type, Value
 
-FUNCTIONS = {"f32": "product", "f16": "product", "bf16": "product", "i32": "product_i32", "f64": "product_f64"}
+FUNCTIONS = {"f32": "product", "i32": "product_i32"}
 VECTOR = 16  # columns that are multiplied at once
 Steps = list[tuple[int, int | str]]  # of one dimension: (size, elements from one to the next), the outermost first
 
@@ -22,25 +22,18 @@ Steps = list[tuple[int, int | str]]  # of one dimension: (size, elements from on
 def dot(kernel: Kernel, op: Op) -> None:
     left, right, start = op.operands
     result = op.result
-    *batch, m, n = result.type.shape
-    k = left.type.shape[-1]
     element = result.type.element
-    if element not in FUNCTIONS or len(batch) > 1:
-        raise op.unsupported(
-            "Accumulate in fp32, fp64 or int32.", f"tl.dot of {len(batch) + 2} dimensions into {element}"
-        )
+    if element not in FUNCTIONS or len(result.type.shape) != 2:
+        what = f"tl.dot of {len(result.type.shape)} dimensions into {element}"
+        raise op.unsupported("Multiply matrices, and accumulate in fp32 or int32.", what)
+    (m, n), k = result.type.shape, left.type.shape[1]
     name = kernel.array[result] = _accumulator(kernel, op, start)
     function = FUNCTIONS[element]
     if function == "product" and n % VECTOR:
         function = "narrow_product"
     function, b, stride = _right_operand(kernel, right, function)
     a = _operand(kernel, left)
-    kernel.out.append(f"for (int i = 0; i < {math.prod(batch)}; i++)")
-    kernel.out.append(
-        f"{function}({m}, {n}, {k}, {a} + i * {m * k}, {b} + i * {k * n}, {stride}, {name} + i * {m * n});"
-    )
-    if rounding := kind_of(element).round:
-        kernel.out.append(f"for (int i = 0; i < {result.type.numel}; i++) {name}[i] = {rounding}({name}[i]);")
+    kernel.out.append(f"{function}({m}, {n}, {k}, {a}, {b}, {stride}, {name});")
 
 
 def _accumulator(kernel: Kernel, op: Op, start: Value) -> str:
@@ -68,22 +61,21 @@ def _operand(kernel: Kernel, value: Value) -> str:
 
 def _right_operand(kernel: Kernel, value: Value, function: str) -> tuple[str, str, str | int]:
     """(function of products.h, array or pointer, elements from row to row)."""
-    k, n = value.type.shape[-2:]
+    k, n = value.type.shape
     source = kernel.plan.source_of_product(value)
     if source.op.name == "tt.load" and source not in kernel.array:
         if found := _in_memory(kernel, value):
             return found
         kernel.plan.in_array.add(source)
         memory.load(kernel, source.op)
-    if value.op.name == "tt.trans" and value not in kernel.array and len(value.type.shape) == 2:
+    if value.op.name == "tt.trans" and value not in kernel.array:
         return f"{function}_transposed", _operand(kernel, value.op.operands[0]), k  # as it lies, not turned first
     return function, _operand(kernel, value), n
 
 
 def _in_memory(kernel: Kernel, value: Value) -> tuple[str, str, str | int] | None:
     """As `_right_operand`, without a copy; None if the tensor needs one."""
-    *batch, _, n = value.type.shape
-    found = None if batch or n % VECTOR else _laid_out(kernel, value)
+    found = None if value.type.shape[1] % VECTOR else _laid_out(kernel, value)
     if found is None:
         return None
     base, dimensions = found

@@ -1,14 +1,14 @@
-"""tl.sum, tl.max and every other tl.reduce, scans, and gather.
+"""tl.sum, tl.max and every other tl.reduce, and scans.
 
 The order in which elements are combined depends on the shapes and on the machine's vectors, never on threads: one
-thread has the whole tile. Sums, products, extremes and bitwise reductions run in vector code: along the innermost
+thread has the whole tile. Sums, products and extremes run in vector code: along the innermost
 dimension by `omp simd`, along another one as rows that are combined with each other. Anything else goes element by
 element. Partial sums of fp16 and bf16 are fp32, rounded once.
 """
 
 from triton_on_cpu.elements import KINDS, kind_of
 from triton_on_cpu.kernel import Kernel
-from triton_on_cpu.nest import Index, Nest, flat_index, weighted_sum
+from triton_on_cpu.nest import Nest, flat_index, weighted_sum
 from triton_on_cpu.ttir import Op, Value
 
 # The region's one operation: (what a reduction starts with, OpenMP's name, one step). LEAST, GREATEST: of the type.
@@ -16,9 +16,6 @@ FOLDS = {
     "addf": ("0", "+", "{a} + {b}"),
     "mulf": ("1", "*", "{a} * {b}"),
     "addi": ("0", "+", "{a} + {b}"),
-    "andi": ("-1", "&", "{a} & {b}"),
-    "ori": ("0", "|", "{a} | {b}"),
-    "xori": ("0", "^", "{a} ^ {b}"),
     "maxsi": ("LEAST", "max", "{b} > {a} ? {b} : {a}"),
     "minsi": ("GREATEST", "min", "{b} < {a} ? {b} : {a}"),
     "maxnumf": ("-INFINITY", "max", "{b} > {a} ? {b} : {a}"),
@@ -56,14 +53,11 @@ def _fold_of(op: Op) -> str | None:
     if len(steps) != 1 or set(steps[0].operands) != set(arguments):
         return None
     name = steps[0].name.removeprefix("arith.")
-    is_bitwise = name in ("andi", "ori", "xori")
-    return name if name in FOLDS and (is_bitwise or op.operands[0].type.element != "i1") else None
+    return name if name in FOLDS and op.operands[0].type.element != "i1" else None
 
 
 def _total_type(element: str, name: str) -> str:
-    """Sums of integers wrap around, which C defines for unsigned ones; truth values are integers meanwhile."""
-    if element == "i1":
-        return "int"
+    """Sums of integers wrap around, which C defines for unsigned ones."""
     return KINDS[element].unsigned if name == "addi" else KINDS[element].value
 
 
@@ -73,7 +67,7 @@ def _start(name: str, element: str) -> str:
 
 
 def _finished(element: str, text: str) -> str:
-    return f"({text}) & 1" if element == "i1" else f"{KINDS[element].round}({text})"
+    return f"{KINDS[element].round}({text})"
 
 
 def _place(kernel: Kernel, value: Value, nest: Nest, axis: int) -> str:
@@ -120,7 +114,7 @@ def _combine_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> N
     kernel.out.append(f"{every} {start};")
     nest.add(f"{target} = {combined};")
     kernel.out += nest.text()
-    if element == "i1" or KINDS[element].round:
+    if KINDS[element].round:
         kernel.out.append(f"{every} {_finished(element, f'{kernel.array[result]}[i]')};")
 
 
@@ -171,19 +165,4 @@ def scan(kernel: Kernel, op: Op) -> None:
     _combine_in_order(kernel, op, op.integer("axis"), is_scan=True)
 
 
-def gather(kernel: Kernel, op: Op) -> None:
-    """tl.gather: an index outside of the tensor takes the nearest element."""
-    source, index = op.operands
-    axis, shape = op.integer("axis"), source.type.shape
-    name = kernel.ensure_array(source)
-    kernel.declare(op.result)
-    nest = kernel.nest(index.type.shape)
-    picked = kernel.element(nest, index, nest.indices)
-    indices = list(nest.indices)
-    indices[axis] = Index(f"CLAMP({picked}, 0, {shape[axis] - 1})", nest.depth)
-    target = f"{kernel.array[op.result]}[{flat_index(index.type.shape, nest.indices).text}]"
-    nest.add(f"{target} = {name}[{flat_index(shape, indices).text}];")
-    kernel.out += nest.text()
-
-
-EMITTERS = {"tt.reduce": reduce, "tt.scan": scan, "tt.gather": gather}
+EMITTERS = {"tt.reduce": reduce, "tt.scan": scan}

@@ -1,25 +1,15 @@
-/* What a compiled kernel and the code that launches it agree on. The only header that both include.
+/* What a compiled kernel and the code that launches it agree on.
  *
- * A kernel is a shared object with three symbols:
- *
- *     void run_programs(const launch *l, const void *const *args, int32_t first, int32_t last);
- *     const int64_t kernel_stack_bytes;   // upper bound of the stack that one program takes
- *     const int32_t kernel_abi;           // RUNTIME_ABI of the compiler that wrote it
- *
- * run_programs runs programs first .. last - 1 of the grid, x fastest: program p is (p % X, p / X % Y, p / X / Y).
- * It may be called by any number of threads at once, with ranges that do not overlap; it keeps no state.
+ * A kernel is a shared object with `run_programs`, which runs programs first .. last - 1 of the grid, x fastest: program p
+ * is (p % X, p / X % Y, p / X / Y). Any number of threads may call it at once, with ranges that do not overlap.
  *
  * args[i] points to the value of the i-th argument, as CUDA's kernelParams do: a pointer argument's value is the
- * tensor's address (8 bytes), an i1 or i8 has 1 byte, and so on up to i64 and f64 with 8. Constants that Triton has
- * specialised (constexpr, None, an integer that is 1) have no place in args: `Generated.arguments` lists what has.
- */
+ * tensor's address. Constants that Triton has specialised (constexpr, None, an integer that is 1) have no place there. */
 #ifndef TRITON_ON_CPU_RUNTIME_H
 #define TRITON_ON_CPU_RUNTIME_H
 #include <stdint.h>
 
-#define RUNTIME_ABI 1
-
-/* The memory that a pointer argument may touch: the whole storage of its tensor. Not a pointer: bytes is 0. */
+/* The memory that a pointer argument may touch. Not a pointer: bytes is 0. */
 typedef struct {
   uint64_t base;
   uint64_t bytes;
@@ -31,13 +21,12 @@ enum fault_kind { FAULT_NONE = 0, FAULT_LOAD = 1, FAULT_STORE = 2, FAULT_ATOMIC 
  * after all threads have come back. The access itself was not made: a load got 0, a store was left out. */
 typedef struct {
   int32_t failed;
-  int32_t kind;         /* enum fault_kind */
-  int32_t program[3];   /* program ids */
-  int32_t argument;     /* index into args; -1 if the pointer cannot be traced to one argument */
-  int32_t line;         /* of the kernel's source; 0 if unknown */
-  int32_t site;         /* index into Generated.sites: file, line, what it is, argument's name */
-  int32_t element_bytes;
-  int64_t element;      /* index of the element counted from the argument's own address; may be negative */
+  int32_t kind;       /* enum fault_kind */
+  int32_t program[3]; /* program ids */
+  int32_t argument;   /* index into args; -1 if the pointer cannot be traced to one argument */
+  int32_t line;       /* of the kernel's source; 0 if unknown */
+  int32_t site;       /* index into Generated.sites */
+  int64_t element;    /* counted from the argument's own address; may be negative */
   uint64_t address;
 } fault;
 
@@ -45,9 +34,9 @@ typedef struct {
 typedef struct {
   int32_t grid[3];
   int32_t num_args;
-  const extent *extents;      /* [num_args] */
-  fault *fault;               /* zeroed before the launch */
-  volatile int32_t *stop;     /* set from outside, or by the first fault: every loop then ends its program */
+  const extent *extents;  /* [num_args] */
+  fault *fault;           /* zeroed before the launch */
+  volatile int32_t *stop; /* set from outside, or by the first fault: every loop then ends its program */
 } launch;
 
 typedef void (*run_programs_fn)(const launch *l, const void *const *args, int32_t first, int32_t last);

@@ -24,21 +24,14 @@ from twophase_kernels._triton import (
     check_rows,
     check_tensor,
     mode,
-    new_workspace,
     next_power_of_2,
     row_tile,
     tl,
     triton,
 )
 from twophase_kernels.code_pairs import decode_pairs
-from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
-from twophase_kernels.linear_splits import (
-    LinearTiles,
-    check_mode,
-    check_num_splits,
-    choose_num_splits,
-    sum_splits,
-)
+from twophase_kernels.gpu import Generation, gpu_generation
+from twophase_kernels.linear_splits import LinearTiles, check_mode, in_splits
 from twophase_kernels.quant import absmax_bits, decode_e4m3, encode_e4m3, quantise_reference, row_scales
 
 E4M3 = torch.float8_e4m3fn
@@ -201,32 +194,20 @@ def fp8_linear(
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = fp8_linear_tiles(num_tokens, num_outputs, generation)
-    if num_splits is None:
-        num_sms = num_multiprocessors(x.device)
-        num_splits = choose_num_splits(tiles, num_tokens, num_outputs, num_inputs, num_sms)
-    check_num_splits(num_splits)
-    if out is None:
-        out = torch.empty(num_tokens, num_outputs, dtype=dtype, device=x.device)
-    check_tensor("out", out, (num_tokens, num_outputs), dtype, x.device)
-    if out.numel() == 0:
-        return out
-    target, target_bias = out, bias
-    if num_splits > 1:
-        partial = new_workspace(num_splits * out.numel(), x.device)
-        target, target_bias = partial.view(num_splits, *out.shape), None
     way = fp8_way(generation)
     codes_per_element = 2 if way == "packed" else 1
     if way != "hardware":
         x, weight = (codes.view(torch.int16 if way == "packed" else torch.uint8) for codes in (x, weight))
-    fp8_linear_kernel[tiles.grid(num_tokens, num_outputs, num_splits)](
-        x, x_scales, weight, scales, target_bias, target, num_tokens, num_inputs // codes_per_element, num_outputs,
-        FP8=way, IS_EVEN=num_inputs % tiles.block_i == 0,
-        BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i // codes_per_element,
-        NUM_STAGES=tiles.num_stages, **tiles.options,
-    )  # fmt: skip
-    if num_splits > 1:
-        sum_splits(target, bias, out)
-    return out
+
+    def launch(grid: tuple[int, int, int], target: Tensor, bias: Tensor | None) -> None:
+        fp8_linear_kernel[grid](
+            x, x_scales, weight, scales, bias, target, num_tokens, num_inputs // codes_per_element, num_outputs,
+            FP8=way, IS_EVEN=num_inputs % tiles.block_i == 0,
+            BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i // codes_per_element,
+            NUM_STAGES=tiles.num_stages, **tiles.options,
+        )  # fmt: skip
+
+    return in_splits(launch, tiles, (num_tokens, num_outputs, num_inputs), num_splits, out, bias, dtype, x.device)
 
 
 def fp8_way(generation: Generation) -> str:

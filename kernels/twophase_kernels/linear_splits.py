@@ -6,12 +6,14 @@ bits of the result. Instead each split writes its partial sum, fp32 [splits, T, 
 the order of the splits: the same call gives the same bits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, check_tensor, mode, new_workspace, next_power_of_2, tl, triton
+from twophase_kernels.gpu import num_multiprocessors
 
 MAX_SPLITS = 16
 MIN_STEPS_PER_SPLIT = 4  # as many as the pipeline holds
@@ -70,10 +72,37 @@ def check_mode(*tensors: Tensor | None) -> None:
     mode(torch.bfloat16 if torch.bfloat16 in dtypes else None)
 
 
-def check_num_splits(num_splits: int) -> None:
-    """Raises ValueError unless it is from 1 to MAX_SPLITS."""
+def in_splits(
+    launch: Callable[[tuple[int, int, int], Tensor, Tensor | None], None],
+    tiles: LinearTiles,
+    shape: tuple[int, int, int],
+    num_splits: int | None,
+    out: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """out [T, O] of `shape` (T, O, I): by launch(grid, target, bias), over `num_splits` splits of the columns.
+
+    The target of several is [splits, T, O], partial sums without bias. Raises ValueError for what breaks a rule.
+    """
+    if num_splits is None:
+        num_splits = choose_num_splits(tiles, *shape, num_multiprocessors(device))
     if not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}, got {num_splits}.")
+    if out is None:
+        out = torch.empty(shape[:2], dtype=dtype, device=device)
+    check_tensor("out", out, shape[:2], dtype, device)
+    grid = tiles.grid(*shape[:2], num_splits)
+    if out.numel() == 0:
+        return out
+    if num_splits == 1:
+        launch(grid, out, bias)
+        return out
+    partial = new_workspace(num_splits * out.numel(), device).view(num_splits, *out.shape)
+    launch(grid, partial, None)
+    sum_splits(partial, bias, out)
+    return out
 
 
 @triton.jit

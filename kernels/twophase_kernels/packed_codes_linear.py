@@ -13,8 +13,8 @@ that a library is faster for several rows.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import check_devices, check_tensor, mode, next_power_of_2, tl, triton
-from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS
+from twophase_kernels._triton import check_tensor, next_power_of_2, tl, triton
+from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS, check_rows_on_cpu
 
 GROUPS = (32, 64, 128)  # of 4 bits
 BYTE_WORDS = 4  # of a block per step of the loop, in 8 bits
@@ -154,13 +154,7 @@ def packed_codes_linear(
         ValueError: A tensor breaks one of these rules.
         KernelsUnavailableError: No kernel can run here.
     """
-    mode(x.dtype)
-    check_devices(x=x, words=words, scales=scales, minima=minima, bias=bias)
-    if x.ndim != 2 or x.dtype not in (torch.float32, torch.bfloat16) or x.stride(1) != 1:
-        raise ValueError(
-            "x must be [T, I], float32 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {list(x.shape)} with strides {x.stride()}."
-        )
+    check_rows_on_cpu("packed_codes_linear", x, words=words, scales=scales, minima=minima, bias=bias)
     bits, num_inputs = 8 if minima is None else 4, x.shape[1]
     num_blocks, num_groups = -(-num_outputs // BLOCK_OUTPUTS), scales.shape[1] if scales.ndim == 3 else 0
     if not num_groups or not fits(bits, num_inputs, num_inputs // num_groups):

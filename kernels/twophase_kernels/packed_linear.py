@@ -136,7 +136,11 @@ def packed_linear(
         ValueError: An argument breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype; or kernels are compiled for a GPU.
     """
-    _check(x, words, num_outputs, bias)
+    check_rows_on_cpu("packed_linear", x, words=words, bias=bias)
+    if num_outputs < 1:
+        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
+    check_tensor("words", words, packed_shape(num_outputs, x.shape[1], x.dtype), WORD_DTYPES[x.dtype])
+    check_tensor("bias", bias, (num_outputs,), x.dtype)
     if dtype not in (None, x.dtype, torch.float32):
         raise ValueError(f"dtype must be x's, float32 or None, got {dtype} for x of {x.dtype}.")
     return launch_packed_linear(x, words, num_outputs, bias, dtype)
@@ -157,23 +161,20 @@ def launch_packed_linear(
     return out
 
 
-def _check(x: Tensor, words: Tensor, num_outputs: int, bias: Tensor | None) -> None:
+def check_rows_on_cpu(kernel: str, x: Tensor, **others: Tensor | None) -> None:
+    """Raises KernelsUnavailableError for a GPU, ValueError unless x has rows of a dtype that is packed."""
     how = mode(x.dtype)
     if how not in ("cpu", "interpreted"):
         raise KernelsUnavailableError(
-            f"packed_linear is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or "
+            f"{kernel} is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or "
             "start Python with TWOPHASE_KERNELS=cpu."
         )
-    check_devices(x=x, words=words, bias=bias)
+    check_devices(x=x, **others)
     if x.ndim != 2 or x.dtype not in WORD_DTYPES or x.shape[1] == 0 or x.stride(1) != 1:
         raise ValueError(
             "x must be [T, I], I at least 1, float32 or bfloat16, with contiguous rows, got "
             f"{x.dtype} {list(x.shape)} with strides {x.stride()}."
         )
-    if num_outputs < 1:
-        raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
-    check_tensor("words", words, packed_shape(num_outputs, x.shape[1], x.dtype), WORD_DTYPES[x.dtype])
-    check_tensor("bias", bias, (num_outputs,), x.dtype)
 
 
 def packed_linear_reference(

@@ -32,19 +32,12 @@ from twophase_kernels._triton import (
     check_devices,
     check_rows,
     check_tensor,
-    new_workspace,
     next_power_of_2,
     tl,
     triton,
 )
-from twophase_kernels.gpu import Generation, gpu_generation, num_multiprocessors
-from twophase_kernels.linear_splits import (
-    LinearTiles,
-    check_mode,
-    check_num_splits,
-    choose_num_splits,
-    sum_splits,
-)
+from twophase_kernels.gpu import Generation, gpu_generation
+from twophase_kernels.linear_splits import LinearTiles, check_mode, in_splits
 from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
 
 GROUPS = (32, 64, 128)
@@ -220,28 +213,17 @@ def _launch(
     run = 32 * (16 // bits)
     if tiles.block_i % run or (group and tiles.block_i != run):
         raise ValueError(f"block_i must be {'' if group else 'a multiple of '}{run}, got {tiles.block_i}.")
-    if num_splits is None:
-        num_sms = num_multiprocessors(x.device)
-        num_splits = choose_num_splits(tiles, num_tokens, num_outputs, num_inputs, num_sms)
-    check_num_splits(num_splits)
-    if out is None:
-        out = torch.empty(num_tokens, num_outputs, dtype=x.dtype, device=x.device)
-    check_tensor("out", out, (num_tokens, num_outputs), x.dtype, x.device)
-    if out.numel() == 0:
-        return out
-    target, target_bias = out, bias
-    if num_splits > 1:
-        partial = new_workspace(num_splits * out.numel(), x.device)
-        target, target_bias = partial.view(num_splits, *out.shape), None
-    quantized_linear_kernel[tiles.grid(num_tokens, num_outputs, num_splits)](
-        x, packed, scales, minima, target_bias, target, x.stride(0), num_tokens, num_inputs, num_outputs,
-        BITS=bits, GROUP=group, UNPACK=unpacking_code(bits, minima is None, x.dtype, generation),
-        IS_EVEN=num_inputs % tiles.block_i == 0, BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i,
-        NUM_STAGES=tiles.num_stages, **tiles.options,
-    )  # fmt: skip
-    if num_splits > 1:
-        sum_splits(target, bias, out)
-    return out
+    unpack = unpacking_code(bits, minima is None, x.dtype, generation)
+
+    def launch(grid: tuple[int, int, int], target: Tensor, bias: Tensor | None) -> None:
+        quantized_linear_kernel[grid](
+            x, packed, scales, minima, bias, target, x.stride(0), num_tokens, num_inputs, num_outputs,
+            BITS=bits, GROUP=group, UNPACK=unpack, IS_EVEN=num_inputs % tiles.block_i == 0,
+            BLOCK_O=tiles.block_o, BLOCK_T=tiles.block_t, BLOCK_I=tiles.block_i, NUM_STAGES=tiles.num_stages,
+            **tiles.options,
+        )  # fmt: skip
+
+    return in_splits(launch, tiles, (num_tokens, num_outputs, num_inputs), num_splits, out, bias, x.dtype, x.device)
 
 
 def quantized_linear_tiles(

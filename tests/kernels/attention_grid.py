@@ -1,15 +1,14 @@
 """The grid that both attention kernels are tested on, and points with every pair of its values for every run."""
 
 import itertools
-import random
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE
+from tests.kernels.covering import covering
 from twophase_kernels.attend_range import Tiles
 
 KV_FORMATS = ("none", "int8", "fp8_e4m3")
@@ -48,47 +47,32 @@ def whole_grid() -> list[GridPoint]:
     return [GridPoint(*point, *window, splits) for point, (window, splits) in zip(axes, turns, strict=False)]
 
 
-# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all of them.
+# Each point is a kernel to compile. Where there is a GPU, tests are run rarely, and all points; elsewhere a selection.
 of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 
-def grid_slices() -> list[Any]:
-    """The whole grid in portions that make good test names: one for each dtype, K/V format and head size."""
-    portions = itertools.groupby(whole_grid(), key=lambda point: (point.dtype, point.kv_format, point.head_dim))
-    return [
-        pytest.param(list(points), id=f"{str(dtype).removeprefix('torch.')}-{kv_format}-{head_dim}")
-        for (dtype, kv_format, head_dim), points in portions
-    ]
+def grid_slices(kernel: str) -> list[Any]:
+    """The points of a kernel in portions that make good test names: one for each dtype, K/V format and head size."""
+    points = sorted(threewise_grid(kernel), key=_portion) if HERE == "cpu" else whole_grid()
+    return [pytest.param(list(own), id=name) for name, own in itertools.groupby(points, key=_portion)]
 
 
-def pairs_of(values: tuple[Any, ...]) -> set[tuple[int, Any, int, Any]]:
-    """Each two of a combination's values, with their axes."""
-    return {(i, a, j, b) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)}
+def _portion(point: GridPoint) -> str:
+    return f"{str(point.dtype).removeprefix('torch.')}-{point.kv_format}-{point.head_dim}"
 
 
-def all_pairs() -> set[tuple[int, Any, int, Any]]:
-    """Every two values of any two axes. A bug that a combination of three values shows is for the whole grid."""
-    two = itertools.combinations(enumerate(AXES), 2)
-    return {(i, a, j, b) for (i, some), (j, others) in two for a, b in itertools.product(some, others)}
-
-
-@cache
 def pairwise_grid() -> tuple[GridPoint, ...]:
-    """Some forty points that have every pair between them (tested): of several drawn, that with most new pairs is next.
+    """Some forty points that have every pair of values between them (tested)."""
+    return tuple(GridPoint(*others, *window, splits) for *others, window, splits in covering(AXES, 2))
 
-    Each distinct point is a kernel to compile, as heads, pages and formats are constants in it.
-    """
-    rng, points, missing = random.Random(0), [], all_pairs()
-    while missing:
-        i, a, j, b = min(missing, key=str)
-        drawn = [[rng.choice(axis) for axis in AXES] for _ in range(60)]
-        for values in drawn:
-            values[i], values[j] = a, b
-        best = max(drawn, key=lambda values: len(missing & pairs_of(tuple(values))))
-        missing -= pairs_of(tuple(best))
-        *others, window, splits = best
-        points.append(GridPoint(*others, *window, splits))
-    return tuple(points)
+
+def threewise_grid(kernel: str) -> list[GridPoint]:
+    """Points with every three values between them: 'decode' and 'few' share them, as two values of one more axis;
+    'prefill' has no splits."""
+    if kernel == "prefill":
+        return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], 3)]
+    points = covering((*AXES, ("decode", "few")), 3)
+    return [GridPoint(*others, *window, splits) for *others, window, splits, name in points if name == kernel]
 
 
 def small_tiles(block_m: int, block_n: int) -> Tiles | None:

@@ -12,8 +12,9 @@ import torch
 
 from ptx_emulator import CompilingProcess, emulated, inspect_call
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
-from tests.kernels.attention_grid import GridPoint, pairwise_grid
+from tests.kernels.attention_grid import AXES, GridPoint
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
+from tests.kernels.covering import covering
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_sum
@@ -84,22 +85,21 @@ def check_prefill(point, query_lens, cached, **options):
     assert_attention(got, attention_oracle(case, options["window"], options["num_sinks"]))
 
 
-def points(count):
-    """Of the grid's points, with every other one in bf16, the dtype of most GPUs' kernels."""
+def points():
+    """Of the grid, some that have every value between them, every other one in bf16, the dtype of most GPUs' kernels."""
     turns = itertools.cycle((BF16, FP16, BF16, FP32))
-    return [
-        dataclasses.replace(point, dtype=dtype) for point, dtype in zip(pairwise_grid()[:count], turns, strict=False)
-    ]
+    found = [GridPoint(*others, *window, splits) for *others, window, splits in covering(AXES, 1)]
+    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(found, turns, strict=False)]
 
 
 GROUPS = [dataclasses.replace(SMALL, heads=(group, 1), num_splits=1) for group in (2, 6, 7, 8, 9)]
 FORMATS = [
     dataclasses.replace(SMALL, kv_format=kv_format, head_dim=128, heads=(8, 2)) for kv_format in ("int8", "fp8_e4m3")
 ]
-DECODES = [(target, point) for target in COMPILED_FOR for point in (*points(12), *FORMATS)]
+DECODES = [(target, point) for target in COMPILED_FOR for point in (*points(), *FORMATS)]
 DECODES += [("sm_90", point) for point in GROUPS]
 DECODES += [("sm_89", point) for point in (SMALL, *FORMATS)]
-PREFILLS = [(target, point) for target in COMPILED_FOR for point in (*points(10), *FORMATS)]
+PREFILLS = [(target, point) for target in COMPILED_FOR for point in (*points(), *FORMATS)]
 PREFILLS += [("sm_80", GROUPS[0]), ("sm_90", GROUPS[2]), ("sm_89", FORMATS[1]), ("sm_86", SMALL)]
 
 
@@ -123,7 +123,7 @@ def check_few(point, num_tokens):
     check_decode(point, [num_tokens, 600, 0, 33], [num_tokens, 2, 0, 1], num_splits=None)
 
 
-FEW = [(target, point) for target in COMPILED_FOR for point in (*points(8), *FORMATS)]
+FEW = [(target, point) for target in COMPILED_FOR for point in (*points(), *FORMATS)]
 FEW += [("sm_90", point) for point in GROUPS] + [("sm_89", FORMATS[1])]
 FEW = [(*each, num_rows) for each, num_rows in zip(FEW, itertools.cycle((16, 64, 16)), strict=False)]
 
@@ -260,7 +260,7 @@ def linear_points(count):
     return [dataclasses.replace(point, dtype=dtype, tiles=None) for point, dtype in points]
 
 
-LINEARS = [(target, point) for target in COMPILED_FOR for point in linear_points(28)]
+LINEARS = [(target, point) for target in COMPILED_FOR for point in linear_points(12)]
 LINEARS += [("sm_89", LINEAR_SAMPLE[0]), ("sm_86", LINEAR_SAMPLE[2])]
 
 

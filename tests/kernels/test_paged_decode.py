@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from tests.kernels.attention_grid import (
+    AXES,
     SPLITS,
     WINDOWS,
-    all_pairs,
     grid_slices,
     of_the_whole_grid,
-    pairs_of,
     pairwise_grid,
 )
 from tests.kernels.cases import (
@@ -25,6 +24,7 @@ from tests.kernels.cases import (
     far_away_case,
     make_case,
 )
+from tests.kernels.covering import all_parts, covering, parts_of
 from tests.kernels.elementwise import kept_workspace
 from twophase_kernels import paged_decode as module
 from twophase_kernels._triton import tl, triton
@@ -66,7 +66,7 @@ def test_every_pair_of_values(point):
 
 
 @of_the_whole_grid
-@pytest.mark.parametrize("points", grid_slices())
+@pytest.mark.parametrize("points", grid_slices("decode"))
 def test_whole_grid(points, subtests):
     for point in points:
         with subtests.test(str(point)):
@@ -82,10 +82,11 @@ def test_long_and_mixed_lengths(window, num_sinks, num_splits):
     assert_attention(got, attention_oracle(case, window, num_sinks))
 
 
-def test_the_points_have_every_pair_of_values():
-    found = [(*others, (window, sinks), n) for *others, window, sinks, n in (vars(p).values() for p in pairwise_grid())]
-    assert set().union(*map(pairs_of, found)) == all_pairs()
-    assert len(found) < 50
+def test_the_points_have_every_two_or_three_values():
+    for axes, strength, most in ((AXES, 2, 50), (AXES[:-1], 3, 200), ((*AXES, ("decode", "few")), 3, 250)):
+        found = covering(axes, strength)
+        assert set().union(*(parts_of(values, strength) for values in found)) == all_parts(axes, strength)
+        assert len(found) < most
 
 
 def test_default_splits():
@@ -233,7 +234,7 @@ def test_few_tokens(point):
 
 
 @of_the_whole_grid
-@pytest.mark.parametrize("points", grid_slices())
+@pytest.mark.parametrize("points", grid_slices("few"))
 def test_few_tokens_of_the_whole_grid(points, subtests):
     for point in points:
         with subtests.test(str(point)):

@@ -43,7 +43,7 @@ def test_every_pair_of_values(point):
 
 
 @of_the_whole_grid
-@pytest.mark.parametrize("points", grid_slices())
+@pytest.mark.parametrize("points", grid_slices("prefill"))
 def test_whole_grid(points, subtests):
     for point in points:
         with subtests.test(str(point)):

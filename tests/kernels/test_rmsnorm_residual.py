@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, moved
+from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
 from twophase_kernels._triton import row_tile
 from twophase_kernels.rmsnorm_residual import (
@@ -14,7 +15,7 @@ from twophase_kernels.rmsnorm_residual import (
 pytest.importorskip("triton", reason="not run here: no triton")
 
 # (T, N): one element, one row, several short rows per program, widths around a power of two, wide rows.
-SHAPES = [(1, 1), (5, 64), (19, 80), (3, 255), (2, 257), (3, 576), (2, 3000)]
+SHAPES = ((1, 1), (5, 64), (19, 80), (3, 255), (2, 257), (3, 576), (2, 3000))
 # Relative error of the fp32 arithmetic: N squares summed by halving (log2 N roundings), rsqrt (2 ulp), two products.
 FP32_RELATIVE = 2e-6
 
@@ -50,9 +51,7 @@ def check_rmsnorm(function, shape=SHAPES[2], dtype=torch.float32, device=HERE, h
     assert_rounded_once(y, want, FP32_RELATIVE * want.abs(), "y")
 
 
-@pytest.mark.parametrize("has_residual", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype", "has_residual"), selected(SHAPES, DTYPES, (True, False)), ids=str)
 def test_kernel(shape, dtype, has_residual):
     check_rmsnorm(rmsnorm_residual, shape, dtype, has_residual=has_residual)
 

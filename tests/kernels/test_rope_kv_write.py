@@ -4,21 +4,22 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, moved
+from tests.kernels.covering import selected
 from tests.kernels.elementwise import GuardedCache, assert_rounded_once, awkward_slots, new_kv
 from twophase_kernels.rope_kv_write import head_tile, rope_kv_write, rope_kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
 # (H, H_kv, D, page, T)
-SHAPES = [
+SHAPES = (
     (9, 3, 64, 16, 7),
     (5, 1, 80, 32, 5),
     (4, 4, 96, 16, 5),
     (32, 8, 128, 64, 5),
     (16, 1, 256, 128, 5),
     (80, 40, 64, 16, 5),
-]
-KV_FORMATS = ["none", "int8", "fp8_e4m3"]
+)
+KV_FORMATS = ("none", "int8", "fp8_e4m3")
 NUM_POSITIONS = 2048
 
 
@@ -63,9 +64,7 @@ def check_rope_kv_write(function, shape=SHAPES[0], dtype=torch.float32, kv_forma
     assert torch.equal(q._base, all_before), "something besides q was overwritten"
 
 
-@pytest.mark.parametrize("kv_format", KV_FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype", "kv_format"), selected(SHAPES, DTYPES, KV_FORMATS), ids=str)
 def test_kernel(shape, dtype, kv_format):
     check_rope_kv_write(rope_kv_write, shape, dtype, kv_format)
 

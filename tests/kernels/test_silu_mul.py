@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE
+from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
 from twophase_kernels.silu_mul import row_block, silu_mul, silu_mul_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
 # (T, I): one element, odd widths, widths around a program's 1024 elements.
-SHAPES = [(1, 1), (5, 63), (3, 1023), (2, 1025), (2, 1536)]
+SHAPES = ((1, 1), (5, 63), (3, 1023), (2, 1025), (2, 1536))
 
 
 def check_silu_mul(function, shape=SHAPES[1], dtype=torch.float32, device=HERE):
@@ -34,8 +35,7 @@ def check_silu_mul(function, shape=SHAPES[1], dtype=torch.float32, device=HERE):
     assert_rounded_once(got, want, fp32_error, "silu(gate) * up")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), selected(SHAPES, DTYPES, strength=1), ids=str)
 def test_kernel(shape, dtype):
     check_silu_mul(silu_mul, shape, dtype)
 

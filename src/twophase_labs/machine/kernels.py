@@ -6,15 +6,21 @@ Import it before anything that imports triton: how kernels run is decided when t
 when triton is (see `twophase_kernels.choice`). To use `print` and `assert` in a kernel, set TWOPHASE_KERNELS to
 'interpreted' in the first cell, and restart.
 
-Compiled for the CPU, each launch of a kernel that a learner's cell defines is checked: an access outside of a tensor,
-or a loop without an end, is a Python error. The engine's kernels run unchecked.
+Launches of a kernel that a learner's cell defines are checked, compiled for the CPU or interpreted: an access outside of a
+tensor is a Python error, compiled also a loop without an end. The engine's kernels run unchecked. What Triton says of a
+mistake in a cell's kernel is told with the cell's line and the usual cause (`MISTAKES`).
 
 Where kernels cannot run at all (macOS, Windows), a cell that launches one would stop 'Run All'. Such a cell begins with
 the comment `# needs: triton`; there it prints why it was not run, and the notebook goes on.
 """
 
+import contextlib
 import itertools
+import re
 import sys
+import traceback
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,8 +31,29 @@ from twophase_labs.machine.guard import is_learners_file
 
 NEEDS_TRITON = "# needs: triton"
 LAUNCH_LIMIT_S = 10  # of a checked launch, by the clock
+# What Triton or Python says of a mistake, and the usual cause. The first that fits counts.
+MISTAKES = (
+    (r"'function' object is not subscriptable", "@triton.jit is missing above the kernel's def."),
+    (r"outside of the scope of a kernel", "The grid is missing: kernel[(programs,)](arguments)."),
+    (r"object of type 'int' has no len", "The grid is a tuple: kernel[(4,)], with a comma."),
+    (
+        r"tensor index|__setitem__|item assignment|`_semantic`|not iterable",
+        "A pointer has no index: tl.load(ptr + i) reads, tl.store(ptr + i, x) writes.",
+    ),
+    (r"Break|Continue", "A kernel has no break or continue: put the condition into `while`, or use tl.where."),
+    (r"pointer<.*fp\d|fp\d.*pointer<", "An index must be an integer: // divides integers, / makes a float."),
+    (r"missing 1 required positional", "An argument, or a block size that is given by name, was left out."),
+    (r"numpy.ndarray", "A kernel takes tensors: torch.from_numpy(x)."),
+    (r"'NoneType' object has no attribute", "None was passed for a tensor that this line uses."),
+    (r"must be of type tl.constexpr", "`: tl.constexpr` is missing at the parameter."),
+    (r"more than one value is ambiguous", "`if` takes one number, not a tile: use tl.where."),
+)
 
-__all__ = ["device", "how_kernels_run", "tl", "triton"]
+__all__ = ["KernelMistake", "device", "how_kernels_run", "tl", "triton"]
+
+
+class KernelMistake(Exception):
+    """A kernel that Triton refuses: the line of the cell, the usual cause, and Triton's own words."""
 
 
 def _device() -> torch.device:
@@ -53,20 +80,132 @@ def how_kernels_run() -> str:
     return f"Triton kernels are interpreted, {reason()}: right, and very slow. `print` and `assert` work."
 
 
-def _check_learners_launches() -> None:
-    """Replaces the method of Triton's by which every kernel is launched."""
-    launch = triton.JITFunction.run
+def _watch_learners_launches(kind: Any) -> None:
+    """Replaces the methods of Triton's by which every kernel is launched: `kernel[grid](...)` and `run`."""
+    launch = kind.run
 
     def run(kernel: Any, *args: Any, **options: Any) -> Any:
-        on_cpu = getattr(triton.runtime.driver._active, "runs_on_cpu", False)
-        if not on_cpu or not is_learners_file(kernel.fn.__code__.co_filename):
+        file = kernel.fn.__code__.co_filename
+        if not is_learners_file(file):
             return launch(kernel, *args, **options)
+        __tracebackhide__ = True
+        try:
+            with _checks(kernel, args, options):
+                return launch(kernel, *args, **options)
+        except Exception as error:
+            if "ipykernel_" not in file:  # a check explains it by itself
+                raise
+            mistake = _explained(kernel, error)
+        raise mistake.with_traceback(None) from None
+
+    def with_grid(kernel: Any, grid: Any) -> Any:
+        def launched(*args: Any, **options: Any) -> Any:
+            __tracebackhide__ = True
+            return kernel.run(*args, grid=grid, warmup=False, **options)
+
+        return launched
+
+    kind.run, kind.__getitem__ = run, with_grid
+
+
+def _explained(kernel: Any, error: Exception) -> Exception:
+    """A fault as it is; else what Triton says, with the cell's line and the usual cause if they are known."""
+    inner: Any = error
+    while type(inner).__module__.startswith("triton.") and inner.__cause__ is not None:
+        inner = inner.__cause__  # the called function's error; the interpreter's reason
+    if type(inner).__module__.startswith("triton_on_cpu."):  # a fault, which says all that is known
+        return inner
+    from triton.compiler.errors import CompilationError
+
+    where = ""
+    for each in (error, inner):
+        if isinstance(each, CompilationError) and hasattr(each.node, "lineno"):
+            where = _place(kernel, each)
+    for frame in traceback.extract_tb(inner.__traceback__):
+        if is_learners_file(frame.filename) and frame.name == kernel.fn.__name__:  # interpreted
+            where = f"line {frame.lineno} of the cell: {frame.line}\n  "
+    said = (getattr(inner, "error_message", None) or str(inner)).strip().splitlines() or [repr(inner)]
+    cause = next((cause for pattern, cause in MISTAKES if re.search(pattern, said[-1])), "")
+    if not cause and not where:
+        return inner
+    named = f"{kernel.fn.__name__}, {where}" if where else f"{kernel.fn.__name__}: "
+    return KernelMistake(f"{named}{cause}{' ' if cause else ''}(Triton says: {said[-1]})")
+
+
+def _place(kernel: Any, error: Any) -> str:
+    """The line of a compiler's error, counted from the cell's top as Python's own errors count it."""
+    functions = [kernel, *kernel.fn.__globals__.values()]
+    owner = next((f for f in functions if isinstance(f, triton.JITFunction) and f.src == error.src), kernel)
+    skipped = owner.raw_src.index(next(line for line in owner.raw_src if line.lstrip().startswith("def ")))
+    number = owner.starting_line_number + skipped + error.node.lineno - 1
+    return f"line {number} of the cell: {error.src.splitlines()[error.node.lineno - 1].strip()}\n  "
+
+
+@contextlib.contextmanager
+def _checks(kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[None]:
+    """How a learner's launch is checked in this process. On a GPU it is not."""
+    if isinstance(kernel, triton.JITFunction):
+        if not getattr(triton.runtime.driver._active, "runs_on_cpu", False):
+            yield
+            return
         import triton_on_cpu
 
         with triton_on_cpu.checked(LAUNCH_LIMIT_S):
-            return launch(kernel, *args, **options)
+            yield
+        return
+    from triton.runtime import interpreter
 
-    triton.JITFunction.run = run
+    before = interpreter._interpreter
+    given = dict(zip(kernel.arg_names, args, strict=False)) | options
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    interpreter._interpreter = _bounded(before, kernel, tensors)
+    try:
+        yield
+    finally:
+        interpreter._interpreter = before
+
+
+def _bounded(memory: Any, kernel: Any, tensors: dict[str, torch.Tensor]) -> SimpleNamespace:
+    """The interpreter's access to memory, which refuses addresses outside of the tensors that were passed."""
+    import numpy as np
+    from triton.runtime import interpreter
+
+    from triton_on_cpu.checks import Access, out_of_bounds, span_bytes
+
+    def require_inside(verb: str, addresses: Any, mask: Any) -> None:
+        wanted = np.broadcast_to(addresses, np.broadcast_shapes(addresses.shape, mask.shape))[np.asarray(mask, bool)]
+        inside = np.zeros(wanted.shape, bool)
+        for tensor in tensors.values():
+            inside |= (wanted >= tensor.data_ptr()) & (wanted < tensor.data_ptr() + span_bytes(tensor))
+        if inside.all():
+            return
+        address = int(wanted[~inside][0])
+        frame: Any = sys._getframe()
+        while frame.f_back is not None and not is_learners_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        name, tensor = min(tensors.items(), key=lambda item: abs(item[1].data_ptr() - address))
+        program = interpreter.interpreter_builder.grid_idx
+        access = Access(kernel.fn.__name__, tuple(program), verb, file, line)
+        raise out_of_bounds(access, name, tensor, (address - tensor.data_ptr()) // tensor.element_size())
+
+    def load(addresses: Any, mask: Any, *rest: Any) -> Any:
+        require_inside("reads", addresses, mask)
+        return memory.load(addresses, mask, *rest)
+
+    def store(addresses: Any, values: Any, mask: Any) -> Any:
+        require_inside("writes", addresses, mask)
+        return memory.store(addresses, values, mask)
+
+    def atomic_rmw(what: Any, addresses: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        require_inside("updates", addresses, mask)
+        return memory.atomic_rmw(what, addresses, values, mask, *rest)
+
+    def atomic_cas(addresses: Any, *rest: Any) -> Any:
+        require_inside("updates", addresses, np.ones_like(addresses, bool))
+        return memory.atomic_cas(addresses, *rest)
+
+    return SimpleNamespace(load=load, store=store, atomic_rmw=atomic_rmw, atomic_cas=atomic_cas)
 
 
 def _skip_unless_runnable(lines: list[str]) -> list[str]:
@@ -81,13 +220,25 @@ def _skip_unless_runnable(lines: list[str]) -> list[str]:
     return lines
 
 
+def _say_usual_cause(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: Any = None) -> None:
+    """IPython's handler of a cell's error: mistakes outside of a launch, such as a missing @triton.jit or grid."""
+    for pattern, cause in MISTAKES[:2]:
+        if re.search(pattern, str(error)):
+            error.args = (f"{error} -- {cause}",)
+    shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+
 def _install() -> None:
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     shell = get_ipython()
     if shell is not None and _skip_unless_runnable not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(_skip_unless_runnable)
+        shell.set_custom_exc((TypeError, RuntimeError), _say_usual_cause)
 
 
 _install()
 if IMPORT_ERROR is None:
-    _check_learners_launches()
+    from triton.runtime.interpreter import InterpretedFunction
+
+    for _kind in (triton.JITFunction, InterpretedFunction):
+        _watch_learners_launches(_kind)

@@ -88,7 +88,7 @@ def _loaded(source: str, folder: Path, level: str, headers: str) -> ctypes.CDLL:
 
 def build(ttir: str, checked: bool = False) -> tuple[Any, generate.Generated]:
     generated = generate.generate(ttir, checked)
-    headers = "".join((Headers.folder / name).read_text() for name in generated.headers)
+    headers = "".join(path.read_text() for path in sorted(Headers.folder.glob("*.h")))
     return _loaded(generated.c_source, Headers.folder, Headers.level, headers), generated
 
 

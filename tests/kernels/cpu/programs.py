@@ -1,5 +1,7 @@
 """Small kernels that the tests of the driver launch, right ones and wrong ones."""
 
+from contextlib import nullcontext
+
 import triton_on_cpu
 from twophase_kernels._triton import tl, triton
 
@@ -138,13 +140,14 @@ def misspelt(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + offs, offset)
 
 
-def with_driver(check, threads=None, **options):
-    """A check, in a child, with a driver installed anew and no kernel launched yet."""
+def with_driver(check, threads=None, limit_s=None):
+    """A check, in a child, with a driver installed anew and no kernel launched yet; with a limit, checked."""
     forget()
-    triton_on_cpu.install(**options)
+    triton_on_cpu.install()
     triton_on_cpu.set_num_threads(threads)
     try:
-        check()
+        with triton_on_cpu.checked(limit_s) if limit_s else nullcontext():
+            check()
     finally:
         triton_on_cpu.uninstall()
         triton_on_cpu.set_num_threads(None)

@@ -20,7 +20,7 @@ pytest.importorskip("triton", reason="not run here: no triton")
 
 
 def with_driver(check):
-    programs.with_driver(check, threads=2, checked=True, time_limit_s=30)
+    programs.with_driver(check, threads=2, limit_s=None if check is check_switching else 30)
 
 
 def line_of(kernel, text):
@@ -97,14 +97,11 @@ def check_right_kernels():
 
 
 def check_assertions():
-    """Verified in checked launches; dropped in others, as Triton does without its debug mode."""
     programs.asserts[(2,)](torch.arange(5), 5, BLOCK=4)
     with pytest.raises(triton_on_cpu.AssertionFailedError) as caught:
         programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
     assert str(caught.value).startswith("asserts, program (1, 0, 0): device_assert failed: five is too many.")
     assert line_of(programs.asserts, "tl.device_assert(x < 5") in str(caught.value)
-    triton_on_cpu.install()
-    programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)
 
 
 def check_what_is_not_supported():
@@ -126,6 +123,7 @@ def check_time_limit():
         programs.endless[(3,)](x, 0)
     assert 0.29 < time.monotonic() - begin < 60
     assert str(caught.value).startswith("endless over the grid (3, 1, 1) was still running after 0.3 s and was stopped")
+    assert "in the loop of line " in str(caught.value)
     assert "`while` whose condition" in str(caught.value)
     programs.endless[(3,)](x, 5)
     assert x.item() == 5, "the next launch runs"
@@ -151,7 +149,6 @@ def check_interrupt():
 
 def check_switching():
     """`checked` is for its block alone; within it other limits may hold."""
-    triton_on_cpu.install()
     driver = triton_on_cpu.driver.active_driver()
     with triton_on_cpu.checked():
         assert (driver.checked, driver.time_limit_s) == (True, 60)
@@ -163,6 +160,7 @@ def check_switching():
     assert (driver.checked, driver.time_limit_s) == (False, 60)
     x = torch.ones(1024)
     programs.no_mask[(8,)](x[:1000], torch.zeros(1000), 1000, BLOCK=128)  # unchecked: nothing is noticed
+    programs.asserts[(2,)](torch.arange(6), 6, BLOCK=4)  # nor are assertions verified, as without Triton's debug mode
 
 
 CHECKS = [
@@ -179,13 +177,14 @@ def test_checked(compiling, check):
 WRONG = """
 import torch, triton_on_cpu
 from tests.kernels.cpu import programs
-triton_on_cpu.install(checked=True)
+triton_on_cpu.install()
 for launch in (
     lambda: programs.no_mask[(8,)](torch.ones(1000), torch.zeros(1000), 1000, BLOCK=128),
     lambda: programs.misspelt[(1,)](torch.ones(8), BLOCK=8),
 ):
     try:
-        launch()
+        with triton_on_cpu.checked():
+            launch()
     except Exception as error:
         print(type(error).__name__, str(error).replace("\\n", " | "))
 """
@@ -208,14 +207,14 @@ MUTANTS = [
     ("extents of what is seen", "sum((size - 1) * stride for", "sum((size - 1) for", check_right_kernels),
     ("the last byte counts twice", "return (last + 1) *", "return (last + 2) *", check_reads_and_writes),
     ("faults are forgotten", "    if fault.failed:\n", "    if False:\n", check_reads_and_writes),
-    ("the next line", "linecache.getline(file, line)", "linecache.getline(file, line + 1)", check_reads_and_writes),
+    ("the next line", "linecache.getline(self.file, self.line)", "linecache.getline(self.file, self.line + 1)", check_reads_and_writes),
     ("another argument", "values[launcher.places[fault.argument]]", "values[launcher.places[0]]", check_reads_and_writes),
     ("no time limit", "if time.monotonic() > end:", "if time.monotonic() > end + 60:", check_time_limit),
     ("time is up, and nothing said", "    if not in_time:\n", "    if False:\n", check_time_limit),
     ("an interrupted kernel goes on", "        if not finished:  # too late, or interrupted\n            stop.value = 1\n", "        if not finished and time.monotonic() > end:\n", check_interrupt),
     ("an index of one dimension", "index.append(rest // stride)", "index.append(rest)", check_indices),
     ("a comment is code", 'text.partition("#")[0]:', "text:", check_reads_and_writes),
-    ("never negative", "if fault.element < 0:", "if False:", check_indices),
+    ("never negative", "    if element < 0:", "    if False:", check_indices),
 ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """Which C compiler, how it may fail, and how its work is kept."""
 
-import errno
 import os
 import stat
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from tests.mutation import KillTable, Mutant
 from triton_on_cpu import compile as compile_module
-from triton_on_cpu.errors import CacheError, CompilerError, CompilerMissingError
+from triton_on_cpu.errors import CompilerError, CompilerMissingError
 
 FORTY_TWO = "int answer(void) { return 42; }"
 
@@ -50,12 +49,11 @@ def check_choice(module, monkeypatch, tmp_path):
 
 FAILURES = {
     "a refusal": ("echo 'kernel.c:7: error: bad' >&2; exit 3", r"cannot compile the C of my_kernel \(exit status 3\).*kernel\.c:7: error: bad"),
-    "killed": ("kill -9 $$", r"killed by signal 9 \(Killed\) while it compiled my_kernel.*memory"),
-    "its child killed": ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "killed by signal 9"),
+    "killed": ("kill -9 $$", r"cannot compile the C of my_kernel .*It was killed: most often memory"),
+    "its child killed": ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "It was killed"),
     "too long": ("sleep 20", r"had not compiled my_kernel after 0\.3 s"),
     "no output": ("exit 0", "made a library of my_kernel that does not load"),
     "not a library": ("echo text > $out", r"\(from CC\) made a library of my_kernel that does not load.*this machine's compiler"),
-    "a full disk": ("echo 'error writing to kernel.s: No space left on device' >&2; exit 1", "The disk is full .*TMPDIR"),
 }  # fmt: skip
 
 
@@ -64,7 +62,7 @@ def check_failure(module, monkeypatch, tmp_path, what):
     with monkeypatch.context() as patch:
         patch.setattr(module, "TIMEOUT_S", 0.3 if what == "too long" else 60)
         patch.setenv("CC", script(tmp_path, "compiler", text))
-        with pytest.raises(CacheError if what == "a full disk" else CompilerError, match=f"(?s){expected}"):
+        with pytest.raises(CompilerError, match=f"(?s){expected}"):
             module.compile_c(FORTY_TWO, "my_kernel")
 
 
@@ -83,15 +81,6 @@ def test_a_compiler_that_vanishes(monkeypatch, tmp_path):
     compile_module.toolchain()
     os.unlink(gone)
     with pytest.raises(CompilerError, match=r"could not be started .*Set CC to another"):
-        compile_module.compile_c(FORTY_TWO)
-
-
-def test_a_full_disk_for_temporary_files(monkeypatch):
-    def refuse(*args, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(compile_module.tempfile, "TemporaryDirectory", refuse)
-    with pytest.raises(CacheError, match=r"The disk is full .*Free some space, or set TMPDIR"):
         compile_module.compile_c(FORTY_TWO)
 
 
@@ -128,23 +117,19 @@ def test_kept(monkeypatch, tmp_path):
     check_kept(compile_module, monkeypatch, tmp_path)
 
 
-def check_unwritable(module, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match=r"does not take files .*Set TRITON_CACHE_DIR to a folder that does"):
-        module.replace_file(tmp_path / "file" / "below.so", b"x")
-
+def check_full_disk(module, monkeypatch, tmp_path):
     def full(*args):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError("no space left")
 
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "replace", full)
-        with pytest.raises(CacheError, match="The disk is full"):
+        with pytest.raises(OSError, match="no space left"):
             module.replace_file(tmp_path / "kept.so", b"x")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+    assert not [*tmp_path.iterdir()], "nothing is left behind"
 
 
-def test_unwritable(monkeypatch, tmp_path):
-    check_unwritable(compile_module, monkeypatch, tmp_path)
+def test_full_disk(monkeypatch, tmp_path):
+    check_full_disk(compile_module, monkeypatch, tmp_path)
 
 
 def test_processes_compile_the_same_at_once(tmp_path):
@@ -169,15 +154,14 @@ MUTANTS = [
     ("clang before gcc", '("gcc", "clang", "cc")', '("clang", "gcc", "cc")', check_choice),
     ("no ziglang", 'find_spec("ziglang")', 'find_spec("zig")', check_choice),
     ("failures are taken for success", "if done.returncode == 0:", "if done.returncode >= 0:", partial(check_failure, what="a refusal")),
-    ("a killed compiler", "-done.returncode if done.returncode < 0 else", "0 if done.returncode < 0 else", partial(check_failure, what="killed")),
-    ("a killed child", '"Killed signal" in output', '"killed by" in output', partial(check_failure, what="its child killed")),
-    ("no loading", "            _check_loads(so_file, chosen, name)\n", "", partial(check_failure, what="not a library")),
+    ("a killed compiler", "if done.returncode < 0 or ", "if ", partial(check_failure, what="killed")),
+    ("a killed child", '"Killed signal" in done.stderr', '"killed by" in done.stderr', partial(check_failure, what="its child killed")),
+    ("no loading", "ctypes.CDLL(str(so_file))", "pass", partial(check_failure, what="not a library")),
     ("compiled each time", "if not kept.exists():", "if True:", check_kept),
     ("what does not load stays", "kept.unlink(missing_ok=True)", "pass", check_kept),
     ("the key without the source", '(source + toolchain().identity).encode()', "toolchain().identity.encode()", check_kept),
     ("the key without the processor", "*flags(), _processor()))", "*flags()))", check_kept),
-    ("temporary files stay", "            os.unlink(temporary)\n", "", check_unwritable),
-    ("a full disk is a folder's fault", "(errno.ENOSPC, errno.EDQUOT)", "(errno.EDQUOT,)", check_unwritable),
+    ("temporary files stay", "        os.unlink(temporary)\n", "", check_full_disk),
 ]  # fmt: skip
 
 

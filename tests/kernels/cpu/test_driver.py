@@ -111,10 +111,7 @@ def check_time_limits():
     driver = triton_on_cpu.driver.active_driver()
     for limit in (0, -1, float("nan"), "3"):
         with pytest.raises(ValueError, match="time_limit_s must be a positive number of seconds; got"):
-            triton_on_cpu.install(time_limit_s=limit)
-        with pytest.raises(ValueError, match="time_limit_s must be a positive number of seconds; got"):
             triton_on_cpu.checked(time_limit_s=limit).__enter__()
-        assert triton_on_cpu.driver.active_driver() is driver
         assert (driver.checked, driver.time_limit_s) == (False, 60)
     with triton_on_cpu.checked(time_limit_s=float("inf")):
         programs.double[(1,)](torch.ones(8), out := torch.zeros(8), 8, BLOCK=8)
@@ -147,13 +144,6 @@ def check_lost_files():
     with pytest.raises(triton_on_cpu.CompilerError, match=r"other in Triton's cache does not load.*was removed"):
         programs.other[(1,)](x, out, 8, BLOCK=8)
     assert not Path(path).exists()
-    before = triton.knobs.cache.dir
-    try:
-        triton.knobs.cache.dir = str(Path(__file__) / "below a file")
-        with pytest.raises(triton_on_cpu.CacheError, match=r"does not take files .*TRITON_CACHE_DIR"):
-            programs.other[(1,)](x, out, 8, BLOCK=16)
-    finally:
-        triton.knobs.cache.dir = before
     programs.forget()
     programs.other[(1,)](x, out, 8, BLOCK=8)
     assert (out == 3).all()

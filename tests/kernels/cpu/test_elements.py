@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from tests.kernels.cpu.harness import all_ttir, run
-from triton_on_cpu.generate import NotSupportedError, generate
+from triton_on_cpu.generate import generate
+from triton_on_cpu.ttir import NotSupportedError
 
 DTYPES = {
     "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8, "u32": torch.uint32,
     "u64": torch.uint64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64,
-    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+    "e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
 INF, NAN = float("inf"), float("nan")
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1.5, -2.75, 3e-8, 1e-40, 65504.0, -1e30, 3e38, INF, -INF, NAN, 0.1, 1e-3]
@@ -205,21 +206,13 @@ def test_functions(kind, rtol):
         )
 
 
-def test_functions_of_libdevice():
-    x = torch.rand(16) + 0.1
-    found = outputs("library", 3, torch.float32, x)
-    torch.testing.assert_close(found, torch.stack([x.tanh(), x.pow(x), x.log1p()]), rtol=1e-6, atol=1e-7)
-
-
 def every_byte():
     return torch.arange(256, dtype=torch.uint8)
 
 
 def conversion_inputs(source, target):
     dtype = DTYPES[source]
-    if source in ("e4m3", "e5m2"):
-        return every_byte().view(dtype)
-    if source in ("i8", "u8"):
+    if source in ("e4m3", "i8", "u8"):
         return every_byte().view(dtype)
     generator = torch.Generator().manual_seed(1)
     if not dtype.is_floating_point:
@@ -232,7 +225,7 @@ def conversion_inputs(source, target):
             torch.randn(128, generator=generator).double().exp().float() ** 3,
         ]
     )
-    if target in ("e4m3", "e5m2", "f16", "bf16"):  # halves between two numbers, and their neighbours
+    if target in ("e4m3", "f16", "bf16"):  # halves between two numbers, and their neighbours
         grid = torch.arange(-20, 21).float() * 2.0**-10
         x[:82] = torch.cat([grid, grid.nextafter(torch.tensor(INF))])
         x[82:114] = torch.linspace(1.0, 3.0, 32)
@@ -247,7 +240,7 @@ def conversion_inputs(source, target):
 def converted(x, target):
     """torch's conversion; saturating to fp8, and from floats to integers, as a GPU has it."""
     dtype = DTYPES[target]
-    if target in ("e4m3", "e5m2"):
+    if target == "e4m3":
         largest = torch.finfo(dtype).max
         return x.float().clamp(-largest, largest).to(dtype)
     if x.dtype.is_floating_point and not dtype.is_floating_point:
@@ -274,7 +267,7 @@ def test_conversions(source, target):
     if source == "u32":
         x = x.to(torch.int64) & 0xFFFFFFFF
     expected = converted(x, target)
-    if target in ("e4m3", "e5m2"):
+    if target == "e4m3":
         same_bits(out.float(), expected.float())
     else:
         same_bits(out, expected)
@@ -319,9 +312,9 @@ def test_bf16_constants():
 
 
 def test_scalar_arguments():
-    out = torch.zeros(8, dtype=torch.int64)
+    out = torch.zeros(7, dtype=torch.int64)
     run("scalars", out, -5, -300, 2**31 - 7, -(2**40), 1.5, True)
-    assert out.tolist() == [-5, -300, 2**31 - 7, -(2**40), 3, 1, (2**31 - 7) >> 2, (2**31 - 7 + 6) // 7]
+    assert out.tolist() == [-5, -300, 2**31 - 7, -(2**40), 3, 1, (2**31 - 7 + 6) // 7]
 
 
 def test_program_ids_run_over_the_grid_x_first():

@@ -166,25 +166,20 @@ def test_atomics(checked):
     x = torch.randint(0, 1000, (100,), dtype=torch.int32)
     count, extreme, old = (
         torch.zeros(4, dtype=torch.int32),
-        torch.tensor([-1, 5000, 0, 0], dtype=torch.int32),
+        torch.tensor([-1, 5000], dtype=torch.int32),
         torch.full((200,), -9, dtype=torch.int32),
     )
     assert run("atomics", x, count, extreme, old, 100, grid=(4,), checked=checked) is None
     assert torch.equal(count, torch.bincount(x % 4, minlength=4).int())
-    together = [0, 0]
-    for value in x.tolist():
-        together = [together[0] | value, together[1] ^ value]
-    assert extreme.tolist() == [int(x.max()), int(x.min()), *together]
+    assert extreme.tolist() == [int(x.max()), int(x.min())]
     assert torch.equal(old, torch.cat([x, torch.full((100,), -9, dtype=torch.int32)]))
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "f64"])
-def test_floats_are_added_atomically(kind):
+def test_floats_are_added_atomically():
     """Small integers, whose sums are exact in any order; two threads at once."""
     x = (torch.arange(320) % 3 - 1).float()
-    total = torch.zeros(1, dtype=DTYPES.get(kind, torch.float64))
-    name = f"add_floats[{kind}]"
-    threads = [threading.Thread(target=run, args=(name, x, total), kwargs={"grid": (20,)}) for _ in range(2)]
+    total = torch.zeros(1)
+    threads = [threading.Thread(target=run, args=("add_floats", x, total), kwargs={"grid": (20,)}) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

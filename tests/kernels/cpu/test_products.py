@@ -9,7 +9,7 @@ from tests.kernels.cpu import small_kernels
 from tests.kernels.cpu.harness import all_ttir, optimised, run
 from triton_on_cpu import generate
 
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
 
 def whole_numbers(*shape, dtype=torch.float32, seed=0):
@@ -37,18 +37,8 @@ def test_product_of_narrow_types(kind):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_product_of_integers_and_doubles(turned):
+def test_product_of_integers(turned):
     check(f"product[i8 {turned}]", 16, 16, 32, turned, torch.int8, torch.int32)
-    check(f"product[f64 {turned}]", 16, 16, 16, turned, torch.float64, torch.float64)
-
-
-def test_products_into_fp16_are_rounded():
-    """1024.375 is 1024 in fp16; three times that and 1 is 3072, where 1024.375 would have given 3076."""
-    a, b = torch.zeros(16, 32, dtype=torch.float16), torch.zeros(32, 16, dtype=torch.float16)
-    a[:, 0], a[:, 1], b[0], b[1] = 1024, 1, 1, 0.375
-    out = torch.zeros(16, 16, dtype=torch.float16)
-    run("product[half sums]", a, b, out)
-    assert (out == 3072).all()
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -113,12 +103,6 @@ def test_accumulators_change_places(turns):
         product = a @ (a if turn else b)
         x, y, z, total = y + product, x, z + product, 2 * total + z
     assert torch.equal(out, torch.stack([x, y, z, total]))
-
-
-def test_batched():
-    a, b, out = whole_numbers(4, 16, 16), whole_numbers(4, 16, 16, seed=1), torch.zeros(4, 16, 16)
-    run("batched", a, b, out)
-    assert torch.equal(out, a @ b)
 
 
 def test_sums_are_fp32():

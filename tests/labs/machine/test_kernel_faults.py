@@ -1,5 +1,5 @@
-"""A learner's kernel that reads or writes outside of its tensors, or never ends: in a notebook the cell ends with an
-error that names the line, the program, the tensor and the index, and what the notebook has computed is still there."""
+"""A learner's kernel that reads or writes outside of its tensors, never ends, or that Triton refuses: in a notebook the
+cell ends with an error that names the line and the usual cause, and what the notebook has computed is still there."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ kernels.LAUNCH_LIMIT_S = 0.5
 kept = torch.arange(12.0).view(3, 4)
 """
 COPY = """
-@triton.jit
+{jit}
 def copy_kernel(x_ptr, out_ptr, row_stride, N: tl.constexpr):
     row, columns = tl.program_id(0), tl.arange(0, N)
     x = tl.load(x_ptr + {read})
@@ -32,31 +32,51 @@ def copy_kernel(x_ptr, out_ptr, row_stride, N: tl.constexpr):
     tl.store(out_ptr + {write}, x)
 
 out = torch.zeros(3, 4)
-copy_kernel[(3,)](kept, out, {stride}, N=4)
+copy_kernel{grid}(kept, out, {stride}, N=4)
 """
-RIGHT = {"read": "row * row_stride + columns", "write": "row * row_stride + columns", "extra": "", "stride": "4"}
+PLACE = "row * row_stride + columns"
+RIGHT = {"jit": "@triton.jit", "grid": "[(3,)]", "read": PLACE, "write": PLACE, "extra": "", "stride": "4"}
 FAULTS = {
-    "read": ({"read": "row * row_stride + columns + 1"}, ["program (2, 0, 0) reads x_ptr + 12", "x = tl.load(x_ptr"]),
-    "write": (
-        {"write": "row * row_stride - 1 + columns"},
-        ["program (0, 0, 0) writes out_ptr + -1", "tl.store(out_ptr"],
-    ),
+    "read": ({"read": f"{PLACE} + 1"}, ["program (2, 0, 0) reads x_ptr + 12", "line 4: x = tl.load(x_ptr"]),
+    "write": ({"write": f"{PLACE} - 1"}, ["program (0, 0, 0) writes out_ptr + -1", "line 6: tl.store(out_ptr"]),
+    "far": ({"read": f"{PLACE} + 123456789012"}, ["reads x_ptr + 123456789012", "far outside"]),
     "stride": ({"stride": "5"}, ["program (2, 0, 0) reads x_ptr + 12", "shape [3, 4] and strides [4, 1]"]),
-    "endless": ({"extra": "while row >= 0:\n        x += 1"}, ["was still running after 0.5 s and was stopped"]),
+}
+ONLY_COMPILED = {
+    "endless": (
+        {"extra": "while row >= 0:\n        x += 1"},
+        ["was still running after 0.5 s and was stopped in the loop of line"],
+    ),
+    "break": ({"extra": "while True:\n        break"}, ["line 6 of the cell: break", "no break or continue"]),
+    "division": ({"read": "row * row_stride / 2 + columns"}, ["line 4 of the cell", "// divides integers"]),
+    "name": ({"extra": "x += y"}, ["line 5 of the cell: x += y", "y is not defined"]),
+}
+MISTAKES = {
+    "index": ({"extra": "x += x_ptr[row]"}, ["line 5 of the cell: x += x_ptr[row]", "A pointer has no index"]),
+    "no jit": ({"jit": ""}, ["not subscriptable", "@triton.jit is missing"]),
+    "no grid": ({"grid": ""}, ["The grid is missing"]),
+    "no comma": ({"grid": "[(3)]"}, ["with a comma"]),
 }
 
 
-def test_the_notebook_goes_on(monkeypatch):
-    for name in ("TRITON_INTERPRET", "TWOPHASE_KERNELS"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize(
+    ("mode", "cases"),
+    [("cpu", FAULTS | ONLY_COMPILED | MISTAKES), ("interpreted", FAULTS)],
+    ids=["compiled", "interpreted"],
+)
+def test_the_notebook_goes_on(mode, cases, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TWOPHASE_KERNELS", mode)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    faults = [COPY.format(**RIGHT | changes) for changes, _ in FAULTS.values()]
+    wrong = [COPY.format(**RIGHT | changes).strip("\n") for changes, _ in cases.values()]
     last = COPY.format(**RIGHT) + "print(torch.equal(kept, out), kept.sum().item())"
-    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, *faults, last)]
+    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, *wrong, last)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, timeout=300, kernel_name="python3", allow_errors=True).execute()
-    for (fault, (_, expected)), cell in zip(FAULTS.items(), cells[1:-1], strict=True):
-        assert cell.outputs[-1].output_type == "error", fault
+    for (name, (_, expected)), cell in zip(cases.items(), cells[1:-1], strict=True):
+        assert cell.outputs, name
+        assert cell.outputs[-1].output_type == "error", name
         for words in expected:
-            assert words in cell.outputs[-1].evalue, fault
+            assert words in cell.outputs[-1].evalue, (name, cell.outputs[-1].evalue)
+        assert "site-packages" not in "".join(cell.outputs[-1].traceback), f"{name}: frames that are not the learner's"
     assert cells[-1].outputs[-1].text == "True 66.0\n"

@@ -1,6 +1,6 @@
-"""Run by test_interpreted.py in a process whose kernels are interpreted: each kernel once, on a small shape.
+"""Run by test_each_kernel.py in processes of their own: each kernel a few times, interpreted, or compiled as in production.
 
-To debug a kernel: `TWOPHASE_KERNELS=interpreted python -m pytest tests/kernels/interpreted.py -k decode --pdb`.
+To debug a kernel: `TWOPHASE_KERNELS=interpreted python -m pytest tests/kernels/each_kernel.py -k decode --pdb`.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 
 from ptx_emulator import emulated
 from tests.kernels import test_paged_decode, test_paged_prefill
-from tests.kernels.attention_grid import GridPoint
+from tests.kernels.attention_grid import GridPoint, pairwise_grid
 from tests.kernels.cases import make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear
 from tests.kernels.test_fp8_linear import check_tokens, layer
@@ -22,40 +22,43 @@ from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
 
+IS_INTERPRETED = mode() == "interpreted"
 FP32 = torch.float32
 POINTS = [
     GridPoint(FP32, "none", 64, (4, 2), 16, None, 0, 3),
     GridPoint(FP32, "int8", 80, (3, 1), 32, 24, 5, 1),
     GridPoint(FP32, "fp8_e4m3", 64, (2, 2), 16, None, 0, 2),
 ]
+DTYPES = (FP32,) if IS_INTERPRETED else (FP32, torch.float16, torch.bfloat16)
+only_interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="about the interpreter")
 
 
-def test_mode():
-    assert mode() == "interpreted"
-
-
-@pytest.mark.parametrize("point", POINTS, ids=str)
+@pytest.mark.parametrize("point", POINTS if IS_INTERPRETED else pairwise_grid()[::5], ids=str)
 def test_attention(point):
     test_paged_decode.check_point(point, [1, 17, 0, 70])
     test_paged_decode.check_point(point, [5, 17, 70], [0, 1, 3])
     test_paged_prefill.check_point(point, [5, 0, 20], [0, 7, 70])
 
 
-def test_elementwise():
-    check_silu_mul(silu_mul, (5, 63))
-    check_rmsnorm(rmsnorm_residual, (5, 80))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_elementwise(dtype):
+    check_silu_mul(silu_mul, (5, 63), dtype)
+    check_rmsnorm(rmsnorm_residual, (5, 80), dtype)
     for kv_format in ("none", "int8", "fp8_e4m3"):
-        check_rope_kv_write(rope_kv_write, (6, 2, 80, 16, 7), kv_format=kv_format)
+        check_rope_kv_write(rope_kv_write, (6, 2, 80, 16, 7), dtype, kv_format)
 
 
-def test_linear():
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear(dtype):
     for group in (32, 0):
-        check_linear(quantized_linear, LinearPoint(5, 40, 96, group, group == 32, num_splits=2, has_bias=True))
-    check_fp8_linear(fp8_linear, 5, 40, 80, has_bias=True)
-    check_tokens(fp8_linear, 3, 48)
-    check_packed_linear(packed_linear, (3, 65, 33))
+        check_linear(quantized_linear, LinearPoint(5, 40, 96, group, group == 32, dtype, num_splits=2, has_bias=True))
+    check_fp8_linear(fp8_linear, 5, 40, 80, dtype, has_bias=True)
+    check_tokens(fp8_linear, 3, 48, dtype)
+    if dtype != torch.float16:
+        check_packed_linear(packed_linear, (3, 65, 33), dtype)
 
 
+@only_interpreted
 def test_the_emulator_is_refused():
     with pytest.raises(KernelsUnavailableError, match="started without TRITON_INTERPRET"), emulated("sm_90"):
         pass
@@ -78,6 +81,7 @@ def bfloat16_calls():
     yield lambda: fp8_linear.quantise_tokens(torch.ones(2, 16).bfloat16())
 
 
+@only_interpreted
 def test_bfloat16_is_refused():
     """In which the interpreter computes garbage; what the element-wise kernels say, test_triton_mode.py has."""
     for launch in bfloat16_calls():

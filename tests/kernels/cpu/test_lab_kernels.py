@@ -1,10 +1,9 @@
-"""The production kernels with all optimisation, which their own tests leave out; and the labs' kernels."""
+"""The kernels of the labs, as their solutions have them."""
 
 import ast
 import importlib
-import os
-import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,29 +16,7 @@ from twophase_kernels.rope_kv_write import kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-KERNELS = Path(__file__).parents[1]
-REPOSITORY = KERNELS.parents[1]
-FILES = [
-    "silu_mul", "rmsnorm_residual", "rope_kv_write", "merge_splits", "paged_decode", "paged_prefill",
-    "attend_range", "quant", "code_pairs", "packed_codes", "packed_linear", "quantized_linear", "fp8_linear",
-    "linear_splits",
-]  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", FILES)
-def test_as_in_production(name):
-    """The tests of a kernel once more, in a process that compiles as production does. (Mutants run checked.)"""
-    command = [sys.executable, "-m", "pytest", "-p", "no:nbval", "-p", "no:cacheprovider", "-q", "-m", "not mutants"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]), "TRITON_ON_CPU_FLAGS": ""}
-    done = subprocess.run(
-        [*command, str(KERNELS / f"test_{name}.py")],
-        env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-# -- the labs' own kernels, as their solutions have them --------------------------------------------------------------
+REPOSITORY = Path(__file__).parents[3]
 
 
 def kernels_of(lab, folder):
@@ -74,7 +51,6 @@ def check_lab_kernels(folder, dtype):
     from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
     from twophase_labs.prefill.launch import launch_add_rmsnorm, launch_kv_write, launch_paged_prefill
 
-    triton_on_cpu.install(checked=dtype == torch.float32)
     torch.manual_seed(0)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
     lab2, lab3 = kernels_of("02_prefill", folder), kernels_of("03_decode", folder)
@@ -118,7 +94,6 @@ def check_int4_kernel(folder):
     """Lab 6's product of packed 4-bit weights against the same weights in fp64."""
     from twophase_labs.compression.int4_launch import launch_int4_linear, pack_words
 
-    triton_on_cpu.install(checked=True)
     lab6 = kernels_of("06_compression", folder)
     codes = torch.randint(16, (100, 192), generator=torch.Generator().manual_seed(0))
     for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
@@ -128,10 +103,16 @@ def check_int4_kernel(folder):
         assert relative_error(got, x.double() @ weight.flatten(1).T) < limit
 
 
+def with_compiler(is_checked, check, *args):
+    triton_on_cpu.install()
+    with triton_on_cpu.checked() if is_checked else nullcontext():
+        check(*args)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)
 def test_labs_2_and_3(compiling, dtype, tmp_path):
-    compiling.call(check_lab_kernels, str(tmp_path), dtype)
+    compiling.call(with_compiler, dtype == torch.float32, check_lab_kernels, str(tmp_path), dtype)
 
 
 def test_lab_6(compiling, tmp_path):
-    compiling.call(check_int4_kernel, str(tmp_path))
+    compiling.call(with_compiler, True, check_int4_kernel, str(tmp_path))
