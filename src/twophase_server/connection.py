@@ -14,26 +14,7 @@ from twophase_server.errors import ApiError
 from twophase_server.service import Service
 
 MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's path and headers
-FREE_PARTS, BYTES_PER_PART = 256, 64  # average bytes of a body's parts, after the first parts
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
-
-
-@final
-class _Parts(h11.Connection):
-    """Refuses a body in very many small chunks: reading each takes as long as reading a large one."""
-
-    _num_parts = _num_bytes = 0
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._num_parts, self._num_bytes = 0, 0
-        elif isinstance(event, h11.Data):
-            self._num_parts += 1
-            self._num_bytes += len(event.data)
-            if self._num_parts > FREE_PARTS + self._num_bytes // BYTES_PER_PART:
-                raise h11.RemoteProtocolError(f"chunks of less than {BYTES_PER_PART} bytes on average")
-        return event
 
 
 @final
@@ -46,7 +27,6 @@ class Connection(H11Protocol):
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = _Parts(h11.SERVER, MAX_HEAD_BYTES)
         self._service = service
         self._timer: asyncio.TimerHandle | None = None
 

@@ -110,13 +110,6 @@ def test_an_added_token_of_the_config_is_one_token(tmp_path):
         Tokenizer.from_folder(make_folder(tmp_path, added_tokens_decoder={"7": token}))
 
 
-def test_a_tokenizer_that_is_too_large_is_not_read(tmp_path):
-    with (make_folder(tmp_path) / "tokenizer.json").open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is larger than 67,108,864 bytes"):
-        Tokenizer.from_folder(tmp_path)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="not run here: no limits on time and memory")
 @pytest.mark.parametrize(
     ("template", "said"),

@@ -80,19 +80,6 @@ def test_an_answer_is_never_timed(server):
     until(lambda: not server.llm.num_unfinished)
 
 
-def test_a_body_in_many_small_chunks(server):
-    """Chunks of a byte each cost more than they bring; a few of them, and chunks of some size, are served."""
-    body = json.dumps({"prompt": "a", "max_tokens": 1} | {"user": "x" * 300})
-    head = f"{HALF_HEAD}{JSON}transfer-encoding: chunked\r\n\r\n"
-    small, large = (
-        "".join(f"{len(part):x}\r\n{part}\r\n" for part in (body[i : i + size] for i in range(0, len(body), size)))
-        for size in (1, 64)
-    )
-    assert error_of(send(server, head + small)) == (400, "bad_http")
-    with send(server, f"{head}{large}0\r\n\r\n") as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-
-
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
