@@ -52,7 +52,3 @@ def test_without_a_config_it_gets_the_default_one(tiny_folder):
     assert llm.engine.speculator.gate is not None
 
 
-def test_a_drafter_and_a_draft_model_are_one_too_many(tiny_folder):
-    config = SpeculativeConfig(method="draft_model", model=str(tiny_folder))
-    with pytest.raises(ConfigError, match="both propose drafts"):
-        LLM(tiny_folder, num_kv_blocks=8, drafter=Constant(1), speculative_config=config)

@@ -128,6 +128,7 @@ BAD_PARAMS = [
     ("top_p", r"in \(0, 1\]", (0, 1.01, NAN, None, True, np.float32("nan"))),
     ("min_p", r"in \[0, 1\]", (-0.1, 1.01, NAN, None, True)),
     ("repetition_penalty", r"in \[0.01, 100\]", (0, 0.0099, 101, 1e300, 5e-324, NAN, None)),
+    *((name, r"in \[-2, 2\] \(0: no penalty\)", (2.1, -2.1, NAN, "1", None)) for name in ("presence_penalty", "frequency_penalty")),
     ("seed", "a whole number >= 0 and <= 18446744073709551615, or None", (-1, 2**64, 1.5, "1")),
     ("max_tokens", "a whole number >= 1", (0, None, 3.0)),
     ("stop", "text or a list of at most 32 texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800", ["a"] * 33, "a" * 257)),
@@ -267,7 +268,7 @@ class TestLLM:
         assert llm._latest == {}
 
 
-@pytest.mark.parametrize("depth", [150, 3_000, 100_000])
+@pytest.mark.parametrize("depth", [100_000])
 @pytest.mark.parametrize("as_text", [True, False])
 def test_deep_schemas(tiny_folder, depth, as_text):
     schema = {}

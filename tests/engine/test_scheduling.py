@@ -208,8 +208,3 @@ class TestTenants:
         sequences = engine._scheduler.sequences.values()
         assert [sequence.request.tenant for sequence in sequences] == ["given", "prompt's"]
 
-    @pytest.mark.unchecked_types
-    def test_a_tenant_is_text(self, tiny_model):
-        engine = make_engine(tiny_model)
-        with pytest.raises(InvalidRequestError, match="tenant must be text"):
-            engine.add_request("a", {"prompt_token_ids": [5], "tenant": 5}, PARAMS)

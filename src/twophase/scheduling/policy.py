@@ -103,8 +103,7 @@ class Policy(abc.ABC):
         apply_rules(self, rules_of(type(self)), ConfigError)
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key: numbers (no NaN), fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, then
-        by arrival."""
+        """Sort key of numbers, fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, arrival."""
         return by_priority(sequence)
 
     @abc.abstractmethod

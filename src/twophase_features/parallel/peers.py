@@ -13,12 +13,10 @@ error only if its driver dies.
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -36,8 +34,6 @@ FOR_EVER = timedelta(days=3650)
 ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each other
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
-JOIN_GRACE_S = 1.0  # torch's own limit ends a join with a better reason
-MOST_PORT = 65_535
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -298,29 +294,14 @@ class Peers:
 
 
 def place() -> tuple[int, int, int]:
-    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment. Raises ConfigError if one of its variables is missing,
-    or has a value with which the ranks would never meet."""
+    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment. Raises ConfigError if one of them is missing."""
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(
             f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
             f"`torchrun --nproc-per-node N ...`, or by twophase_tools.launch.run_local."
         )
-    world_size = _whole("WORLD_SIZE", 1)
-    rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
-    _whole("MASTER_PORT", 1, MOST_PORT)
-    return rank, local_rank, world_size
-
-
-def _whole(name: str, least: int, most: int | None = None) -> int:
-    """A variable's number."""
-    text = os.environ[name]
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least or (most is not None and int(text) > most):
-        limits = f"of at least {least}" if most is None else f"in [{least}, {most}]"
-        raise ConfigError(
-            f"the environment variable {name} must be a whole number {limits}, got {text!r}; leave it to torchrun."
-        )
-    return int(text)
+    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def _device(device: str | torch.device, local_rank: int) -> torch.device:
@@ -340,15 +321,10 @@ def _device(device: str | torch.device, local_rank: int) -> torch.device:
 
 def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     """The key-value store of the group, once every rank has signed in; names the ranks that have not come."""
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     others = tuple(each for each in range(world_size) if each != rank)
     limit = timedelta(seconds=limit_s)
     try:
-        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
-    try:
-        store = _within(limit_s, lambda: next(dist.rendezvous("env://", timeout=limit))[0])
+        store = next(dist.rendezvous("env://", timeout=limit))[0]
         # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
         store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
         store.set(f"here/{rank}", "")
@@ -360,28 +336,11 @@ def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
     except RuntimeError as error:
         if "failed to listen" in str(error):
             raise ConfigError(
-                f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed "
-                f"({_reason(error)}); start all ranks with another one."
+                f"rank 0 cannot listen on port {os.environ['MASTER_PORT']} (MASTER_PORT), which is in use or not "
+                f"allowed ({_reason(error)}); start all ranks with another one."
             ) from error
         raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
-    except TimeoutError as error:
-        reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
-        raise PeerLostError(others, "the ranks to meet", limit_s, reason) from error
     raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
-
-
-def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
-    """`call()`, or a TimeoutError soon after the limit: torch waits without end for a server that is not a store."""
-    found: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(call())
-        except Exception as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="twophase joins", daemon=True).start()
-    return found.result(limit_s + JOIN_GRACE_S)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -131,8 +131,8 @@ def open_draft_model(
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: It has another vocabulary than the target, or too few positions; the target has a sliding window; or
-            an invalid option.
+        ConfigError: It has another vocabulary than the target, or too few positions; the target has a sliding window;
+            or an option is invalid.
     """
     if is_windowed:
         raise ConfigError(
@@ -162,7 +162,9 @@ def open_draft_model(
         model_dtype=torch_dtype,
     )
     backend_name = engine.attention_backend if isinstance(engine.attention_backend, str) else "auto"
-    backend = make_backend(backend_name, attention_spec(config), device=device, dtype=torch_dtype, block_size=engine.block_size)
+    backend = make_backend(
+        backend_name, attention_spec(config), device=device, dtype=torch_dtype, block_size=engine.block_size
+    )
     model = LlamaModel(config, load_weights(folder, config, torch_dtype, device), backend, max_model_len)
     return model, spec
 

@@ -232,7 +232,7 @@ def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
     try:
         grammar = _grammar_text(outputs)
         _matcher(vocabulary, grammar)
-    except (ValueError, OverflowError) as error:  # our own too; text that is not Unicode, numbers that are NaN or huge
+    except (ValueError, OverflowError, RecursionError) as error:  # our own; no Unicode; NaN, huge numbers; nesting
         raise _refusal(outputs, str(error)) from error
     return grammar
 
