@@ -17,7 +17,7 @@ from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.request import SamplingParams
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_features.structured_outputs.schema_rules import check_schema
-from twophase_features.worker_process import WorkerProcess, WorkLimitError
+from twophase_features.structured_outputs.worker_process import WorkerProcess, WorkLimitError
 
 WORD_BITS = 32  # tokens per word of a mask
 MAX_MESSAGE = 300  # characters of a message of the library
