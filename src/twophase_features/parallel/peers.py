@@ -252,8 +252,8 @@ class Peers:
     def _guarded(
         self, call: Callable[[], Any], what: str, peer: int | None = None, limit_s: int | float | None = None
     ) -> Any:
-        """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered. A collective waits for all ranks, so
-        any may be lost; this rank hangs up, which wakes those that still wait for it."""
+        """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered. In a collective any rank may be
+        the lost one; this rank hangs up, which wakes those that still wait for it."""
         self.check()
         try:
             return call()
