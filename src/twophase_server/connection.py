@@ -1,7 +1,6 @@
 """One connection of a client: the timeout for a request's arrival, and the error sent before closing."""
 
 import asyncio
-import itertools
 import re
 import sys
 import uuid
@@ -19,7 +18,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 @final
 class Connection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, limits for their heads, and JSON for all errors.
+    """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, and JSON for all errors.
 
     The timeout counts from a request's first byte (of the first request: from the connection on) to the last byte of
     its body. It does not run while an answer is made or sent.
@@ -87,17 +86,9 @@ class Connection(H11Protocol):
         self.refuse(ApiError(status, f"this is not a valid HTTP/1.1 request for this server: {error}.", "bad_http"))
 
     def _begin_request(self) -> None:
-        given = dict(self.headers)
-        own = given.get(b"x-request-id", b"")
+        own = dict(self.headers).get(b"x-request-id", b"")
         request_id = own if _REQUEST_ID.fullmatch(own) else b"req-" + uuid.uuid4().hex.encode()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id)]
-        parts = (self.scope["raw_path"], self.scope["query_string"], *itertools.chain(*self.headers))
-        num_bytes = sum(map(len, parts))
-        if num_bytes > MAX_HEAD_BYTES:
-            words = f"path and headers must have at most {MAX_HEAD_BYTES} bytes, got {num_bytes}."
-            self.refuse(ApiError(431, words, "head_too_large"))
-        elif b"content-length" in given and b"transfer-encoding" in given:
-            self.refuse(ApiError(400, "content-length and transfer-encoding must not come together.", "bad_http"))
 
     # -- the timer
 

@@ -326,39 +326,3 @@ class TestOptions:
         with pytest.raises(ConfigError, match="has 99 tokens, the model 330"):
             LLM(tiny_folder, num_kv_blocks=8, speculative_config=config)
 
-    @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-    def test_an_argument_switches_it_on(self, tiny_folder, method):
-        config = SpeculativeConfig(
-            method=method, model=str(tiny_folder) if method == "draft_model" else None, disable_when_losing=False
-        )
-        options = {"num_kv_blocks": 96, "max_model_len": 64, "block_size": 4, "max_num_seqs": 8}
-        prompts, params = PROMPTS[:3], LONG
-        plain = LLM(tiny_folder, **options).generate(prompts, params, use_tqdm=False)
-        llm = LLM(tiny_folder, **options, speculative_config=config)
-        guessed = llm.generate(prompts, params, use_tqdm=False)
-        assert [tokens_of(output) for output in guessed] == [tokens_of(output) for output in plain]
-        stats = llm.engine.stats()
-        assert stats.num_draft_tokens > 0
-        assert (stats.acceptance_rate == 1) == (method == "draft_model")
-        assert stats.num_draft_tokens == sum(step.num_draft_tokens for step in llm.engine.trace)
-        assert stats.num_accepted_tokens == sum(step.num_accepted_tokens for step in llm.engine.trace)
-
-
-@pytest.mark.full
-def test_the_default_model_copies_its_prompt_faster_and_says_the_same(smollm2_folder):
-    """A ragged batch of greedy and seeded requests; counted in steps of the model, which no machine's noise changes."""
-    # On a CPU in float32: a GPU's bfloat16 has near ties, which a batch of another shape decides otherwise.
-    options = {"device": "cpu", "num_kv_blocks": 128, "max_model_len": 256, "enable_prefix_caching": False}
-    text = "The lighthouse at Corran Point was built in 1838 and stands 41 metres above the sea. "
-    params = [
-        SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
-        SamplingParams(temperature=0.7, seed=3, max_tokens=20, ignore_eos=True),
-    ]
-    prompts = [text * 3, text, "Once upon a time"]
-    config = SpeculativeConfig(disable_when_losing=False)
-    plain, guessing = LLM(smollm2_folder, **options), LLM(smollm2_folder, **options, speculative_config=config)
-    alone, outputs = (llm.generate(prompts, params, use_tqdm=False) for llm in (plain, guessing))
-    assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in alone]
-    assert guessing.engine.stats().num_accepted_tokens > 10
-    assert guessing.engine.stats().num_steps < plain.engine.stats().num_steps

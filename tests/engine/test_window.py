@@ -140,18 +140,6 @@ def test_a_models_own_window_frees_blocks_too(tmp_path):
     assert max(step.blocks_in_use for step in llm.engine.trace if step.num_decodes) <= SlidingWindow(12).max_blocks(4)
 
 
-def test_four_thousand_tokens_in_six_blocks(tmp_path):
-    folder, _ = make_folder("llama", tmp_path, eos_token_id=None, max_position_embeddings=8192)
-    options = {"sliding_window": 20, "num_attention_sinks": 4, "max_model_len": 8192}
-    llm = LLM(folder, **(OPTIONS | {"block_size": 8}), **options, num_kv_blocks=6)
-    (output,) = llm.generate(
-        prompt_of(1, 4000), SamplingParams(max_tokens=100, ignore_eos=True, seed=1), use_tqdm=False
-    )
-    assert len(output.outputs[0].token_ids) == 100
-    assert max(step.blocks_in_use for step in llm.engine.trace) <= 6
-    assert llm.scheduler.cache.num_free_blocks == 6
-
-
 def test_sinks_without_a_window_are_refused(case):
     with pytest.raises(ConfigError, match="num_attention_sinks=4 and no window"):
         LLM(case[0], **OPTIONS, num_attention_sinks=4)

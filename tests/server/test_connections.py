@@ -83,9 +83,6 @@ def test_an_answer_is_never_timed(server):
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        (f"GET /health HTTP/1.1\r\nhost: x\r\nx: {'a' * 65_536}\r\n\r\n", (431, "head_too_large")),
-        (f"GET /health?{'a' * 65_536} HTTP/1.1\r\nhost: x\r\n\r\n", (431, "head_too_large")),
-        (f"{HALF_HEAD}content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", (400, "bad_http")),
         ("GET /health HTTP/1.1\r\nno colon\r\n\r\n", (400, "bad_http")),
         (f"{HALF_HEAD}transfer-encoding: gzip\r\n\r\n", (501, "bad_http")),
     ],
