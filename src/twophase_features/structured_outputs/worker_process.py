@@ -52,14 +52,12 @@ class WorkerProcess:
             try:
                 if self._process is None:
                     self._process = self._start()
-                    self._ask(self._process, (*self._first[:1], self._first[1:], None))
-                outcome, value = self._ask(self._process, (function, args, (self.cpu_s, self.max_bytes)))
+                    _value_of(self._ask(self._process, (self._first[0], self._first[1:], None)))
+                answer = self._ask(self._process, (function, args, (self.cpu_s, self.max_bytes)))
             except BaseException:  # also a Ctrl-C: an answer left unread would be the next call's
                 self.close()
                 raise
-        if outcome == "raised":
-            raise value
-        return value
+        return _value_of(answer)
 
     def close(self) -> None:
         """End the process; the next call starts another one."""
@@ -92,6 +90,13 @@ class WorkerProcess:
             f"it ends its process, with {process.wait()}, as when it takes more than {self.max_bytes // 2**20} MiB of "
             f"memory or calls itself too often"
         )
+
+
+def _value_of(answer: tuple[str, Any]) -> Any:
+    outcome, value = answer
+    if outcome == "raised":
+        raise value
+    return value
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
