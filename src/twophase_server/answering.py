@@ -16,7 +16,7 @@ from twophase.core.request import CompletionOutput, RequestOutput, SamplingParam
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
 from twophase_server.body import to_json
-from twophase_server.errors import ApiError, invalid
+from twophase_server.errors import ApiError
 from twophase_server.sampling import UsageWish
 from twophase_server.service import Call, Service
 from twophase_server.sse import DONE, EventStream, event

@@ -5,11 +5,9 @@ import os
 import pytest
 import torch
 
-from tests.cache.shadow import fingerprints
 from twophase import memory
 from twophase.cache import kv_cache as kv_cache_module
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
-from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 

@@ -276,4 +276,3 @@ class TestDoor:
         with pytest.raises(InvalidRequestError):
             engine.add_request("x", {"prompt_token_ids": []}, params)
         assert tokens_of(run(engine, [prompt_of(0, 5)], params)[0]) == expected
-

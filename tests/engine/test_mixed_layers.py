@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.engine.test_window import OPTIONS, poisoned
 from tests.engine.test_window import generate as generate_all
@@ -15,7 +14,6 @@ from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
-from twophase_tools.named_policies import POLICIES
 
 NUM_TOKENS = 14
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows

@@ -325,4 +325,3 @@ class TestOptions:
         config = SpeculativeConfig(method="draft_model", model=str(tmp_path))
         with pytest.raises(ConfigError, match="has 99 tokens, the model 330"):
             LLM(tiny_folder, num_kv_blocks=8, speculative_config=config)
-

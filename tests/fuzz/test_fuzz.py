@@ -116,5 +116,3 @@ def test_a_raw_exception_and_an_unclear_error_are_noticed():
     for unclear in ("no", "\ud800 is no text that anyone can print", "x " * 2000):
         with pytest.raises(FindingError), refusing_clearly("a request"):
             raise ConfigError(unclear)
-
-

@@ -140,7 +140,7 @@ def test_joining_needs_torchrun_and_a_limit(torchrun):
 def test_a_port_that_something_else_listens_on(torchrun):
     with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
         torchrun.setenv("WORLD_SIZE", "2")
-        with pytest.raises(PeerLostError, match="listen|address"):
+        with pytest.raises(PeerLostError, match=r"listen|address"):
             Peers.join("cpu", startup_timeout_s=0.5)
 
 

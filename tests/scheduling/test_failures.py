@@ -4,7 +4,6 @@ import pytest
 
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
-from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policy import Policy, PriorityPolicy
 
 

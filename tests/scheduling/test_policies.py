@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
-from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
+from twophase.core.errors import ConfigError, PolicyError
 from twophase.scheduling.policy import Policy, PriorityPolicy, decodes_first
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy

@@ -126,5 +126,3 @@ def test_refusals_evictions_preemptions_and_who_left(server):
     assert value(found, families.EVICTIONS) == stats.cache.num_evicted > 0
     assert value(found, families.PREEMPTIONS) == stats.num_preemptions > 0
     assert value(found, families.KV_CACHE_USAGE_PEAK) == stats.kv_cache_usage_peak > 0.8
-
-

@@ -103,7 +103,7 @@ class Policy(abc.ABC):
         apply_rules(self, rules_of(type(self)), ConfigError)
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key of numbers, fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, arrival."""
+        """Sort key of numbers, fixed, as queues are sorted once; equal ranks go by seq_id. Here: priority, arrival."""
         return by_priority(sequence)
 
     @abc.abstractmethod
