@@ -66,8 +66,8 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     num_blocks = executor.smallest(config.num_kv_blocks or _num_blocks(config, target, llama, bytes_per_block))
     kv_cache = KVCache(kv_spec, num_blocks, executor.device, layout=target.groups and target.groups.layout)
     # A CUDA graph cannot contain an all-reduce with a timeout.
-    use_cuda_graphs = config.use_cuda_graphs and executor.sum_over_ranks is None
-    runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_cuda_graphs))
+    use_step_graphs = config.use_step_graphs and executor.sum_over_ranks is None
+    runner = executor.run(ModelRunner(llama, kv_cache, target.limits.max_model_len, use_step_graphs))
     cache = _cache_factory(config, target.windows)(num_blocks, config.block_size, config.enable_prefix_caching)
     make_scheduler = config.scheduler_factory or partial(Scheduler, policy=config.policy)
     scheduler = make_scheduler(target.limits, cache)
@@ -78,7 +78,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         codec=tokenizer,
         eos_token_ids=target.model.eos_token_ids,
         guidance=None if tokenizer is None else _Grammars(tokenizer, target.model.eos_token_ids),
-        speculator=speculation and speculation.speculator(kv_cache, target.limits, use_cuda_graphs),
+        speculator=speculation and speculation.speculator(kv_cache, target.limits, use_step_graphs),
         seed=config.seed,
         max_trace_steps=config.max_trace_steps,
     )
@@ -187,9 +187,8 @@ def _speculation(config: EngineConfig, target: _Target, executor: Executor, toke
     """The draft model or the drafter (speculation.opening.Speculation); None: no speculative decoding here."""
     if not executor.is_driver or (config.speculative_config is None and config.drafter is None):
         return None
-    window, max_model_len = target.windows and target.windows.window, target.limits.max_model_len
-    make = feature("speculation.opening").Speculation
-    return make(config, target.model, tokenizer, executor.device, max_model_len, window)
+    make, is_windowed = feature("speculation.opening").Speculation, target.windows is not None
+    return make(config, target.model, tokenizer, executor.device, target.limits.max_model_len, is_windowed)
 
 
 def _num_blocks(config: EngineConfig, target: _Target, model: LlamaModel, bytes_per_block: int) -> int:

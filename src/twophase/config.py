@@ -89,7 +89,7 @@ class EngineConfig:
             with a window needs about 4, or its text degenerates.
         seed: Seeds the requests that have no seed of their own.
         skip_tokenizer_init: Serve token ids only, for folders without a tokenizer.
-        use_cuda_graphs: Replay decode steps where that is possible: as CUDA graphs, or on a CPU as recorded launches.
+        use_step_graphs: Replay decode steps where that is possible: as CUDA graphs, or on a CPU as recorded launches.
         max_trace_steps: Steps kept in `engine.trace`; None keeps all.
         policy: Chooses the sequences of a step and their order (twophase.scheduling.policy); None: `PriorityPolicy`.
         admission: Blocks that admitting a request leaves free for the running requests: 'optimistic', a block each;
@@ -132,7 +132,7 @@ class EngineConfig:
     num_attention_sinks: int = option(0, whole_number(0))
     seed: int = option(0, whole_number(at_least=0, at_most=MAX_SEED))
     skip_tokenizer_init: bool = option(False, FLAG)
-    use_cuda_graphs: bool = option(True, FLAG)
+    use_step_graphs: bool = option(True, FLAG)
     max_trace_steps: int | None = option(DEFAULT_TRACE_STEPS, optional(whole_number(0)))
     policy: Any = _own("a scheduling policy (twophase.scheduling.policy.Policy)", "rank", "plan", "fresh")
     admission: str = option("optimistic", one_of(*ADMISSIONS))

@@ -1,7 +1,6 @@
 """`LLM`: a model folder opened for generation. Names follow vLLM's class of the same name."""
 
 import itertools
-import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, final
 
 from twophase.assembly import assemble
 from twophase.config import DEFAULT_MODEL, EngineConfig, configured
-from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
+from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.core.rules import items_of, shown
 from twophase.doors import feature
@@ -58,7 +57,6 @@ class LLM:
         self.model_dir, self.model_config, self.tokenizer = parts.model_dir, parts.model_config, parts.tokenizer
         self.model, self.kv_cache, self.runner = parts.model, parts.kv_cache, parts.runner
         self.scheduler, self.engine = parts.scheduler, parts.engine
-        self._pid = os.getpid()
         self.refusal: str | None = None
         self._close = weakref.finalize(self, self.runner.close)  # at the latest when the interpreter ends
         self._ids = itertools.count()
@@ -69,12 +67,7 @@ class LLM:
         self._close()
 
     def check_usable(self) -> None:
-        """Raises EngineDeadError or InvalidRequestError, as `generate`, if every request would be refused."""
-        if os.getpid() != self._pid and (self.kv_cache.device.type != "cpu" or self.config.tensor_parallel_size > 1):
-            raise EngineDeadError(
-                "this process is a fork of the process that opened the model, and cannot use its GPU or other "
-                "ranks. Start it with multiprocessing's 'spawn', and open the model in it."
-            )
+        """Raises InvalidRequestError if every request would be refused."""
         if self.refusal is not None:
             raise InvalidRequestError(self.refusal)
 
@@ -104,7 +97,6 @@ class LLM:
 
         Raises:
             InvalidRequestError: A request could never be served (then no request is run); or see `refusal`.
-            EngineDeadError: This process is a fork of the process that opened the model on a GPU or with several ranks.
         """
         self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))

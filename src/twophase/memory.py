@@ -2,7 +2,6 @@
 imported."""
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ SCORED_ROWS = 64  # prompt positions whose logits exist at the same time, before
 # model.
 DEFAULT_KV_MEMORY_FRACTION = {"cpu": 0.25, "cuda": 0.9}
 DEFAULT_CPU_KV_BYTES = 2 * GIB
-# Without Linux's /proc and POSIX sysconf: enough for the default model, safe on any laptop.
-FALLBACK_FREE_BYTES = 2 * GIB
 
 
 # -- memory that the parts take
@@ -60,34 +57,17 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
-    """Host memory available without swapping, within the container's limit if there is one. `root` is for tests."""
-    reported = list(_reported_free_bytes(root))
-    return min(reported) if reported else _available_from_sysconf()
-
-
-def _reported_free_bytes(root: Path) -> Iterator[int]:
-    """Bytes that the system has, and bytes that the container may still take, by cgroup v2 or v1."""
-    with suppress(KeyError):  # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB
-        yield 1024 * _read_fields(root / "proc/meminfo")["MemAvailable:"]
+    """Host memory available without swapping, within the container's limit (cgroup v2) if there is one. `root` is for
+    tests."""
+    # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB; elsewhere half of all memory.
+    available = 1024 * _read_fields(root / "proc/meminfo").get("MemAvailable:", 0)
+    free = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     cgroup = root / "sys/fs/cgroup"
-    for folder, limit_name, usage_name in (
-        (cgroup, "memory.max", "memory.current"),
-        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):  # no such file, or 'max': no limit
-            limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
-            # Inactive file pages are released under memory pressure, so they count as free.
-            yield max(0, limit - usage + _read_fields(folder / "memory.stat").get("inactive_file", 0))
-
-
-def _available_from_sysconf() -> int:
-    """Free pages if the system reports them (not macOS), else half of all, else a fixed figure (Windows)."""
-    for pages_name, share in (("SC_AVPHYS_PAGES", 1.0), ("SC_PHYS_PAGES", 0.5)):
-        try:
-            return int(os.sysconf(pages_name) * os.sysconf("SC_PAGE_SIZE") * share)
-        except (AttributeError, ValueError, OSError):
-            continue
-    return FALLBACK_FREE_BYTES
+    with suppress(OSError, ValueError):  # no such file, or 'max': no limit
+        limit, usage = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+        # Inactive file pages are released under memory pressure, so they count as free.
+        free = min(free, max(0, limit - usage + _read_fields(cgroup / "memory.stat").get("inactive_file", 0)))
+    return free
 
 
 def _read_fields(path: Path) -> dict[str, int]:

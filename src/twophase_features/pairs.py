@@ -55,6 +55,7 @@ _ONE_RANK = "disaggregation has one rank per engine"
 REFUSALS: Mapping[tuple[str, str], str] = {
     ("draft_model", "own_drafter"): "both propose drafts; pass one",
     ("draft_model", "mixed"): "a draft model shares the target model's blocks, which here belong to groups of layers",
+    ("draft_model", "window"): "a draft model reads the target's blocks late, when a window may have freed them",
     ("window", "mixed"): "the model's sliding layers have their own window, and its other layers see all keys",
     ("window", "disaggregated"): f"{_ALL_BLOCKS}, and a window frees some of them during prefill",
     ("window", "ready_made"): f"a ready-made attention backend was made without the window; {_PASS_A_NAME}",

@@ -15,14 +15,13 @@ from twophase.core.errors import TwophaseError
 from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
-from twophase_server.body import to_json_in_turns
-from twophase_server.errors import ApiError, invalid
+from twophase_server.body import to_json
+from twophase_server.errors import ApiError
 from twophase_server.sampling import UsageWish
 from twophase_server.service import Call, Service
 from twophase_server.sse import DONE, EventStream, event
 
 T = TypeVar("T")
-MAX_LOGPROBS = 300_000  # in one answer
 
 
 class Part(NamedTuple):
@@ -126,14 +125,13 @@ async def answer(
     """Submit the prompts' token ids to the engine and write the answer. If the client disconnects, its requests are
     aborted. Raises ApiError or TwophaseError if the engine refused the request, or it failed before its first byte was
     sent."""
-    _require_few_logprobs(prompts, params)
     work = Work(call, prompts, params)
     try:
         await while_connected(call.request, work.submit())
         if call.fields.get("stream"):
             return EventStream(_events(call.service, work, answer_format), at_end=work.end)
         outputs = await while_connected(call.request, work.finish())
-        text = await asyncio.to_thread(lambda: to_json_in_turns(answer_format.whole(outputs)))
+        text = await asyncio.to_thread(lambda: to_json(answer_format.whole(outputs)))
         return Response(text, media_type="application/json")
     except BaseException:
         work.end()
@@ -226,21 +224,6 @@ class Work:
         self._call.lease.end()
 
 
-def _require_few_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams) -> None:
-    """Raises ApiError (400) for more log-probabilities than one answer may have."""
-    count = 0
-    if params.prompt_logprobs is not None:
-        count += sum(map(len, prompts)) * (params.prompt_logprobs + 1)
-    if params.logprobs is not None:
-        count += len(prompts) * params.n * params.max_tokens * (params.logprobs + 1)
-    if count > MAX_LOGPROBS:
-        raise invalid(
-            f"one answer may have {MAX_LOGPROBS} log-probabilities, this request up to {count}: logprobs + 1 for "
-            f"each token, echoed prompts included; lower max_tokens or n, or send fewer prompts at once.",
-            "logprobs",
-        )
-
-
 def _require_success(output: RequestOutput) -> None:
     for completion in output.outputs:
         if completion.finish_reason == "error":
@@ -253,12 +236,8 @@ async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> 
     try:
         async with contextlib.aclosing(work.outputs()) as outputs:
             async for position, output in outputs:
-                if output.prompt_logprobs is None and not any(each.logprobs for each in output.outputs):
-                    for piece in answer_format.pieces(position, output):
-                        yield event(piece)
-                else:  # log-probabilities of a long prompt, or piled up for a slow client, take long to write
-                    for text in await asyncio.to_thread(_in_turns, answer_format.pieces(position, output)):
-                        yield text
+                for piece in answer_format.pieces(position, output):
+                    yield event(piece)
     except TwophaseError as error:  # too late for a status
         yield event(service.refusal(error).to_dict())
         return
@@ -266,10 +245,6 @@ async def _events(service: Service, work: Work, answer_format: AnswerFormat) -> 
     if last is not None:
         yield event(last)
     yield DONE
-
-
-def _in_turns(pieces: Iterator[dict[str, Any]]) -> list[str]:
-    return [event(piece, to_json_in_turns) for piece in pieces]
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

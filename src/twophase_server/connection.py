@@ -1,7 +1,6 @@
 """One connection of a client: the timeout for a request's arrival, and the error sent before closing."""
 
 import asyncio
-import itertools
 import re
 import sys
 import uuid
@@ -14,31 +13,12 @@ from twophase_server.errors import ApiError
 from twophase_server.service import Service
 
 MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's path and headers
-FREE_PARTS, BYTES_PER_PART = 256, 64  # average bytes of a body's parts, after the first parts
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 @final
-class _Parts(h11.Connection):
-    """Refuses a body in very many small chunks: reading each takes as long as reading a large one."""
-
-    _num_parts = _num_bytes = 0
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self._num_parts, self._num_bytes = 0, 0
-        elif isinstance(event, h11.Data):
-            self._num_parts += 1
-            self._num_bytes += len(event.data)
-            if self._num_parts > FREE_PARTS + self._num_bytes // BYTES_PER_PART:
-                raise h11.RemoteProtocolError(f"chunks of less than {BYTES_PER_PART} bytes on average")
-        return event
-
-
-@final
 class Connection(H11Protocol):
-    """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, limits for their heads, and JSON for all errors.
+    """HTTP/1.1 as uvicorn speaks it, with a timeout for requests, and JSON for all errors.
 
     The timeout counts from a request's first byte (of the first request: from the connection on) to the last byte of
     its body. It does not run while an answer is made or sent.
@@ -46,7 +26,6 @@ class Connection(H11Protocol):
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
-        self.conn = _Parts(h11.SERVER, MAX_HEAD_BYTES)
         self._service = service
         self._timer: asyncio.TimerHandle | None = None
 
@@ -107,17 +86,9 @@ class Connection(H11Protocol):
         self.refuse(ApiError(status, f"this is not a valid HTTP/1.1 request for this server: {error}.", "bad_http"))
 
     def _begin_request(self) -> None:
-        given = dict(self.headers)
-        own = given.get(b"x-request-id", b"")
+        own = dict(self.headers).get(b"x-request-id", b"")
         request_id = own if _REQUEST_ID.fullmatch(own) else b"req-" + uuid.uuid4().hex.encode()
         self.cycle.default_headers = [*self.cycle.default_headers, (b"x-request-id", request_id)]
-        parts = (self.scope["raw_path"], self.scope["query_string"], *itertools.chain(*self.headers))
-        num_bytes = sum(map(len, parts))
-        if num_bytes > MAX_HEAD_BYTES:
-            words = f"path and headers must have at most {MAX_HEAD_BYTES} bytes, got {num_bytes}."
-            self.refuse(ApiError(431, words, "head_too_large"))
-        elif b"content-length" in given and b"transfer-encoding" in given:
-            self.refuse(ApiError(400, "content-length and transfer-encoding must not come together.", "bad_http"))
 
     # -- the timer
 

@@ -53,7 +53,7 @@ class Service:
         llm.observe(self.tenants)
         if llm.tokenizer is not None:
             # Made in advance: otherwise the first text that needs one would delay all requests.
-            _ = llm.tokenizer.token_length, llm.tokenizer.special_text.tokenizer, llm.tokenizer.chat_template
+            _ = llm.tokenizer.special_text.tokenizer, llm.tokenizer.chat_template
 
     def enter(self, request: Request) -> Lease:
         """Accept a request.

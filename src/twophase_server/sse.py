@@ -11,8 +11,8 @@ from twophase_server.body import to_json
 DONE = "data: [DONE]\n\n"
 
 
-def event(content: Any, write: Callable[[Any], str] = to_json) -> str:
-    return f"data: {write(content)}\n\n"
+def event(content: Any) -> str:
+    return f"data: {to_json(content)}\n\n"
 
 
 @final

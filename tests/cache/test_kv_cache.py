@@ -5,11 +5,9 @@ import os
 import pytest
 import torch
 
-from tests.cache.shadow import fingerprints
 from twophase import memory
 from twophase.cache import kv_cache as kv_cache_module
 from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
-from twophase.cache.manager import CacheManager
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 
@@ -43,11 +41,6 @@ def check_layout(module, kv_format) -> None:
         for value, tensor in enumerate(data + scales, start=1):
             tensor.fill_(value)
         assert all((tensor == value).all() for value, tensor in enumerate(data + scales, start=1)), "memory is shared"
-
-
-def test_smollm2_takes_23_kib_per_token_in_16_bits():
-    smollm2 = KVCacheSpec(num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype=torch.bfloat16)
-    assert smollm2.bytes_per_token == 2 * 30 * 3 * 64 * 2 == 23_040
 
 
 def filled(num_blocks: int, kv_format="none") -> KVCache:
@@ -95,33 +88,6 @@ def test_a_copy_outside_the_pool_is_a_bug(copy):
         filled(5).copy_blocks([BlockCopy(*copy)])
 
 
-def test_forks_read_their_own_tokens_from_real_tensors():
-    """Copy-on-write end to end: three continuations of one prompt, K holding the shadow's hashes."""
-    cache, manager = KVCache(spec(dtype=torch.float32), 12, CPU), CacheManager(12, 4)
-    k = cache.layers[1].k
-
-    def write(table, token_ids, start, end):
-        cache.copy_blocks(manager.grow(table, end))
-        for position in range(start, end):
-            block, offset = table.block_ids[position // 4], position % 4
-            k[block, :, offset] = fingerprints(token_ids)[position] % 65_521  # exact in fp32
-
-    prompt = [5, 6, 7, 8, 9, 10]
-    table = manager.open(prompt)
-    write(table, prompt, 0, 6)
-    tables = [table, manager.fork(table), manager.fork(table)]
-    sequences = [[*prompt, number] for number in range(3)]
-    for step in range(4):
-        for table, token_ids in zip(tables, sequences, strict=True):
-            write(table, token_ids, 6 + step, 7 + step)
-            token_ids.append(step)
-    for table, token_ids in zip(tables, sequences, strict=True):
-        for position in range(table.num_tokens):
-            block, offset = table.block_ids[position // 4], position % 4
-            assert (k[block, :, offset] == fingerprints(token_ids)[position] % 65_521).all()
-    assert len({block for table in tables for block in table.block_ids}) == 1 + 3 * 2
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -133,13 +99,6 @@ def test_forks_read_their_own_tokens_from_real_tensors():
 def test_impossible_specs_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         spec(**changes)
-
-
-@pytest.mark.parametrize("block_size", [1, 2, 16, 64, 128])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_usual_shapes_are_accepted(block_size, head_dim):
-    for kv_format in ("none", "int8", "fp8_e4m3"):
-        spec(block_size=block_size, head_dim=head_dim, dtype=torch.bfloat16, kv_format=kv_format)
 
 
 def test_memory_that_is_not_there_is_refused():
@@ -174,10 +133,6 @@ def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):
     assert memory.num_blocks_that_fit(512, CPU, 0.19) == 1
     with pytest.raises(ConfigError, match=r"One block takes .* 9% of the 0.00 GiB free on cpu"):
         memory.num_blocks_that_fit(512, CPU, 0.09)
-
-
-def test_this_machine_has_memory():
-    assert memory.free_memory_bytes(CPU) > 2**20
 
 
 @pytest.mark.gpu
@@ -217,13 +172,7 @@ MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemAvailable:  4000 kB\nHugePage
             400_000,
         ),
         ({**MEMINFO, "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "7\n"}, 4000 * 1024),
-        (
-            {
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200\n",
-            },
-            0,
-        ),
+        ({**MEMINFO, "sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "1200\n"}, 0),
     ],
 )
 def test_free_host_memory_on_linux(tmp_path, files, num_bytes):
@@ -231,14 +180,5 @@ def test_free_host_memory_on_linux(tmp_path, files, num_bytes):
 
 
 def test_free_host_memory_elsewhere(tmp_path, monkeypatch):
-    def macos(name):
-        if name == "SC_AVPHYS_PAGES":
-            raise ValueError("unrecognized configuration name")
-        return {"SC_PHYS_PAGES": 100, "SC_PAGE_SIZE": 4096}[name]
-
-    monkeypatch.setattr(os, "sysconf", lambda name: 10 if name == "SC_AVPHYS_PAGES" else 4096, raising=False)
-    assert memory.free_host_memory_bytes(tmp_path) == 10 * 4096
-    monkeypatch.setattr(os, "sysconf", macos)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 100, "SC_PAGE_SIZE": 4096}.get)
     assert memory.free_host_memory_bytes(tmp_path) == 50 * 4096
-    monkeypatch.delattr(os, "sysconf")  # Windows
-    assert memory.free_host_memory_bytes(tmp_path) == memory.FALLBACK_FREE_BYTES

@@ -85,13 +85,6 @@ def test_nothing_is_freed_before_it_was_confirmed(new_cache):
     assert [block_id == FREED for block_id in table.block_ids] == [True, True, False, False, False]
 
 
-def test_without_prefix_caching_blocks_are_freed_too(new_cache):
-    cache = new_cache(3, 2, False, window=SlidingWindow(2))
-    table = cache.open([5] * 40)
-    assert max(decoded(cache, table, [5] * 40, 40)) <= 2
-    assert cache.stats().num_cached == 0
-
-
 def test_a_hit_takes_what_the_next_query_sees_and_no_more(new_cache):
     cache = new_cache(16, 2, window=SlidingWindow(4, 1))
     token_ids = list(range(20))

@@ -1,22 +1,21 @@
 """A function in a worker process: its result, its error, and the limits it cannot pass."""
 
-import multiprocessing
 import os
 import sys
 
 import pytest
 
 from twophase.core.errors import InvalidRequestError
-from twophase_features.worker_process import WorkerProcess, WorkLimitError
+from twophase_features.structured_outputs.worker_process import WorkerProcess, WorkLimitError
 
 needs_limits = pytest.mark.skipif(sys.platform != "linux", reason="not run here: no limits on time and memory")
 
 
 @pytest.fixture(scope="module")
 def worker():
-    worker = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20)
+    worker = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20, first=(note, "first"))
     yield worker
-    worker._end()
+    worker.close()
 
 
 def spin():
@@ -55,7 +54,7 @@ def test_an_error_comes_back_as_it_was_raised(worker):
 @needs_limits
 @pytest.mark.parametrize(
     ("function", "told"),
-    [(spin, "longer than 1 s of processor time"), (fill, "more than 64 MiB"), (die, "ends its process, with 3")],
+    [(spin, "longer than 1 s of processor time"), (fill, "more memory than it may"), (die, "ends its process, with 3")],
 )
 def test_a_limit_ends_the_function_and_not_the_next_one(worker, function, told):
     with pytest.raises(WorkLimitError, match=told):
@@ -81,24 +80,7 @@ def test_each_process_does_something_first():
     with pytest.raises(WorkLimitError):
         worker.call(die)
     after = worker.call(noted)
-    worker._end()
+    worker.close()
     assert before[0] != after[0]
     assert before[1] == after[1] == ["first"]
     assert _noted == []
-
-
-_shared = WorkerProcess(cpu_s=1.0, max_bytes=64 * 2**20)
-
-
-def ask_shared():
-    return _shared.call(say, "hello")
-
-
-@needs_limits
-def test_a_forked_child_has_a_process_of_its_own():
-    of_parent = ask_shared()
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        of_child = pool.apply_async(ask_shared).get(timeout=60)
-    assert of_child != of_parent
-    assert ask_shared() == of_parent
-    _shared._end()

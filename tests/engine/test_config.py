@@ -38,7 +38,7 @@ BAD = {
     "num_attention_sinks": [-1, None],
     "seed": [None, 1.5, "0", -1, 2**64],
     "skip_tokenizer_init": [1],
-    "use_cuda_graphs": ["False"],
+    "use_step_graphs": ["False"],
     "max_trace_steps": [-1, 1.5],
     "policy": ["priority", PriorityPolicy, SimpleNamespace(rank=len, plan=len)],  # the last is no Policy
     "admission": ["Reserve", None],

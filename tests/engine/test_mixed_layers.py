@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
 from tests.engine.test_window import OPTIONS, poisoned
 from tests.engine.test_window import generate as generate_all
@@ -15,19 +14,11 @@ from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
-from twophase_tools.named_policies import POLICIES
 
 NUM_TOKENS = 14
 PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 MOST = SlidingWindow(WINDOW).max_blocks(4)  # of a sequence in a group of sliding layers
-POLICY_OPTIONS = {
-    "static": {"batch_size": 3},
-    "dynamic": {"batch_size": 3, "timeout_s": 0},
-    "chunked": {"max_tokens": 9},
-    "deadline": {"max_tokens": 9},
-    "rotating": {"chunk_tokens": 3},
-}
 
 
 @torch.inference_mode()
@@ -90,43 +81,6 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
     assert generate(llm) == expected, "with whatever the prefix cache still has"
     with pytest.raises(InvalidRequestError, match=rf"may need {num_blocks} KV blocks .* groups of layers"):
         opened(folder, num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"preemption_mode": "swap", "num_swap_blocks": 400}], ids=["recompute", "swap"]
-)
-def test_preempted(case, options):
-    """Short prompts and long outputs: all are let in, and there is room for one and a half to the end."""
-    folder, _ = case
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    prompts = [prompt_of(seed, 7) for seed in range(4)]
-    llm = opened(folder, num_kv_blocks=num_blocks_of(opened(folder), 46) * 3 // 2, **options)
-    assert generate(llm, prompts, params) == generate(opened(folder), prompts, params)
-    assert sum(len(step.preempted) for step in llm.engine.trace) > 0
-    assert (sum(step.blocks_loaded for step in llm.engine.trace) > 0) == bool(options)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_policy(case, name):
-    folder, expected = case
-    policy = POLICIES[name](**POLICY_OPTIONS.get(name, {}))
-    llm = opened(folder, policy=policy, num_kv_blocks=150)
-    assert generate(llm, PROMPTS[:4]) == expected[:4]
-
-
-def test_completions_share_a_prompt_longer_than_the_window(case):
-    folder, expected = case
-    llm = opened(folder)
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, n=3)
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    for output, tokens in zip(outputs, expected, strict=True):
-        assert [list(completion.token_ids) for completion in output.outputs] == [tokens] * 3
-    check_integrity(llm.scheduler.cache)
-
-
-def test_drafts_change_nothing(case):
-    folder, expected = case
-    assert generate(opened(folder, speculative_config=SpeculativeConfig(disable_when_losing=False))) == expected
 
 
 def test_a_hit_beyond_the_window_changes_nothing(case):

@@ -1,9 +1,6 @@
 """`LLM(drafter=...)`: whoever guesses, outputs are those of the model."""
 
-import pytest
-
 from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.core.errors import ConfigError
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7, 5, 6]}, {"prompt_token_ids": [9, 3, 9]}]
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -50,9 +47,3 @@ def test_without_a_config_it_gets_the_default_one(tiny_folder):
     llm = LLM(tiny_folder, num_kv_blocks=64, skip_tokenizer_init=True, drafter=Constant(1))
     assert llm.engine.speculator.max_drafts == SpeculativeConfig().num_speculative_tokens
     assert llm.engine.speculator.gate is not None
-
-
-def test_a_drafter_and_a_draft_model_are_one_too_many(tiny_folder):
-    config = SpeculativeConfig(method="draft_model", model=str(tiny_folder))
-    with pytest.raises(ConfigError, match="both propose drafts"):
-        LLM(tiny_folder, num_kv_blocks=8, drafter=Constant(1), speculative_config=config)

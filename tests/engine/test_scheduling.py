@@ -8,7 +8,7 @@ from tests.engine.engines import BLOCK_SIZE, check_idle, make_engine, prompt_of,
 from tests.engine.faults import Broken
 from twophase import LLM
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
-from twophase.core.errors import ConfigError, InvalidRequestError, PolicyError
+from twophase.core.errors import ConfigError, PolicyError
 from twophase.core.plan import BlockCopy, BlockKey
 from twophase.core.request import SamplingParams
 from twophase.scheduling.policy import Policy
@@ -207,9 +207,3 @@ class TestTenants:
         engine.add_request("b", {"prompt_token_ids": [5], "tenant": "prompt's"}, PARAMS)
         sequences = engine._scheduler.sequences.values()
         assert [sequence.request.tenant for sequence in sequences] == ["given", "prompt's"]
-
-    @pytest.mark.unchecked_types
-    def test_a_tenant_is_text(self, tiny_model):
-        engine = make_engine(tiny_model)
-        with pytest.raises(InvalidRequestError, match="tenant must be text"):
-            engine.add_request("a", {"prompt_token_ids": [5], "tenant": 5}, PARAMS)

@@ -98,11 +98,6 @@ def engine_of(llm: LLM, **options) -> Engine:
     return make_engine(llm.model, block_size=BLOCK_SIZE, max_num_seqs=20, max_model_len=512, eos=eos, **options)
 
 
-def test_alone(llm, expected):
-    for prompt in as_prompts(expected)[:: 3 if len(expected) < 20 else 1]:
-        check(llm.generate(prompt, PARAMS, use_tqdm=False), expected)
-
-
 def test_batched(llm, expected):
     outputs = llm.generate(as_prompts(expected), PARAMS, use_tqdm=False)
     check(outputs, expected)
@@ -117,13 +112,6 @@ def test_chunked_and_with_cache_hits(llm, expected):
     check(outputs, expected)
     hits = [output.metrics.num_cached_tokens for output in outputs]
     assert hits == [(len(ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for ids in expected]
-
-
-def test_after_preemption(llm, expected):
-    num_blocks = sum(-(-(len(ids) + NUM_TOKENS) // BLOCK_SIZE) for ids in expected)
-    engine = engine_of(llm, num_blocks=num_blocks // 2, budget=256, prefix_caching=False)
-    check(run(engine, as_prompts(expected), PARAMS), expected)
-    assert engine.stats().num_preemptions > 0
 
 
 def test_text_streams_and_chats(llm):

@@ -120,15 +120,6 @@ def test_in_a_pool_of_one_sequence(case, options, caching):
     assert generate(llm) == expected, "with whatever the prefix cache still has"
 
 
-def test_completions_share_a_prompt_longer_than_the_window(case):
-    folder, expected = case
-    llm = windowed(folder, num_kv_blocks=3 * MOST_BLOCKS)
-    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, n=3)
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-    for output, tokens in zip(outputs, expected, strict=True):
-        assert [list(completion.token_ids) for completion in output.outputs] == [tokens] * 3
-
-
 def test_a_hit_beyond_the_window_changes_nothing(case):
     folder, expected = case
     llm = windowed(folder, num_kv_blocks=200)
@@ -149,32 +140,9 @@ def test_a_models_own_window_frees_blocks_too(tmp_path):
     assert max(step.blocks_in_use for step in llm.engine.trace if step.num_decodes) <= SlidingWindow(12).max_blocks(4)
 
 
-def test_four_thousand_tokens_in_six_blocks(tmp_path):
-    folder, _ = make_folder("llama", tmp_path, eos_token_id=None, max_position_embeddings=8192)
-    options = {"sliding_window": 20, "num_attention_sinks": 4, "max_model_len": 8192}
-    llm = LLM(folder, **(OPTIONS | {"block_size": 8}), **options, num_kv_blocks=6)
-    (output,) = llm.generate(
-        prompt_of(1, 4000), SamplingParams(max_tokens=100, ignore_eos=True, seed=1), use_tqdm=False
-    )
-    assert len(output.outputs[0].token_ids) == 100
-    assert max(step.blocks_in_use for step in llm.engine.trace) <= 6
-    assert llm.scheduler.cache.num_free_blocks == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_attention_sinks": 4}, "num_attention_sinks=4 and no window"),
-        (
-            {"sliding_window": 0},
-            "sliding_window must be a whole number >= 1 keys, the token's own among them, or None, got 0",
-        ),
-        ({"sliding_window": 8, "num_attention_sinks": -1}, "num_attention_sinks must be a whole number >= 0, got -1"),
-    ],
-)
-def test_windows_that_cannot_be(case, options, message):
-    with pytest.raises(ConfigError, match=message):
-        LLM(case[0], **OPTIONS, **options)
+def test_sinks_without_a_window_are_refused(case):
+    with pytest.raises(ConfigError, match="num_attention_sinks=4 and no window"):
+        LLM(case[0], **OPTIONS, num_attention_sinks=4)
 
 
 def test_a_model_with_a_window_of_its_own_may_get_a_narrower_one_and_sinks(tmp_path):

@@ -54,12 +54,6 @@ def test_characters_without_a_token_are_dropped_as_in_transformers(tokenizer, or
         assert tokenizer.encode(f"a{character}b") == ids == [*tokenizer.encode("a"), *tokenizer.encode("b")]
 
 
-def test_digits_are_split_one_by_one_before_anything_else(tokenizer):
-    """As SmolLM2 was trained: so both spaces stay together, where plain GPT-2 would give the second to the number."""
-    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("a  1984")]
-    assert pieces == ["a", "  ", "1", "9", "8", "4"]
-
-
 @pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
 def test_chat_template_equals_transformers(messages, add_generation_prompt, tokenizer, oracle_tokenizer):

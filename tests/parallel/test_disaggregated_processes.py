@@ -34,12 +34,6 @@ def test_two_processes_generate_what_one_does(smollm2_folder):
     assert num_bytes > 0
 
 
-@pytest.mark.full
-def test_two_processes_generate_what_one_does_with_int8_pages(smollm2_folder):
-    plain, int8 = check_equal(smollm2_folder, "auto", "int8")
-    assert int8 / plain == pytest.approx((64 + 4) / (4 * 64))  # a byte instead of four, and a scale per row
-
-
 def test_pages_that_cannot_be_written_are_sent_again(folder):
     """Two real processes; a layer of the second transfer cannot be written."""
     _, (front, worker) = run(folder, "spoil", 3, timeout_s=60)

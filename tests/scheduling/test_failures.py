@@ -4,7 +4,6 @@ import pytest
 
 from tests.cache.shadow import snapshot
 from tests.scheduling.harness import Harness, make_request
-from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policy import Policy, PriorityPolicy
 
 
@@ -27,7 +26,7 @@ def test_the_crowded_run_is_crowded():
     assert harness.preempted
 
 
-def test_a_policy_that_cannot_rank_a_request_refuses_it():
+def test_a_policy_that_cannot_rank_a_request_changes_nothing():
     class Moody(Policy):
         def rank(self, sequence):
             if sequence.request.request_id == "bad":
@@ -39,7 +38,7 @@ def test_a_policy_that_cannot_rank_a_request_refuses_it():
 
     harness = Harness()
     harness.scheduler.policy = Moody()
-    with pytest.raises(InvalidRequestError, match="cannot rank request 'bad': ZeroDivisionError: no rank"):
+    with pytest.raises(ZeroDivisionError, match="no rank"):
         harness.scheduler.add(make_request("bad", 5))
     assert not harness.scheduler.has_unfinished
     harness.add(make_request("a", 5, n=2))

@@ -15,7 +15,6 @@ from tests.scheduling import (
     test_planner,
     test_policies,
     test_pressure,
-    test_ranks,
     test_request_validation,
     test_sequence,
     test_shares,
@@ -24,17 +23,15 @@ from tests.scheduling import (
 )
 from tests.scheduling import test_what_policies_are_told as TOLD
 from tests.scheduling.harness import Harness
-from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 
-SCHEDULER = "twophase.scheduling.scheduler"
-MUTATED = (
-    "twophase.scheduling.",
-    "twophase_features.policies.",
-    "twophase_features.admission",
-    "twophase_features.speculation.room",
-)
+SCHEDULER, PLANNER = "twophase.scheduling.scheduler", "twophase.scheduling.planner"
+LIMITS, POLICY = "twophase.scheduling.limits", "twophase.scheduling.policy"
+SEQUENCE, POLICIES = "twophase.scheduling.sequence", "twophase_features.policies."
+ADMISSION, ROOM = "twophase_features.admission", "twophase_features.speculation.room"
+THROUGH = {"decodes count against nothing": POLICIES + "chunked_prefill"}  # what the check is given instead
+MUTATED = ("twophase.scheduling.", POLICIES, ADMISSION, ROOM)
 USERS = (
     harness_module,
     scheduler_module,
@@ -44,6 +41,7 @@ USERS = (
     test_shares,
     TOLD,
     test_ways_of_admission,
+    test_sequence,
 )
 
 
@@ -63,22 +61,6 @@ def running(*tests):
                 test()
 
     return check
-
-
-def scheduler_mutant(name: str, old: str, new: str, *tests, module: str = "scheduler"):
-    return pytest.param(Mutant(name, f"twophase.scheduling.{module}", old, new), running(*tests), id=name)
-
-
-def admission_mutant(name: str, old: str, new: str, *tests):
-    return pytest.param(Mutant(name, "twophase_features.admission", old, new), running(*tests), id=name)
-
-
-def room_mutant(name: str, old: str, new: str, *tests):
-    return pytest.param(Mutant(name, "twophase_features.speculation.room", old, new), running(*tests), id=name)
-
-
-def policy_mutant(name: str, module: str, old: str, new: str, *tests):
-    return pytest.param(Mutant(name, f"twophase_features.policies.{module}", old, new), running(*tests), id=name)
 
 
 def worst_case():
@@ -135,11 +117,6 @@ def short_steps():
     DRAFTING.test_of_the_policys_tokens(ChunkedPrefillPolicy(max_tokens=8))
 
 
-def bad_priority():
-    test_ranks.check_refused_and_forgotten(PriorityPolicy(), {"priority": float("nan")})
-    test_ranks.check_refused_and_forgotten(PriorityPolicy(), {"priority": "x"})
-
-
 WAYS = test_ways_of_admission
 ESTIMATE = WAYS.TestEstimate()
 
@@ -167,710 +144,109 @@ def fair_shares():
 
 
 MUTANTS = [
-    room_mutant(
-        "drafts beyond the policy's tokens",
-        "[], scheduler.planner.budget",
-        "[], 64 - plan.num_tokens",
-        short_steps,
-    ),
-    scheduler_mutant(
-        "any rank is taken",
-        "if not isinstance(rank, tuple) or not all(map(_sorts, rank)):",
-        "if False:",
-        bad_priority,
-        module="policy",
-    ),
-    scheduler_mutant(
-        "a policy's wish for short steps is forgotten",
-        "self._max_tokens = min(self._max_tokens, max_tokens)",
-        "pass",
-        short_steps,
-        module="planner",
-    ),
-    room_mutant(
-        "drafts beyond the budget",
-        "            budget -= num_drafts\n",
-        "",
-        histories_with_drafts,
-    ),
-    room_mutant(
-        "drafts beyond the blocks",
-        "end = cache.room(table, num_tokens + num_drafts, cache.num_free_blocks)",
-        "end = num_tokens + num_drafts",
-        histories_with_drafts,
-        crowded_window,
-    ),
-    room_mutant(
-        "drafts beyond the last token",
-        "sequence.max_num_tokens - num_tokens - 1)",
-        "sequence.max_num_tokens - num_tokens)",
-        test_timelines.test_drafts_go_no_further_than_the_sequence,
-    ),
-    room_mutant(
-        "verifying chunks count as decodes of one token",
-        "len(decodes) - num_verifying",
-        "len(decodes)",
-        histories_with_drafts,
-    ),
-    room_mutant(
-        "drafts are not counted",
-        "plan.num_tokens + sum(map(len, drafts.values()))",
-        "plan.num_tokens",
-        histories_with_drafts,
-    ),
-    scheduler_mutant(
-        "a dropped step keeps its room for drafts",
-        "            if sequence.open_table.num_tokens > len(sequence.token_ids):\n",
-        "            if False:\n",
-        histories_with_drafts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "wrong drafts keep their room",
-        "if len(sequence.token_ids) == num_computed < table.num_tokens:",
-        "if False:",
-        histories_with_drafts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "wrong drafts count as computed",
-        "chunk.start + len(chunk.token_ids) - chunk.num_drafts + num_accepted)",
-        "chunk.start + len(chunk.token_ids))",
-        histories_with_drafts,
-    ),
-    scheduler_mutant(
-        "an end inside a run is overlooked",
-        "return tokens[: next(ends, room)]",
-        "return tokens[:room]",
-        histories_with_drafts,
-    ),
-    scheduler_mutant(
-        "a run's tokens are lost but the last",
-        "        sequence.token_ids += [token.token_id for token in tokens[:num_accepted]]\n",
-        "",
-        histories_with_drafts,
-    ),
-    scheduler_mutant(
-        "the watermark is ignored",
-        "num_headroom - num_watermark\n",
-        "num_headroom\n",
-        test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a sequence may be planned twice",
-        "if sequence in self._planned:",
-        "if False:",
-        lambda: test_policies.test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(
-            test_policies.decode_twice, "twice"
-        ),
-        module="planner",
-    ),
-    pytest.param(
-        Mutant(
-            "decodes count against nothing",
-            "twophase.scheduling.policy",
-            "step.limit(max_tokens)",
-            "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))",
-            through="twophase_features.policies.chunked_prefill",
-        ),
-        running(test_policies.test_chunked_keeps_every_step_short),
-        id="decodes count against nothing",
-    ),
-    policy_mutant(
-        "the stall is unbounded",
-        "whole_prompts",
-        "step.num_stalled_steps < self.max_stalled_steps",
-        "True",
-        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
-    ),
-    scheduler_mutant(
-        "stalled steps are not counted",
-        "self.num_stalled_steps + 1 if stalls else 0",
-        "0",
-        test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded,
-        module="planner",
-    ),
-    policy_mutant(
-        "a batch takes newcomers",
-        "request_level",
-        "        if step.running:\n            run_batch(step)\n        else:\n            start_batch",
-        "        run_batch(step)\n        if True:\n            start_batch",
-        test_policies.test_static_takes_nobody_until_the_last_is_done,
-    ),
-    policy_mutant(
-        "the time-out is forgotten",
-        "request_level",
-        "if is_full or step.now_s >= starts_s:",
-        "if is_full:",
-        test_policies.test_dynamic_waits_for_company_but_not_for_ever,
-    ),
-    policy_mutant(
-        "deadlines ignore arrival",
-        "deadlines",
-        "sequence.request.arrival_s + slo_s",
-        "slo_s",
-        test_policies.test_deadlines_go_by_the_clock_and_requests_without_one_come_last,
-    ),
-    scheduler_mutant(
-        "a partial prefill samples",
-        "num_samples = sequence.num_completions if end == len(sequence.token_ids) else 0",
-        "num_samples = sequence.num_completions",
-        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "decodes not first",
-        "chunks=(*self._decodes, *self._prefills)",
-        "chunks=(*self._prefills, *self._decodes)",
-        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "budget off by one",
-        "self._max_tokens = self.config.max_num_batched_tokens",
-        "self._max_tokens = self.config.max_num_batched_tokens + 1",
-        test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "end of text missed on the first token",
-        "if token_id in sequence.stop_token_ids:",
-        "if token_id in sequence.stop_token_ids and len(sequence.token_ids) > sequence.num_prompt_tokens + 1:",
-        test_timelines.test_end_of_text_as_the_very_first_token,
-    ),
-    scheduler_mutant(
-        "one token too few",
-        "len(sequence.token_ids) >= sequence.max_num_tokens",
-        "len(sequence.token_ids) + 1 >= sequence.max_num_tokens",
-        test_timelines.test_every_way_to_stop,
-    ),
-    scheduler_mutant(
-        "one token too many",
-        "len(sequence.token_ids) >= sequence.max_num_tokens",
-        "len(sequence.token_ids) > sequence.max_num_tokens",
-        test_timelines.test_every_way_to_stop,
-    ),
-    scheduler_mutant(
-        "the stop token is lost",
-        "            self._end(sequence, reason)\n        return",
-        "            self._end(sequence, reason)\n            run = (SampledToken(-1),)\n        return",
-        test_timelines.test_every_way_to_stop,
-    ),
-    scheduler_mutant(
-        "an end of text is reported as a stop id",
-        '"stop", None if is_eos else token_id',
-        '"stop", token_id',
-        test_timelines.test_every_way_to_stop,
-    ),
-    scheduler_mutant(
-        "blocks leaked on abort",
-        "        self.cache.close(sequence.table)\n",
-        "        pass\n",
-        aborts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "abort ends one completion only",
-        "seq_ids = list(self._seq_ids_of.get(request_id, ()))",
-        "seq_ids = list(self._seq_ids_of.get(request_id, ()))[:1]",
-        aborts,
-    ),
-    scheduler_mutant(
-        "published before computed",
-        "        self.cache.reserve(table, num_tokens)\n",
-        "        self.cache.reserve(table, num_tokens)\n        self.cache.publish(table, sequence.token_ids, table.num_tokens)\n",
-        test_timelines.test_blocks_are_found_only_after_they_were_written,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "never published",
-        "self.cache.publish(table, sequence.token_ids, num_computed)",
-        "pass",
-        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "hits are recomputed",
-        "        sequence.num_computed_tokens = table.num_cached_tokens\n",
-        "",
-        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "salts ignored",
-        "sequence.lookup_ids, sequence.request.cache_salt,",
-        'sequence.lookup_ids, "",',
-        test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "output lost on preemption",
-        "victim.num_preemptions += 1",
-        "victim.num_preemptions += 1; del victim.token_ids[victim.num_prompt_tokens :]",
-        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a preempted sequence thinks its pages are there",
-        "sequence.table, sequence.num_computed_tokens = None, 0",
-        "sequence.table = None",
-        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
-        some_histories,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a preempted sequence is called running",
-        "        victim.status = SequenceStatus.PREEMPTED\n",
-        "",
-        test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "the best is preempted",
-        "for each in reversed(self._running) if",
-        "for each in self._running if",
-        test_timelines.test_the_earliest_takes_the_blocks_of_the_latest,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "running ones are not kept in rank order",
-        "bisect.insort(self._running, sequence, key=_ORDER)",
-        "self._running.append(sequence)",
-        test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a preempted request is counted again",
-        "cache_salt, is_first_time, sequence.block_keys",
-        "cache_salt, True, sequence.block_keys",
-        test_timelines.test_statistics_count_a_preempted_request_once,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "loaded blocks are not told of",
-        "self._loaded += self.cache.load(table, sequence.token_ids)",
-        "self.cache.load(table, sequence.token_ids)",
-        OFFLOADING.test_another_request_finds_what_has_left_the_pool,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "copies forgotten",
-        "            self._copies += copies\n",
-        "            pass\n",
-        test_timelines.test_completions_fork_when_the_prompt_is_done,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a plan counts twice",
-        "        self._plan = None\n        self.planner.commit()\n",
-        "        self.planner.commit()\n",
-        test_timelines.test_update_wants_the_latest_plan_and_its_samples,
-    ),
-    scheduler_mutant(
-        "samples are not checked",
-        "if not chunk.num_samples <= len(tokens) <= most:",
-        "if len(tokens) > most:",
-        test_timelines.test_update_wants_the_latest_plan_and_its_samples,
-    ),
-    scheduler_mutant(
-        "one place for n completions",
-        "elif sequence.num_completions > self.num_free_seqs:",
-        "elif self.num_free_seqs < 1:",
-        test_timelines.test_places_are_kept_for_all_who_come_in_together,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "running forks take one place",
-        "sum(each.num_completions for each in self._running)",
-        "len(self._running)",
-        test_timelines.test_places_are_kept_for_completions_not_forked_yet,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "what was preempted has no reason to wait",
-        "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n",
-        "",
-        test_planner.test_what_is_preempted_stays_out_for_want_of_blocks,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "a refusal outlives its reason",
-        "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None\n",
-        "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else self.refusal\n",
-        reasons,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "forks draw the parent's token",
-        "for completion, token in zip(completions, tokens, strict=True)",
-        "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)",
-        test_timelines.test_completions_fork_when_the_prompt_is_done,
-    ),
-    scheduler_mutant(
-        "room to grow in one group",
-        "sequence.num_completions * cache.num_blocks_at_most(1) if",
-        "sequence.num_completions if",
-        groups_of_layers,
-        module="limits",
-    ),
-    scheduler_mutant(
-        "a prefill takes what was reserved for others",
-        "end = self.cache.room(table, end, max(0, self._num_spare_blocks(sequence, table)))",
-        "pass",
-        groups_of_layers,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "no room to grow kept",
-        "num_free_blocks - num_headroom - num_watermark",
-        "num_free_blocks - num_watermark",
-        test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "room to grow kept for nobody",
-        "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots",
-        "may_grow = True",
-        test_timelines.test_one_token_requests_need_no_room_to_grow,
-        module="limits",
-    ),
-    policy_mutant(
-        "turns go by rank",
-        "round_robin",
-        "lambda candidate: self.turns.get(candidate[0].seq_id, 0)",
-        "lambda candidate: candidate[0].rank",
-        ROTATING.test_three_prompts_take_turns_of_two_a_step,
-    ),
-    policy_mutant(
-        "newcomers take turns by age",
-        "round_robin",
-        "is_closed = not step.admit(next(by_rank), self.chunk_tokens)",
-        "is_closed = not step.admit(sequence, self.chunk_tokens)",
-        ROTATING.test_newcomers_take_their_turns_by_rank,
-    ),
-    policy_mutant(
-        "the small pass over the large",
-        "round_robin",
-        "            elif not is_closed:\n",
-        "            else:\n",
-        ROTATING.test_one_that_does_not_fit_is_not_passed_over,
-    ),
-    scheduler_mutant(
-        "a turn is no whole prompt",
-        "return self._plan_chunk(sequence, max_tokens if may_split else None)",
-        "return self._plan_chunk(sequence, max_tokens)",
-        ROTATING.test_without_chunks_a_turn_is_a_prompt,
-        module="planner",
-    ),
-    policy_mutant(
-        "newcomers come first",
-        "round_robin",
-        "        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn\n            self.turns[sequence.seq_id] = next(self.clock)\n",
-        "        pass\n",
-        ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn,
-    ),
-    policy_mutant(
-        "a preempted prompt goes behind the others",
-        "round_robin",
-        "if sequence.num_preemptions == 0:",
-        "if True:",
-        ROTATING.test_what_moves_a_sequence_behind_the_others,
-    ),
-    policy_mutant(
-        "a decode is a turn",
-        "round_robin",
-        "        if num_prefill_tokens:\n",
-        "        if True:\n",
-        ROTATING.test_what_moves_a_sequence_behind_the_others,
-    ),
-    policy_mutant(
-        "turns are kept when their sequences are gone",
-        "round_robin",
-        "self.turns.pop(sequence.seq_id, None)",
-        "pass",
-        ROTATING.test_turns_are_forgotten_with_their_sequences,
-    ),
-    scheduler_mutant(
-        "two schedulers share a policy's counters",
-        "(policy or PriorityPolicy()).fresh())",
-        "policy or PriorityPolicy())",
-        lambda: ONE_FOR_SEVERAL.test_each_scheduler_has_counters_of_its_own(FairPolicy()),
-    ),
-    scheduler_mutant(
-        "a decode is told as a prefill",
-        "0 if sequence.is_decoding else len(chunk.token_ids)",
-        "len(chunk.token_ids)",
-        TOLD.test_a_prompt_in_chunks_and_its_completions,
-    ),
-    scheduler_mutant(
-        "an error of a policy loses the rest of a step",
-        "        self._ended.append(sequence)\n",
-        "        self.policy.note_ended(sequence)\n",
-        TOLD.test_an_error_at_one_completions_end_leaves_the_others_whole,
-    ),
-    scheduler_mutant(
-        "an end is told of no sequence that was ended from outside",
-        "        self._end(sequence, reason)\n        self._tell_ends()\n",
-        "        self._end(sequence, reason)\n",
-        lambda: TOLD.test_a_sequence_that_is_ended_while_it_waits("aborted"),
-    ),
-    scheduler_mutant(
-        "a preempted sequence is not told",
-        "        self.policy.note_waiting(victim)\n",
-        "",
-        TOLD.test_a_preempted_sequence_waits_again_and_its_tokens_are_prefilled_again,
-        module="planner",
-    ),
-    policy_mutant(
-        "the tenant served most is next",
-        "fair_shares",
-        "tenant = min(of_tenant, key",
-        "tenant = max(of_tenant, key",
-        fair_shares,
-    ),
-    policy_mutant(
-        "a tenant's next one passes over another's",
-        "fair_shares",
-        "            if not self._admit(step, of_tenant[tenant].popleft()):\n                return\n",
-        "            self._admit(step, of_tenant[tenant].popleft())\n",
-        FAIR.test_a_request_that_does_not_fit_is_not_passed_over,
-    ),
-    policy_mutant(
-        "idleness is saved up",
-        "fair_shares",
-        "self._counters[tenant] = max(self[tenant], least)",
-        "pass",
-        FAIR.test_idleness_is_not_saved_up,
-    ),
-    policy_mutant(
-        "a counter falls",
-        "fair_shares",
-        "max(self[tenant], least)",
-        "least",
-        FAIR.test_a_counter_never_falls,
-    ),
-    policy_mutant(
-        "nobody is the measure of an empty queue",
-        "fair_shares",
-        "default=self[self._last]",
-        "default=0",
-        FAIR.test_after_an_empty_queue_the_last_who_waited_is_the_measure,
-    ),
-    policy_mutant(
-        "what was found is charged",
-        "fair_shares",
-        "sequence.num_prompt_tokens - sequence.num_cached_tokens",
-        "sequence.num_prompt_tokens",
-        FAIR.test_only_what_is_computed_is_charged_and_only_once,
-    ),
-    policy_mutant(
-        "preempted prompts are charged again",
-        "fair_shares",
-        "        if sequence.num_preemptions == 0:\n            self.counters.charge(",
-        "        if True:\n            self.counters.charge(",
-        FAIR.test_only_what_is_computed_is_charged_and_only_once,
-    ),
-    policy_mutant(
-        "output is free",
-        "fair_shares",
-        "self.counters.charge(sequence.request.tenant, OUTPUT_WEIGHT * num_output_tokens)",
-        "pass",
-        FAIR.test_only_what_is_computed_is_charged_and_only_once,
-    ),
-    policy_mutant(
-        "whoever waited once waits for ever",
-        "fair_shares",
-        "                del self._waiting[tenant]\n",
-        "                pass\n",
-        FAIR.test_the_queue_of_tenants_follows_the_queue,
-    ),
-    admission_mutant(
-        "the worst case is one token short",
-        "table, sequence.max_num_tokens - 1)",
-        "table, sequence.max_num_tokens - 2)",
-        exact_worst_case,
-    ),
-    admission_mutant(
-        "the worst case counts the token that is never written",
-        "table, sequence.max_num_tokens - 1)",
-        "table, sequence.max_num_tokens)",
-        exact_worst_case,
-    ),
-    admission_mutant(
-        "completions that will part count as one",
-        "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if",
-        "return cache.num_blocks_at_most(num_beyond) if",
-        WAYS.test_reserve_counts_each_completion,
-    ),
-    admission_mutant(
-        "the block that completions share is not copied",
-        "- num_now // cache.block_size",
-        "- -(-num_now // cache.block_size)",
-        WAYS.test_reserve_counts_each_completion,
-    ),
-    admission_mutant(
-        "what is taken at once is reserved besides",
-        "else num_needed - cache.num_blocks_needed(table, num_now)",
-        "else num_needed",
-        exact_worst_case,
-    ),
-    scheduler_mutant(
-        "the newcomer's own growth is left out",
-        "for each in tables.items())",
-        "for each in tables.items() if each[0] is not sequence)",
-        exact_worst_case,
-        module="planner",
-    ),
-    admission_mutant(
-        "the estimate starts from the first end",
-        "before = max_tokens if self.mean is None else self.mean",
-        "before = num_tokens if self.mean is None else self.mean",
-        ESTIMATE.test_the_average_by_hand,
-    ),
-    admission_mutant(
-        "the estimate never forgets",
-        "DECAY * before + (1 - self.DECAY) * num_tokens",
-        "DECAY * before + (1 - self.DECAY) * before",
-        learns,
-    ),
-    admission_mutant(
-        "more is expected than is allowed",
-        "min(max_tokens, math.ceil(self.mean))",
-        "math.ceil(self.mean)",
-        ESTIMATE.test_the_average_by_hand,
-    ),
-    admission_mutant(
-        "one that outlives the estimate is left nothing",
-        "return max(super().headroom(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))",
-        "return num_blocks_up_to(self.cache, sequence, table, num_tokens)",
-        ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block,
-    ),
-    scheduler_mutant(
-        "aborted ones teach lengths",
-        'if reason in ("stop", "length"):',
-        "if True:",
-        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
-    ),
-    scheduler_mutant(
-        "what the engine ends teaches nothing",
-        'if reason in ("stop", "length"):',
-        "if False:",
-        ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else,
-    ),
-    scheduler_mutant(
-        "one alone must keep room to grow",
-        "        if len(tables) == 1:\n            return self.cache.num_free_blocks\n",
-        "",
-        worst_case,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "prefills are always chunked",
-        "may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)",
-        "may_split = True",
-        test_timelines.test_without_chunks_a_long_head_holds_up_the_queue,
-        module="planner",
-    ),
-    scheduler_mutant(
-        "what outgrew the budget is stuck",
-        "may_split = is_too_long or (",
-        "may_split = (",
-        test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back,
-        module="planner",
-    ),
-    pytest.param(
-        Mutant(
-            "a prompt may fill the context",
-            "twophase.scheduling.limits",
-            "num_prompt_tokens >= config",
-            "num_prompt_tokens > config",
-        ),
-        running(
-            lambda: test_request_validation.test_refusals_state_rule_and_numbers(
-                {"prompt": 20}, {"max_model_len": 20}, "at most 19"
-            )
-        ),
-        id="a prompt may fill the context",
-    ),
-    pytest.param(
-        Mutant(
-            "the last token is given a slot",
-            "twophase.scheduling.limits",
-            "max_model_len) - 1\n",
-            "max_model_len)\n",
-        ),
-        running(worst_case),
-        id="the last token is given a slot",
-    ),
-    pytest.param(
-        Mutant(
-            "forks are not counted",
-            "twophase.scheduling.limits",
-            "cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)",
-            "cache.num_blocks_at_most(num_slots, num_prompt_tokens)",
-        ),
-        running(worst_case),
-        id="forks are not counted",
-    ),
-    pytest.param(
-        Mutant(
-            "high priorities wait",
-            "twophase.scheduling.policy",
-            "(request.priority, sequence",
-            "(-request.priority, sequence",
-        ),
-        running(test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first),
-        id="high priorities wait",
-    ),
-    pytest.param(
-        Mutant(
-            "last come first served",
-            "twophase.scheduling.policy",
-            "(request.priority, sequence.",
-            "(request.priority, -sequence.",
-        ),
-        running(test_timelines.test_first_come_first_served_without_starvation),
-        id="last come first served",
-    ),
-    pytest.param(
-        Mutant(
-            "aborted ones come back",
-            "twophase.scheduling.planner",
-            "            self._waiting.remove(sequence)\n            return\n",
-            "            return\n",
-        ),
-        running(aborts, some_histories),
-        id="aborted ones come back",
-    ),
-]
+    (ROOM, "drafts beyond the policy's tokens", "[], scheduler.planner.budget", "[], 64 - plan.num_tokens", short_steps),
+    (PLANNER, "a policy's wish for short steps is forgotten", "self._max_tokens = min(self._max_tokens, max_tokens)", "pass", short_steps),
+    (ROOM, "drafts beyond the budget", "            budget -= num_drafts\n", "", histories_with_drafts),
+    (ROOM, "drafts beyond the blocks", "end = cache.room(table, num_tokens + num_drafts, cache.num_free_blocks)", "end = num_tokens + num_drafts", histories_with_drafts, crowded_window),
+    (ROOM, "drafts beyond the last token", "sequence.max_num_tokens - num_tokens - 1)", "sequence.max_num_tokens - num_tokens)", test_timelines.test_drafts_go_no_further_than_the_sequence),
+    (ROOM, "verifying chunks count as decodes of one token", "len(decodes) - num_verifying", "len(decodes)", histories_with_drafts),
+    (ROOM, "drafts are not counted", "plan.num_tokens + sum(map(len, drafts.values()))", "plan.num_tokens", histories_with_drafts),
+    (PLANNER, "a dropped step keeps its room for drafts", "            if sequence.open_table.num_tokens > len(sequence.token_ids):\n", "            if False:\n", histories_with_drafts),
+    (PLANNER, "wrong drafts keep their room", "if len(sequence.token_ids) == num_computed < table.num_tokens:", "if False:", histories_with_drafts),
+    (SCHEDULER, "wrong drafts count as computed", "chunk.start + len(chunk.token_ids) - chunk.num_drafts + num_accepted)", "chunk.start + len(chunk.token_ids))", histories_with_drafts),
+    (SCHEDULER, "an end inside a run is overlooked", "return tokens[: next(ends, room)]", "return tokens[:room]", histories_with_drafts),
+    (SCHEDULER, "a run's tokens are lost but the last", "        sequence.token_ids += [token.token_id for token in tokens[:num_accepted]]\n", "", histories_with_drafts),
+    (PLANNER, "the watermark is ignored", "num_headroom - num_watermark\n", "num_headroom\n", test_policies.TestAdmission().test_without_a_reserve_a_crowded_pool_thrashes),
+    (PLANNER, "a sequence may be planned twice", "if sequence in self._planned:", "if False:", lambda: test_policies.test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(test_policies.decode_twice, "twice")),
+    (POLICY, "decodes count against nothing", "step.limit(max_tokens)", "step.limit(max_tokens + sum(sequence.is_decoding for sequence in step.running))", test_policies.test_chunked_keeps_every_step_short),
+    (POLICIES + "whole_prompts", "the stall is unbounded", "step.num_stalled_steps < self.max_stalled_steps", "True", test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded),
+    (PLANNER, "stalled steps are not counted", "self.num_stalled_steps + 1 if stalls else 0", "0", test_policies.test_prefill_first_starves_decodes_as_long_as_prompts_come_unless_bounded),
+    (POLICIES + "request_level", "a batch takes newcomers", "        if step.running:\n            run_batch(step)\n        else:\n            start_batch", "        run_batch(step)\n        if True:\n            start_batch", test_policies.test_static_takes_nobody_until_the_last_is_done),
+    (POLICIES + "request_level", "the time-out is forgotten", "if is_full or step.now_s >= starts_s:", "if is_full:", test_policies.test_dynamic_waits_for_company_but_not_for_ever),
+    (POLICIES + "deadlines", "deadlines ignore arrival", "sequence.request.arrival_s + slo_s", "slo_s", test_policies.test_deadlines_go_by_the_clock_and_requests_without_one_come_last),
+    (PLANNER, "a partial prefill samples", "num_samples = sequence.num_completions if end == len(sequence.token_ids) else 0", "num_samples = sequence.num_completions", test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget),
+    (PLANNER, "decodes not first", "chunks=(*self._decodes, *self._prefills)", "chunks=(*self._prefills, *self._decodes)", test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget),
+    (PLANNER, "budget off by one", "self._max_tokens = self.config.max_num_batched_tokens", "self._max_tokens = self.config.max_num_batched_tokens + 1", test_timelines.test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget),
+    (SCHEDULER, "end of text missed on the first token", "if token_id in sequence.stop_token_ids:", "if token_id in sequence.stop_token_ids and len(sequence.token_ids) > sequence.num_prompt_tokens + 1:", test_timelines.test_end_of_text_as_the_very_first_token),
+    (SCHEDULER, "one token too few", "len(sequence.token_ids) >= sequence.max_num_tokens", "len(sequence.token_ids) + 1 >= sequence.max_num_tokens", test_timelines.test_every_way_to_stop),
+    (SCHEDULER, "one token too many", "len(sequence.token_ids) >= sequence.max_num_tokens", "len(sequence.token_ids) > sequence.max_num_tokens", test_timelines.test_every_way_to_stop),
+    (SCHEDULER, "the stop token is lost", "            self._end(sequence, reason)\n        return", "            self._end(sequence, reason)\n            run = (SampledToken(-1),)\n        return", test_timelines.test_every_way_to_stop),
+    (SCHEDULER, "an end of text is reported as a stop id", '"stop", None if is_eos else token_id', '"stop", token_id', test_timelines.test_every_way_to_stop),
+    (PLANNER, "blocks leaked on abort", "        self.cache.close(sequence.table)\n", "        pass\n", aborts),
+    (SCHEDULER, "abort ends one completion only", "seq_ids = list(self._seq_ids_of.get(request_id, ()))", "seq_ids = list(self._seq_ids_of.get(request_id, ()))[:1]", aborts),
+    (PLANNER, "published before computed", "        self.cache.reserve(table, num_tokens)\n", "        self.cache.reserve(table, num_tokens)\n        self.cache.publish(table, sequence.token_ids, table.num_tokens)\n", test_timelines.test_blocks_are_found_only_after_they_were_written),
+    (PLANNER, "never published", "self.cache.publish(table, sequence.token_ids, num_computed)", "pass", test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts),
+    (PLANNER, "hits are recomputed", "        sequence.num_computed_tokens = table.num_cached_tokens\n", "", test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts),
+    (PLANNER, "salts ignored", "sequence.lookup_ids, sequence.request.cache_salt,", 'sequence.lookup_ids, "",', test_timelines.test_a_shared_prefix_is_computed_once_and_not_across_salts),
+    (PLANNER, "output lost on preemption", "victim.num_preemptions += 1", "victim.num_preemptions += 1; del victim.token_ids[victim.num_prompt_tokens :]", test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones),
+    (PLANNER, "a preempted sequence thinks its pages are there", "sequence.table, sequence.num_computed_tokens = None, 0", "sequence.table = None", test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones, some_histories),
+    (PLANNER, "a preempted sequence is called running", "        victim.status = SequenceStatus.PREEMPTED\n", "", test_timelines.test_the_latest_is_preempted_and_comes_back_before_later_ones),
+    (PLANNER, "the best is preempted", "for each in reversed(self._running) if", "for each in self._running if", test_timelines.test_the_earliest_takes_the_blocks_of_the_latest),
+    (PLANNER, "running ones are not kept in rank order", "bisect.insort(self._running, sequence, key=_ORDER)", "self._running.append(sequence)", test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first),
+    (PLANNER, "a preempted request is counted again", "cache_salt, is_first_time, sequence.block_keys", "cache_salt, True, sequence.block_keys", test_timelines.test_statistics_count_a_preempted_request_once),
+    (PLANNER, "loaded blocks are not told of", "self._loaded += self.cache.load(table, sequence.token_ids)", "self.cache.load(table, sequence.token_ids)", OFFLOADING.test_another_request_finds_what_has_left_the_pool),
+    (PLANNER, "copies forgotten", "            self._copies += copies\n", "            pass\n", test_timelines.test_completions_fork_when_the_prompt_is_done),
+    (SCHEDULER, "a plan counts twice", "        self._plan = None\n        self.planner.commit()\n", "        self.planner.commit()\n", test_timelines.test_update_wants_the_latest_plan_and_its_samples),
+    (SCHEDULER, "samples are not checked", "if not chunk.num_samples <= len(tokens) <= most:", "if len(tokens) > most:", test_timelines.test_update_wants_the_latest_plan_and_its_samples),
+    (PLANNER, "one place for n completions", "elif sequence.num_completions > self.num_free_seqs:", "elif self.num_free_seqs < 1:", test_timelines.test_places_are_kept_for_all_who_come_in_together),
+    (PLANNER, "running forks take one place", "sum(each.num_completions for each in self._running)", "len(self._running)", test_timelines.test_places_are_kept_for_completions_not_forked_yet),
+    (PLANNER, "what was preempted has no reason to wait", "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n", "", test_planner.test_what_is_preempted_stays_out_for_want_of_blocks),
+    (PLANNER, "a refusal outlives its reason", "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None\n", "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else self.refusal\n", reasons),
+    (SCHEDULER, "forks draw the parent's token", "for completion, token in zip(completions, tokens, strict=True)", "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)", test_timelines.test_completions_fork_when_the_prompt_is_done),
+    (LIMITS, "room to grow in one group", "sequence.num_completions * cache.num_blocks_at_most(1) if", "sequence.num_completions if", groups_of_layers),
+    (PLANNER, "a prefill takes what was reserved for others", "end = self.cache.room(table, end, max(0, self._num_spare_blocks(sequence, table)))", "pass", groups_of_layers),
+    (PLANNER, "no room to grow kept", "num_free_blocks - num_headroom - num_watermark", "num_free_blocks - num_watermark", test_timelines.test_an_old_sequence_is_let_in_only_if_running_ones_keep_room_to_grow),
+    (LIMITS, "room to grow kept for nobody", "may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots", "may_grow = True", test_timelines.test_one_token_requests_need_no_room_to_grow),
+    (POLICIES + "round_robin", "turns go by rank", "lambda candidate: self.turns.get(candidate[0].seq_id, 0)", "lambda candidate: candidate[0].rank", ROTATING.test_three_prompts_take_turns_of_two_a_step),
+    (POLICIES + "round_robin", "newcomers take turns by age", "is_closed = not step.admit(next(by_rank), self.chunk_tokens)", "is_closed = not step.admit(sequence, self.chunk_tokens)", ROTATING.test_newcomers_take_their_turns_by_rank),
+    (POLICIES + "round_robin", "the small pass over the large", "            elif not is_closed:\n", "            else:\n", ROTATING.test_one_that_does_not_fit_is_not_passed_over),
+    (PLANNER, "a turn is no whole prompt", "return self._plan_chunk(sequence, max_tokens if may_split else None)", "return self._plan_chunk(sequence, max_tokens)", ROTATING.test_without_chunks_a_turn_is_a_prompt),
+    (POLICIES + "round_robin", "newcomers come first", "        if sequence.num_preemptions == 0:  # a preempted sequence keeps its turn\n            self.turns[sequence.seq_id] = next(self.clock)\n", "        pass\n", ROTATING.test_a_newcomer_goes_behind_those_who_wait_for_their_turn),
+    (POLICIES + "round_robin", "a preempted prompt goes behind the others", "if sequence.num_preemptions == 0:", "if True:", ROTATING.test_what_moves_a_sequence_behind_the_others),
+    (POLICIES + "round_robin", "a decode is a turn", "        if num_prefill_tokens:\n", "        if True:\n", ROTATING.test_what_moves_a_sequence_behind_the_others),
+    (POLICIES + "round_robin", "turns are kept when their sequences are gone", "self.turns.pop(sequence.seq_id, None)", "pass", ROTATING.test_turns_are_forgotten_with_their_sequences),
+    (SCHEDULER, "two schedulers share a policy's counters", "(policy or PriorityPolicy()).fresh())", "policy or PriorityPolicy())", lambda: ONE_FOR_SEVERAL.test_each_scheduler_has_counters_of_its_own(FairPolicy())),
+    (SCHEDULER, "a decode is told as a prefill", "0 if sequence.is_decoding else len(chunk.token_ids)", "len(chunk.token_ids)", TOLD.test_a_prompt_in_chunks_and_its_completions),
+    (SCHEDULER, "an error of a policy loses the rest of a step", "        self._ended.append(sequence)\n", "        self.policy.note_ended(sequence)\n", TOLD.test_an_error_at_one_completions_end_leaves_the_others_whole),
+    (SCHEDULER, "an end is told of no sequence that was ended from outside", "        self._end(sequence, reason)\n        self._tell_ends()\n", "        self._end(sequence, reason)\n", lambda: TOLD.test_a_sequence_that_is_ended_while_it_waits("aborted")),
+    (PLANNER, "a preempted sequence is not told", "        self.policy.note_waiting(victim)\n", "", TOLD.test_a_preempted_sequence_waits_again_and_its_tokens_are_prefilled_again),
+    (POLICIES + "fair_shares", "the tenant served most is next", "tenant = min(of_tenant, key", "tenant = max(of_tenant, key", fair_shares),
+    (POLICIES + "fair_shares", "a tenant's next one passes over another's", "            if not self._admit(step, of_tenant[tenant].popleft()):\n                return\n", "            self._admit(step, of_tenant[tenant].popleft())\n", FAIR.test_a_request_that_does_not_fit_is_not_passed_over),
+    (POLICIES + "fair_shares", "idleness is saved up", "self._counters[tenant] = max(self[tenant], least)", "pass", FAIR.test_idleness_is_not_saved_up),
+    (POLICIES + "fair_shares", "a counter falls", "max(self[tenant], least)", "least", FAIR.test_a_counter_never_falls),
+    (POLICIES + "fair_shares", "nobody is the measure of an empty queue", "default=self[self._last]", "default=0", FAIR.test_after_an_empty_queue_the_last_who_waited_is_the_measure),
+    (POLICIES + "fair_shares", "what was found is charged", "sequence.num_prompt_tokens - sequence.num_cached_tokens", "sequence.num_prompt_tokens", FAIR.test_only_what_is_computed_is_charged_and_only_once),
+    (POLICIES + "fair_shares", "preempted prompts are charged again", "        if sequence.num_preemptions == 0:\n            self.counters.charge(", "        if True:\n            self.counters.charge(", FAIR.test_only_what_is_computed_is_charged_and_only_once),
+    (POLICIES + "fair_shares", "output is free", "self.counters.charge(sequence.request.tenant, OUTPUT_WEIGHT * num_output_tokens)", "pass", FAIR.test_only_what_is_computed_is_charged_and_only_once),
+    (POLICIES + "fair_shares", "whoever waited once waits for ever", "                del self._waiting[tenant]\n", "                pass\n", FAIR.test_the_queue_of_tenants_follows_the_queue),
+    (ADMISSION, "the worst case is one token short", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens - 2)", exact_worst_case),
+    (ADMISSION, "the worst case counts the token that is never written", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens)", exact_worst_case),
+    (ADMISSION, "completions that will part count as one", "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if", "return cache.num_blocks_at_most(num_beyond) if", WAYS.test_reserve_counts_each_completion),
+    (ADMISSION, "the block that completions share is not copied", "- num_now // cache.block_size", "- -(-num_now // cache.block_size)", WAYS.test_reserve_counts_each_completion),
+    (ADMISSION, "what is taken at once is reserved besides", "else num_needed - cache.num_blocks_needed(table, num_now)", "else num_needed", exact_worst_case),
+    (PLANNER, "the newcomer's own growth is left out", "for each in tables.items())", "for each in tables.items() if each[0] is not sequence)", exact_worst_case),
+    (ADMISSION, "the estimate starts from the first end", "before = max_tokens if self.mean is None else self.mean", "before = num_tokens if self.mean is None else self.mean", ESTIMATE.test_the_average_by_hand),
+    (ADMISSION, "the estimate never forgets", "DECAY * before + (1 - self.DECAY) * num_tokens", "DECAY * before + (1 - self.DECAY) * before", learns),
+    (ADMISSION, "more is expected than is allowed", "min(max_tokens, math.ceil(self.mean))", "math.ceil(self.mean)", ESTIMATE.test_the_average_by_hand),
+    (ADMISSION, "one that outlives the estimate is left nothing", "return max(super().headroom(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))", "return num_blocks_up_to(self.cache, sequence, table, num_tokens)", ESTIMATE.test_one_that_outlives_the_estimate_is_left_a_block),
+    (SCHEDULER, "aborted ones teach lengths", 'if reason in ("stop", "length"):', "if True:", ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else),
+    (SCHEDULER, "what the engine ends teaches nothing", 'if reason in ("stop", "length"):', "if False:", ESTIMATE.test_it_learns_from_what_ends_by_itself_and_from_nothing_else),
+    (PLANNER, "one alone must keep room to grow", "        if len(tables) == 1:\n            return self.cache.num_free_blocks\n", "", worst_case),
+    (PLANNER, "prefills are always chunked", "may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)", "may_split = True", test_timelines.test_without_chunks_a_long_head_holds_up_the_queue),
+    (PLANNER, "what outgrew the budget is stuck", "may_split = is_too_long or (", "may_split = (", test_timelines.test_without_chunks_what_outgrew_the_budget_still_comes_back),
+    (LIMITS, "a prompt may fill the context", "num_prompt_tokens >= config", "num_prompt_tokens > config", lambda: test_request_validation.test_refusals_state_rule_and_numbers({"prompt": 20}, {"max_model_len": 20}, "at most 19") ),
+    (LIMITS, "the last token is given a slot", "max_model_len) - 1\n", "max_model_len)\n", worst_case),
+    (LIMITS, "forks are not counted", "cache.num_blocks_at_most(num_slots, num_prompt_tokens, n)", "cache.num_blocks_at_most(num_slots, num_prompt_tokens)", worst_case),
+    (POLICY, "high priorities wait", "(request.priority, sequence", "(-request.priority, sequence", test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first),
+    (POLICY, "last come first served", "(request.priority, sequence.", "(request.priority, -sequence.", test_timelines.test_first_come_first_served_without_starvation),
+    (PLANNER, "aborted ones come back", "            self._waiting.remove(sequence)\n            return\n", "            return\n", aborts, some_histories),
+    (SEQUENCE, "forks share one list of tokens", "token_ids = list(self.token_ids)", "token_ids = self.token_ids", test_sequence.test_a_fork_shares_no_tokens_with_its_parent),
+    (SEQUENCE, "the context is no limit", "min(num_prompt_tokens + params.max_tokens, max_model_len)", "num_prompt_tokens + params.max_tokens", test_sequence.test_the_length_cap_is_the_smaller_of_max_tokens_and_context),
+]  # fmt: skip
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(("mutant", "check"), MUTANTS)
-def test_mutant_is_killed(mutant, check):
-    KillTable.record(mutant, check)
-
-
-def check_sequence(module: ModuleType) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_sequence, "Sequence", module.Sequence)
-        patch.setattr(test_sequence, "SequenceStatus", module.SequenceStatus)
-        test_sequence.test_a_fork_shares_no_tokens_with_its_parent()
-        test_sequence.test_the_length_cap_is_the_smaller_of_max_tokens_and_context()
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("forks share one list of tokens", "token_ids = list(self.token_ids)", "token_ids = self.token_ids"),
-        (
-            "the context is no limit",
-            "min(num_prompt_tokens + params.max_tokens, max_model_len)",
-            "num_prompt_tokens + params.max_tokens",
-        ),
-    ],
-)
-def test_sequence_mutant_is_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase.scheduling.sequence", old, new), check_sequence)
+@pytest.mark.parametrize("row", MUTANTS, ids=[row[1] for row in MUTANTS])
+def test_mutant_is_killed(row):
+    module, name, old, new, *tests = row
+    KillTable.record(Mutant(name, module, old, new, THROUGH.get(name)), running(*tests))

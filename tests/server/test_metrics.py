@@ -126,12 +126,3 @@ def test_refusals_evictions_preemptions_and_who_left(server):
     assert value(found, families.EVICTIONS) == stats.cache.num_evicted > 0
     assert value(found, families.PREEMPTIONS) == stats.num_preemptions > 0
     assert value(found, families.KV_CACHE_USAGE_PEAK) == stats.kv_cache_usage_peak > 0.8
-
-
-def test_memory_is_constant(server):
-    for _ in range(3):
-        ask(server)
-    num_lines = len(read(server))
-    for _ in range(3):
-        ask(server)
-    assert len(read(server)) == num_lines

@@ -1,6 +1,5 @@
 """Garbage in: each refusal has its status, OpenAI's body, and a message that names the field, the value and the rule."""
 
-import gc
 import gzip
 import json
 
@@ -92,14 +91,10 @@ BAD = {
     "many stops": (CHAT, {"messages": HI, "stop": ["a"] * 33}, "stop", "at most 32 texts"),
     "a model that is a number": (CHAT, {"messages": HI, "model": 3}, "model", "must be text of at most 512 characters, got 3"),
     "a conversation too long": (CHAT, message(content="fox " * 500), None, "max_model_len=256"),
-    "a conversation that need not be encoded": (CHAT, message(content="fox " * 50_000), None, "characters, so 28572 tokens or more"),
-    "a prompt that need not be encoded": (TEXT, {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
     "a prompt that need not be read": (TEXT, {"prompt": [10**6] * 256}, None, "alone has 256 tokens"),
-    "many log-probabilities": (TEXT, {"prompt": [[7] * 255] * 64, "echo": True, "logprobs": 20}, "logprobs", "may have 300000 log-probabilities, this request up to 364224"),
-    "many completions with log-probabilities": (CHAT, {"messages": HI, "n": 16, "max_tokens": 900, "logprobs": True, "top_logprobs": 20}, "logprobs", "this request up to 302400"),
     "a deadline beyond all clocks": (TEXT, {"prompt": "a", "deadline_s": 9.3e9}, "deadline_s", "must be a finite number of seconds > 0, at most 1e9"),
     "one prompt of several": (TEXT, {"prompt": [[7] * 9, [7] * 256]}, None, "alone has 256 tokens"),
-    "a text that need not be encoded": ("/tokenize", {"prompt": "fox " * 50_000}, None, "alone has 200000 characters"),
+    "a text too long": ("/tokenize", {"prompt": "fox " * 500}, None, "max_model_len=256"),
     "tokens that need not be decoded": ("/detokenize", {"tokens": [10**6] * 257}, "tokens", "at most 256, as many as the context has, got 257"),
     "prompt missing": (TEXT, {}, "prompt", "prompt is missing"),
     "an empty prompt": (TEXT, {"prompt": ""}, None, "at least one token"),
@@ -164,7 +159,6 @@ def test_nothing_of_it_was_left_behind(http, server):
 def test_no_json(http, body, words):
     error = error_of(http.post(CHAT, content=body, headers={"content-type": "application/json"}), 400)
     assert error["code"] == "invalid_json"
-    assert gc.isenabled()  # it waits for the parser
     assert words in error["message"]
 
 

@@ -31,8 +31,7 @@ def prompt_too_long(size: str, max_model_len: int) -> InvalidRequestError:
 
 
 class EngineDeadError(TwophaseError):
-    """The thread that ran the engine's steps has ended, by an exception or by `close`, or this process is a fork of the
-    engine's; nothing is served any more."""
+    """The thread that ran the engine's steps has ended, by an exception or by `close`; nothing is served any more."""
 
 
 class ModelFolderError(TwophaseError):

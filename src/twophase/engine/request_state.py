@@ -94,7 +94,7 @@ def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source:
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
-    """Raises InvalidRequestError for anything but SamplingParams, and for a stop that could never be met."""
+    """Raises InvalidRequestError for anything but SamplingParams, and for a stop without a meaning here."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling parameters must be SamplingParams(...), got {shown(params)}.")
     if params.stop:

@@ -40,7 +40,7 @@ class ModelRunner:
 
     Args:
         max_model_len: Tokens of the longest sequence.
-        use_cuda_graphs: Replay decode steps with the Triton backend: as CUDA graphs, or as launches recorded on a CPU.
+        use_step_graphs: Replay decode steps with the Triton backend: as CUDA graphs, or as launches recorded on a CPU.
 
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
@@ -48,11 +48,11 @@ class ModelRunner:
             `model.watch_experts` is set.
     """
 
-    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_cuda_graphs: bool = True) -> None:
+    def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_step_graphs: bool = True) -> None:
         self.model, self.kv_cache = model, kv_cache
         self.watch: PageWatch | None = None
         self._graphs: Any = None  # DecodeGraphs
-        if model.backend.name == "triton" and use_cuda_graphs:
+        if model.backend.name == "triton" and use_step_graphs:
             self._graphs = feature("step_graphs").decode_graphs(model, kv_cache, max_model_len)
 
     @torch.inference_mode()

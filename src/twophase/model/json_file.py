@@ -9,9 +9,6 @@ from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
 
 MAX_INT = 2**53  # larger than any model's sizes
-# Parsed JSON takes up to 25 times its size in memory, lists and objects most. The largest real files of this kind,
-# tokenizer_config.json of Gemma 3 and the index of a large mixture, have 1.2 MB with 6,200 objects, and 4 MB with 2.
-MAX_JSON_BYTES, MAX_JSON_CONTAINERS = 4 * 2**20, 100_000
 
 Fields = dict[str, Any]  # values read from a file, keyed by the configuration's field names
 
@@ -92,10 +89,10 @@ class JsonFile:
         return value
 
 
-def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """A JSON file that must hold an object. Raises ModelFolderError as `read_bounded`, and for another content."""
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file that must hold an object. Raises ModelFolderError if it cannot be read, or holds something else."""
     try:
-        values = json.loads(read_bounded(path, max_bytes).decode())
+        values = json.loads(read_file(path).decode())
     except (ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} is not valid JSON ({error}). Download it again.") from error
     if not isinstance(values, dict):
@@ -103,15 +100,9 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     return values
 
 
-def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES, max_containers: int = MAX_JSON_CONTAINERS) -> bytes:
-    """A whole file. Raises ModelFolderError if it cannot be read, has more bytes, or more lists and objects as JSON."""
+def read_file(path: Path) -> bytes:
+    """A whole file. Raises ModelFolderError if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        return path.read_bytes()
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read: {error.strerror}.") from error
-    if len(content) > max_bytes:
-        raise ModelFolderError(f"{path} is larger than {max_bytes:,} bytes, which no model needs. Download it again.")
-    if content.count(b"[") + content.count(b"{") > max_containers:
-        raise ModelFolderError(f"{path} holds more than {max_containers:,} lists and objects. Download it again.")
-    return content

@@ -17,7 +17,6 @@ PLAIN_DTYPES = ("F32", "F16", "BF16")  # as safetensors names them
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Old Llama files have the RoPE frequencies; files of tied models may have the output weights, which `check` compares.
 HARMLESS = (".rotary_emb.inv_freq", HEAD)
-MAX_INDEX_BYTES = 16 * 2**20  # a tensor takes about 100 bytes, and large mixtures of experts have 37,000 tensors
 FIX = "Download the model again."
 
 
@@ -99,7 +98,7 @@ def _weight_paths(folder: Path) -> list[Path]:
             f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}. Only safetensors weights are loaded: "
             "choose a model that has them, or save it again with transformers' save_pretrained."
         )
-    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelFolderError(f"{index} has no 'weight_map' from tensor names to files. {FIX}")
     for tensor, name in weight_map.items():

@@ -10,13 +10,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from twophase.core.errors import ModelFolderError, prompt_too_long
 from twophase.doors import feature
 from twophase.model.added_tokens import add_tokens
-from twophase.model.json_file import read_bounded
+from twophase.model.json_file import read_file
 
 # From this many characters, or tokens, on, the library is given a batch, and then lets other threads run. (A batch of a
 # short text takes longer, and starts threads, of which the library warns in a process that forks.)
 LONG = 16_384
 TOKEN_LISTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS = 64 * 2**20, 2 * 10**6  # Gemma 3's has 33 MB, with 520,000 lists
 
 
 @final
@@ -43,7 +42,7 @@ class Tokenizer:
                 f"{path} is missing, so text cannot be turned into tokens. Give prompts as token ids with "
                 "LLM(..., skip_tokenizer_init=True), or save the tokenizer there with transformers' save_pretrained."
             )
-        content = read_bounded(path, MAX_TOKENIZER_BYTES, MAX_TOKENIZER_LISTS)
+        content = read_file(path)
         try:
             fast = FastTokenizer.from_buffer(content)
         except Exception as error:  # the library raises plain Exception
@@ -59,11 +58,6 @@ class Tokenizer:
         text = self.special_tokens.get("eos_token")
         return None if text is None else self.fast.token_to_id(text)
 
-    @cached_property
-    def token_length(self) -> Any:
-        """The bound on characters per token (twophase_features.token_length.TokenLength); None: unknown."""
-        return feature("token_length").token_length(self.fast)
-
     def encode(
         self,
         text: str,
@@ -77,7 +71,6 @@ class Tokenizer:
         `by` is another vocabulary to use (`SpecialText.tokenizer`). Raises InvalidRequestError for a text that does not
         fit into `max_model_len` tokens.
         """
-        self.require_room(text, max_model_len)
         fast = by or self.fast
         if len(text) < LONG:
             encoding = fast.encode(text, add_special_tokens=add_special_tokens)
@@ -86,14 +79,6 @@ class Tokenizer:
         if max_model_len is not None and len(encoding) >= max_model_len:  # before the ids become Python ints
             raise prompt_too_long(f"{len(encoding)} tokens", max_model_len)
         return encoding.ids
-
-    def require_room(self, text: str, max_model_len: int | None) -> None:
-        """Raises InvalidRequestError for a text whose length already shows that it does not fit."""
-        if max_model_len is None or len(text) < max_model_len or self.token_length is None:
-            return
-        least = self.token_length.least_tokens(text)
-        if least >= max_model_len:
-            raise prompt_too_long(f"{len(text)} characters, so {least} tokens or more", max_model_len)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text; bytes that are not a whole character become U+FFFD."""

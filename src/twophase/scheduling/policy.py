@@ -4,10 +4,9 @@ import abc
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol, final, runtime_checkable
 
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import ConfigError
 from twophase.core.rules import apply_rules, number, option, optional, rules_of
 from twophase.scheduling.sequence import Sequence
 
@@ -104,7 +103,7 @@ class Policy(abc.ABC):
         apply_rules(self, rules_of(type(self)), ConfigError)
 
     def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        """Sort key, fixed, as queues are sorted once; equal ranks go by seq_id. Here: by priority, then by arrival."""
+        """Sort key of numbers, fixed, as queues are sorted once; equal ranks go by seq_id. Here: priority, arrival."""
         return by_priority(sequence)
 
     @abc.abstractmethod
@@ -132,28 +131,6 @@ class Policy(abc.ABC):
     def note_ended(self, sequence: Sequence) -> None:
         """A running or waiting sequence has ended, by itself, by an abort or by an error."""
         return
-
-
-def usable_rank(policy: Policy, sequence: Sequence) -> tuple[Any, ...]:
-    """The policy's sort key for a sequence, checked, because a bad key would make every later step fail. Raises
-    InvalidRequestError if the policy raises, or its key is not a tuple of numbers (or of such tuples), or has a NaN."""
-    request_id = sequence.request.request_id
-    try:
-        rank = policy.rank(sequence)
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{policy} cannot rank request {request_id!r}: {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rank, tuple) or not all(map(_sorts, rank)):
-        raise InvalidRequestError(
-            f"a rank must be a tuple of numbers, none of them NaN, or queues cannot be sorted by it; {policy} ranks "
-            f"request {request_id!r} by {rank!r:.200}; look at its priority, arrival_s and ttft_slo_s."
-        )
-    return rank
-
-
-def _sorts(value: object) -> bool:
-    return all(map(_sorts, value)) if isinstance(value, tuple) else isinstance(value, Real) and bool(value == value)
 
 
 # -- the default

@@ -16,7 +16,7 @@ from twophase.core.plan import SampledToken, ScheduledChunk, SequenceUpdate, Ste
 from twophase.core.request import FinishReason, Request
 from twophase.scheduling.limits import SchedulerConfig, check_request
 from twophase.scheduling.planner import Planner
-from twophase.scheduling.policy import Policy, PriorityPolicy, usable_rank
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 
@@ -83,8 +83,8 @@ class Scheduler:
         return sequence.seq_id
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequestError if the request could never be served as asked (the error has the numbers), if an
-        unfinished request has its id, or if the policy cannot rank it. Nothing changes."""
+        """Raise InvalidRequestError if the request could never be served as asked (the error has the numbers), or if
+        an unfinished request has its id. Nothing changes."""
         self._sequence_of(request)
 
     def _sequence_of(self, request: Request) -> Sequence:
@@ -92,7 +92,7 @@ class Scheduler:
         if request.request_id in self._seq_ids_of:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         sequence = Sequence.of_request(self._next_seq_id, request, self.config.max_model_len)
-        sequence.rank = usable_rank(self.policy, sequence)
+        sequence.rank = self.policy.rank(sequence)
         return sequence
 
     def _register(self, sequence: Sequence) -> None:
@@ -150,7 +150,7 @@ class Scheduler:
         forks = []
         for index in range(1, sequence.num_completions):
             fork = sequence.fork(self._next_seq_id, index)
-            fork.rank = usable_rank(self.policy, fork)
+            fork.rank = self.policy.rank(fork)
             self._next_seq_id += 1
             forks.append(fork)
         self.planner.fork(sequence, forks)

@@ -1,5 +1,5 @@
 """Conversations: a model's chat template turns messages into a prompt.
 
 Public: `conversation` (messages to text and token ids), `template` (the template of a model folder), `rendering` (a
-template in a worker process with limits), `special_text` (special tokens written out in a message).
+template's program), `special_text` (special tokens written out in a message).
 """

@@ -49,13 +49,12 @@ def token_ids(
         max_model_len: Tokens that fit; None: any number.
 
     Raises:
-        InvalidRequestError: As `render_chat`, and as `Tokenizer.encode` for the rendered text and the messages' texts;
-            or the vocabulary cannot write a special token's text in ordinary tokens.
+        InvalidRequestError: As `render_chat`, and as `Tokenizer.encode` for the rendered text; or the vocabulary
+            cannot write a special token's text in ordinary tokens.
     """
     with suppress(TypeError):  # `render_chat` reports the error
         messages = list(items_of(messages))
     texts = texts_of(messages)
-    tokenizer.require_room("".join(texts), max_model_len)
     special = tokenizer.special_text
     found = special.found_in(texts)
     if special_tokens_in_content or not found:

@@ -5,7 +5,7 @@ from typing import Any
 
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
-from twophase.model.json_file import read_bounded, read_json_object
+from twophase.model.json_file import read_file, read_json_object
 
 
 def read_template(folder: Path) -> str | None:
@@ -29,7 +29,7 @@ def read_template(folder: Path) -> str | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_bounded(path).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_file(path).decode().replace("\r\n", "\n").replace("\r", "\n")
     except ValueError as error:
         raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
 

@@ -13,12 +13,10 @@ error only if its driver dies.
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -33,11 +31,8 @@ from twophase.core.errors import ConfigError, UnrecoverableError
 
 DEFAULT_STARTUP_TIMEOUT_S = 60.0
 FOR_EVER = timedelta(days=3650)
-ROLL_CALL_S = 1.0  # how long the survivors of a larger group listen for each other
 EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
-JOIN_GRACE_S = 1.0  # torch's own limit ends a join with a better reason
-MOST_PORT = 65_535
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -45,7 +40,7 @@ class PeerLostError(UnrecoverableError):
     """Another process of the group died or was silent for too long. The group cannot compute any further step.
 
     Attributes:
-        ranks: The missing ranks; several if the one at fault is unknown.
+        ranks: The missing ranks; several if the one at fault is unknown, as in a collective.
         limit_s: The time limit on a peer's silence.
     """
 
@@ -94,15 +89,11 @@ class Peers:
     """
 
     def __init__(
-        self,
-        place: tuple[int, int, int],
-        device: torch.device,
-        timeouts_s: tuple[int | float, int | float],
-        store: Any,
+        self, place: tuple[int, int, int], device: torch.device, timeouts_s: tuple[int | float, int | float]
     ) -> None:
         self.rank, self.local_rank, self.world_size = place
         self._others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
-        self.device, self._store = device, store
+        self.device = device
         self.step_timeout_s, self._startup_timeout_s = timeouts_s
         self._lost: PeerLostError | None = None
         self._is_open = True
@@ -133,16 +124,17 @@ class Peers:
             if not value > 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
         device = _device(device, local_rank)
-        store = _meet(rank, world_size, startup_timeout_s)
-        peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s), store)
-        startup = timedelta(seconds=startup_timeout_s)
-        peers._guarded(lambda: peers._open_groups(startup), "the process group to form", limit_s=startup_timeout_s)
+        peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s))
+        peers._guarded(peers._open_groups, "all ranks to start", limit_s=startup_timeout_s)
         peers._postpone_sigterm()
         return peers
 
-    def _open_groups(self, startup: timedelta) -> None:
-        step = timedelta(seconds=self.step_timeout_s)
-        dist.init_process_group("gloo", store=self._store, rank=self.rank, world_size=self.world_size, timeout=startup)
+    def _open_groups(self) -> None:
+        startup, step = (timedelta(seconds=limit_s) for limit_s in (self._startup_timeout_s, self.step_timeout_s))
+        store = next(dist.rendezvous("env://", timeout=startup))[0]
+        # torchrun's store outlives a group: the entries of an earlier one must not be taken for this one's.
+        store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{self.rank}', 1)}", store)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=startup)
         # From here on all are equally far, so that the groups can connect within their own, shorter limit.
         dist.barrier()
         self._idle = dist.new_group(backend="gloo", timeout=FOR_EVER)
@@ -260,32 +252,17 @@ class Peers:
     def _guarded(
         self, call: Callable[[], Any], what: str, peer: int | None = None, limit_s: int | float | None = None
     ) -> Any:
-        """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered."""
+        """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered. In a collective any rank may be
+        the lost one; this rank hangs up, which wakes those that still wait for it."""
         self.check()
         try:
             return call()
         except RuntimeError as error:
-            self._lost = PeerLostError(self._who_is_lost(peer), what, limit_s or self.step_timeout_s, _reason(error))
+            who = self._others if peer is None else (peer,)
+            self._lost = PeerLostError(who or (self.rank,), what, limit_s or self.step_timeout_s, _reason(error))
+            if peer is None:
+                self._disconnect()
             raise self._lost from error
-
-    def _who_is_lost(self, peer: int | None) -> tuple[int, ...]:
-        """The peer that was waited for. A collective waits for all: then the survivors call the roll.
-
-        Each leaves a note and hangs up, which wakes the ranks that still wait for it; a rank without a note is lost.
-        """
-        others = self._others
-        if peer is not None or len(others) == 1:
-            return others if peer is None else (peer,)
-        self._disconnect()
-        try:
-            self._store.set(f"noticed/{self.rank}", "")
-            silent, deadline = others, time.monotonic() + ROLL_CALL_S
-            while silent and time.monotonic() < deadline:
-                time.sleep(0.02)
-                silent = tuple(rank for rank in silent if not self._store.check([f"noticed/{rank}"]))
-            return silent or others
-        except RuntimeError:  # the rank that kept the notes is lost
-            return others
 
     def _postpone_sigterm(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -298,29 +275,14 @@ class Peers:
 
 
 def place() -> tuple[int, int, int]:
-    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment. Raises ConfigError if one of its variables is missing,
-    or has a value with which the ranks would never meet."""
+    """RANK, LOCAL_RANK and WORLD_SIZE of torchrun's environment. Raises ConfigError if one of them is missing."""
     missing = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if missing:
         raise ConfigError(
             f"this process was not started by torchrun: {', '.join(missing)} is not set. Start it with "
             f"`torchrun --nproc-per-node N ...`, or by twophase_tools.launch.run_local."
         )
-    world_size = _whole("WORLD_SIZE", 1)
-    rank, local_rank = (_whole(name, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
-    _whole("MASTER_PORT", 1, MOST_PORT)
-    return rank, local_rank, world_size
-
-
-def _whole(name: str, least: int, most: int | None = None) -> int:
-    """A variable's number."""
-    text = os.environ[name]
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least or (most is not None and int(text) > most):
-        limits = f"of at least {least}" if most is None else f"in [{least}, {most}]"
-        raise ConfigError(
-            f"the environment variable {name} must be a whole number {limits}, got {text!r}; leave it to torchrun."
-        )
-    return int(text)
+    return int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def _device(device: str | torch.device, local_rank: int) -> torch.device:
@@ -336,52 +298,6 @@ def _device(device: str | torch.device, local_rank: int) -> torch.device:
             f"{torch.cuda.device_count()} here; start fewer processes, or use device='cpu'."
         )
     return torch.device("cuda", index)
-
-
-def _meet(rank: int, world_size: int, limit_s: int | float) -> Any:
-    """The key-value store of the group, once every rank has signed in; names the ranks that have not come."""
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    others = tuple(each for each in range(world_size) if each != rank)
-    limit = timedelta(seconds=limit_s)
-    try:
-        socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"MASTER_ADDR must be a host that can be found, got {address!r}: {error}.") from error
-    try:
-        store = _within(limit_s, lambda: next(dist.rendezvous("env://", timeout=limit))[0])
-        # torchrun's store outlives a group: the notes of an earlier one, left since, must not be taken for this one's.
-        store = dist.PrefixStore(f"twophase/{store.add(f'twophase/joins/{rank}', 1)}", store)
-        store.set(f"here/{rank}", "")
-        try:
-            store.wait([f"here/{each}" for each in range(world_size)], limit)
-            return store
-        except dist.DistStoreError:  # the limit is over
-            absent = tuple(each for each in range(world_size) if not store.check([f"here/{each}"]))
-    except RuntimeError as error:
-        if "failed to listen" in str(error):
-            raise ConfigError(
-                f"rank 0 cannot listen on port {port} (MASTER_PORT), which is in use or not allowed "
-                f"({_reason(error)}); start all ranks with another one."
-            ) from error
-        raise PeerLostError(others, "the ranks to meet", limit_s, _reason(error)) from error
-    except TimeoutError as error:
-        reason = f"{address}:{port} (MASTER_ADDR and MASTER_PORT) does not answer as rank 0 would"
-        raise PeerLostError(others, "the ranks to meet", limit_s, reason) from error
-    raise PeerLostError(absent, "all ranks to start", limit_s, "it has not come")
-
-
-def _within(limit_s: int | float, call: Callable[[], Any]) -> Any:
-    """`call()`, or a TimeoutError soon after the limit: torch waits without end for a server that is not a store."""
-    found: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(call())
-        except Exception as error:
-            found.set_exception(error)
-
-    threading.Thread(target=run, name="twophase joins", daemon=True).start()
-    return found.result(limit_s + JOIN_GRACE_S)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -118,8 +118,7 @@ class AsyncLLM:
             QueueFullError: `max_queue` requests wait already.
             DrainingError: `drain` was called.
             DeadlineError: The request was not finished by its deadline; its output so far has been yielded.
-            EngineDeadError: The engine's thread died, before or meanwhile (`error` has the reason), or was closed, or
-                this process is a fork of the engine's process.
+            EngineDeadError: The engine's thread died, before or meanwhile (`error` has the reason), or was closed.
         """
         outputs = await self.submit(
             prompt,

@@ -1,7 +1,6 @@
 """PyTorch's CPU threads: each thread that computes has its own pool of OpenMP workers."""
 
 import ctypes
-import os
 
 import torch
 
@@ -20,7 +19,3 @@ def release_openmp_workers() -> None:
     pause = getattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all", None)
     if pause is not None:
         pause(SOFT)
-
-
-if hasattr(os, "register_at_fork"):  # a fork has no workers, and would wait for them without end
-    os.register_at_fork(before=release_openmp_workers)

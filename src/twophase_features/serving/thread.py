@@ -1,10 +1,8 @@
 """Runs engine steps in a thread; outputs go to the streams of the requests."""
 
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,8 +44,7 @@ class EngineThread:
     request in preparation counts as waiting: it counts against `max_queue`, can be aborted, its deadline runs, and
     `drain` waits for it.
 
-    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`. In a fork of
-    the process, which lacks the thread, `error` is set too.
+    If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`.
 
     Args:
         engine: No other thread may use the engine until this one has stopped.
@@ -83,7 +80,6 @@ class EngineThread:
         self._events: list[tuple[RequestStream, Event]] = []
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
-        _THREADS.add(self)
         self._thread.start()
 
     # -- called from other threads
@@ -174,8 +170,6 @@ class EngineThread:
     def _death(self) -> EngineDeadError:
         if self.error is None:
             return EngineDeadError("the engine was closed.")
-        if isinstance(self.error, EngineDeadError):
-            return EngineDeadError(str(self.error))
         return EngineDeadError(
             f"the engine's thread died of {type(self.error).__name__}: {self.error}. No request can be served; "
             f"start it again."
@@ -309,18 +303,12 @@ class EngineThread:
         """Abort all jobs, and report the engine's end to each."""
         with self._changed:
             self._is_stopped = True
-            _THREADS.discard(self)
-            jobs = self._clear()
+            jobs, self._jobs, self._inbox = self._jobs, {}, []
+            self._unscheduled.clear()
             self._changed.notify_all()
         self._at_end(self._abort_all(jobs))
         self._events += [(job, self._death()) for job in jobs.values()]
         self._deliver()
-
-    def _clear(self) -> dict[str, RequestStream]:
-        """Forget all jobs; returns the unfinished ones."""
-        jobs, self._jobs, self._inbox = self._jobs, {}, []
-        self._unscheduled.clear()
-        return jobs
 
     def _abort_all(self, jobs: Mapping[str, RequestStream]) -> str | None:
         """Returns why the engine cannot be used any more, if that failed."""
@@ -330,26 +318,3 @@ class EngineThread:
             return None
         except Exception as error:
             return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model again."
-
-    def end_in_fork(self) -> None:
-        """Called in a fork, where only the forking thread exists; another thread may have held the lock of
-        `_changed`."""
-        self._changed = threading.Condition()
-        self._clear()
-        self.error = EngineDeadError(
-            "this process is a fork of the engine's process, and lacks the engine's thread. Start it with "
-            "multiprocessing's 'spawn', and open the model in it."
-        )
-        self._at_end(str(self.error))
-
-
-_THREADS: "weakref.WeakSet[EngineThread]" = weakref.WeakSet()
-
-
-def _end_in_fork() -> None:
-    for thread in list(_THREADS):
-        thread.end_in_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_end_in_fork)

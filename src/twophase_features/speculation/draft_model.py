@@ -8,24 +8,16 @@ never computed, tokens decoded while drafting was off. For this it counts, for e
 its own K and V of the large model's tokens. Every step reports beforehand the slots that it will overwrite and the
 blocks filled by other engines.
 
-With a sliding window, blocks may leave a table before the draft model has read them (a long prompt, or tokens decoded
-while drafting was off). The draft model then reads the text without the freed blocks, only the sinks and the rest of
-the window, with positions counted in that text: the number of missing blocks is its *cut*. The K of a block is rotated
-by its position in the cut text, so each block also stores its cut, and sequences that share blocks share the cut. Later
-tokens keep the same cut, because RoPE depends only on distances. A new cut means computing a window of tokens again, so
-the draft model may lag a little: its own window is an eighth narrower than the large model's, and only a larger lag
-needs a new cut.
+A sliding window frees blocks that the draft model may not have read yet, so the two do not go together.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import final
 
 import torch
 
-from twophase.attention.interface import AttentionSpec
 from twophase.cache.kv_cache import KVCacheSpec, spec_from_option
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
@@ -39,7 +31,6 @@ from twophase.model.tokenizer import Tokenizer
 from twophase.model.weights import load_weights
 from twophase_features.model_store.prepare import resolve_model
 from twophase_features.speculation.drafter import DraftRequest
-from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 
 @final
@@ -50,17 +41,13 @@ class DraftModelDrafter:
     Args:
         runner: The draft model; its cache has the large model's number and size of blocks.
         max_catch_up: Tokens that a step may compute to catch up; the rest catches up in the next step.
-        window: Its sliding window, at most the large model's; None: all keys.
     """
 
-    def __init__(self, runner: ModelRunner, max_catch_up: int, window: SlidingWindow | None = None) -> None:
+    def __init__(self, runner: ModelRunner, max_catch_up: int) -> None:
         self._runner = runner
-        self._window = window
         self._block_size = runner.kv_cache.spec.block_size
         self._max_catch_up = max_catch_up
         self._num_held = [0] * runner.kv_cache.num_blocks
-        self._num_cut = [0] * runner.kv_cache.num_blocks  # blocks left out of the text before this one
-        self._num_sink_blocks = 0 if window is None else -(-window.num_sinks // self._block_size)
 
     def note_plan(self, plan: StepPlan) -> None:
         for copy in plan.copies:
@@ -105,68 +92,26 @@ class DraftModelDrafter:
         the newest token, whose logits are needed."""
         chunks, budget = {}, self._max_catch_up
         for i, (chunk, token_ids, *_) in enumerate(requests):
-            num_cut, start = self._place_in_text(chunk.block_ids, len(token_ids))
-            first = self._num_sink_blocks
-            block_ids = [*chunk.block_ids[:first], *chunk.block_ids[first + num_cut :]]
-            text = _without(token_ids, first * self._block_size, num_cut * self._block_size)
-            end = min(len(text), start + budget)
+            start = self._first_lacking(chunk.block_ids, len(token_ids))
+            end = min(len(token_ids), start + budget)
             if end > start:
-                self._claim(block_ids[max(first, start // self._block_size) :], num_cut)
-                is_last = end == len(text)
-                chunks[i] = ScheduledChunk(chunk.seq_id, text[start:end], start, block_ids, num_samples=int(is_last))
+                is_last = end == len(token_ids)
+                new = token_ids[start:end]
+                chunks[i] = ScheduledChunk(chunk.seq_id, new, start, chunk.block_ids, num_samples=int(is_last))
                 budget -= end - start
         return chunks
 
-    def _place_in_text(self, block_ids: Sequence[int], num_tokens: int) -> tuple[int, int]:
-        """(blocks cut, position in the cut text of the first token to compute), so that all it sees is there."""
-        num_freed = block_ids.count(FREED)
-        first_kept = block_ids[min(self._num_sink_blocks + num_freed, len(block_ids) - 1)]
-        num_cut = self._num_cut[first_kept] if self._num_held[first_kept] else num_freed
-        start = self._first_lacking(block_ids, num_cut, num_tokens)
-        unseen = range(0) if self._window is None else self._window.freed_blocks(start, self._block_size)
-        if num_freed > num_cut and self._num_sink_blocks + num_freed - num_cut > unseen.stop:
-            num_cut = num_freed  # it would see a block that is gone
-            start = self._first_lacking(block_ids, num_cut, num_tokens)
-        return num_cut, start
-
-    def _first_lacking(self, block_ids: Sequence[int], num_cut: int, num_tokens: int) -> int:
-        """At most the newest token, whose logits are wanted in any case."""
-        num_tokens -= num_cut * self._block_size
+    def _first_lacking(self, block_ids: Sequence[int], num_tokens: int) -> int:
+        """The first token to compute: at most the newest one, whose logits are wanted in any case."""
         for i, block in enumerate(block_ids):
-            is_sink = i < self._num_sink_blocks
-            place = i if is_sink else i - num_cut
-            is_read = block == FREED or is_sink or self._num_cut[block] == num_cut
-            num_held = self._block_size if block == FREED else self._num_held[block] if is_read else 0
-            if num_held < self._block_size:
-                return min(place * self._block_size + num_held, num_tokens - 1)
+            if self._num_held[block] < self._block_size:
+                return min(i * self._block_size + self._num_held[block], num_tokens - 1)
         return num_tokens - 1
-
-    def _claim(self, block_ids: Sequence[int], num_cut: int) -> None:
-        """Set the cut of these blocks; slots filled with another cut are invalid."""
-        for block in block_ids:
-            if block != FREED and self._num_cut[block] != num_cut:
-                self._num_cut[block], self._num_held[block] = num_cut, 0
 
     def _note_computed(self, chunk: ScheduledChunk) -> None:
         end = chunk.start + len(chunk.token_ids)
         for i in range(chunk.start // self._block_size, -(-end // self._block_size)):
             self._num_held[chunk.block_ids[i]] = min(self._block_size, end - i * self._block_size)
-
-
-def _without(token_ids: Sequence[int], start: int, num_tokens: int) -> Sequence[int]:
-    return [*token_ids[:start], *token_ids[start + num_tokens :]] if num_tokens else token_ids
-
-
-def draft_window(spec: AttentionSpec, window: SlidingWindow | None) -> SlidingWindow | None:
-    """A draft model's window for the large model's `window`: an eighth narrower, to allow a lag.
-
-    Args:
-        spec: The draft model's own attention, whose window may be narrower.
-    """
-    if window is None:
-        return None if spec.window is None else SlidingWindow(spec.window, spec.num_sinks)
-    width = window.window - window.window // 8
-    return SlidingWindow(width if spec.window is None else min(width, spec.window), window.num_sinks)
 
 
 def open_draft_model(
@@ -176,18 +121,24 @@ def open_draft_model(
     target_tokenizer: Tokenizer | None,
     device: torch.device,
     max_model_len: int,
-    window: SlidingWindow | None,
-) -> tuple[LlamaModel, KVCacheSpec, SlidingWindow | None]:
-    """The draft model, its cache's spec (never quantised), and its sliding window.
+    is_windowed: bool,
+) -> tuple[LlamaModel, KVCacheSpec]:
+    """The draft model, and its cache's spec (never quantised).
 
     Args:
         engine: Its dtype, attention backend and block size are the draft model's too.
-        window: The target's sliding window: blocks outside are freed for both models.
+        is_windowed: Whether the target has a sliding window.
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError: It has another vocabulary than the target, or too few positions; or an invalid option.
+        ConfigError: It has another vocabulary than the target, or too few positions; the target has a sliding window;
+            or an option is invalid.
     """
+    if is_windowed:
+        raise ConfigError(
+            "a draft model reads the target model's blocks late, when the target's sliding window may have freed them; "
+            "use n-gram drafts (leave out `model`)."
+        )
     folder = resolve_model(name)
     config = load_config(folder)
     _check_vocabulary(folder, config, target, target_tokenizer)
@@ -210,14 +161,12 @@ def open_draft_model(
         block_size=engine.block_size,
         model_dtype=torch_dtype,
     )
-    attention = attention_spec(config)
-    window = draft_window(attention, window)
-    if window is not None:
-        attention = replace(attention, window=window.window, num_sinks=window.num_sinks)
     backend_name = engine.attention_backend if isinstance(engine.attention_backend, str) else "auto"
-    backend = make_backend(backend_name, attention, device=device, dtype=torch_dtype, block_size=engine.block_size)
+    backend = make_backend(
+        backend_name, attention_spec(config), device=device, dtype=torch_dtype, block_size=engine.block_size
+    )
     model = LlamaModel(config, load_weights(folder, config, torch_dtype, device), backend, max_model_len)
-    return model, spec, window
+    return model, spec
 
 
 def _check_vocabulary(folder: Path, config: ModelConfig, target: ModelConfig, tokenizer: Tokenizer | None) -> None:

@@ -17,7 +17,6 @@ from twophase_features.speculation.draft_model import DraftModelDrafter, open_dr
 from twophase_features.speculation.drafters import NgramDrafter
 from twophase_features.speculation.gate import SpeculationGate
 from twophase_features.speculation.speculator import GatedSpeculator
-from twophase_features.windows.sliding_window import SlidingWindow
 
 
 @final
@@ -26,7 +25,7 @@ class Speculation:
 
     Args:
         target, tokenizer: The model that verifies drafts.
-        window: The target's sliding window: blocks outside are freed for both models.
+        is_windowed: Whether the target has a sliding window.
 
     Attributes:
         options, drafter: The configuration's, or the default options.
@@ -42,26 +41,26 @@ class Speculation:
         tokenizer: Tokenizer | None,
         device: torch.device,
         max_model_len: int,
-        window: SlidingWindow | None,
+        is_windowed: bool,
     ) -> None:
         self.options, self.drafter = config.speculative_config or SpeculativeConfig(), config.drafter
-        self._draft: tuple[LlamaModel, KVCacheSpec, SlidingWindow | None] | None = None
+        self._draft: tuple[LlamaModel, KVCacheSpec] | None = None
         if self.options.model is not None:
             name = self.options.model
-            self._draft = open_draft_model(name, config, target, tokenizer, device, max_model_len, window)
+            self._draft = open_draft_model(name, config, target, tokenizer, device, max_model_len, is_windowed)
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes of the draft model's cache per block of the target model's."""
         return 0 if self._draft is None else self._draft[1].bytes_per_block
 
-    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_cuda_graphs: bool) -> GatedSpeculator:
+    def speculator(self, kv_cache: KVCache, limits: SchedulerConfig, use_step_graphs: bool) -> GatedSpeculator:
         """The engine's drafter; `kv_cache` is the target model's, whose block tables a draft model shares."""
         drafter = self.drafter or NgramDrafter(self.options.prompt_lookup_min, self.options.prompt_lookup_max)
         if self._draft is not None:
-            model, spec, window = self._draft
+            model, spec = self._draft
             cache = KVCache(spec, kv_cache.num_blocks, kv_cache.device)
-            runner = ModelRunner(model, cache, limits.max_model_len, use_cuda_graphs)
-            drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens, window)
+            runner = ModelRunner(model, cache, limits.max_model_len, use_step_graphs)
+            drafter = DraftModelDrafter(runner, limits.max_num_batched_tokens)
         gate = SpeculationGate() if self.options.disable_when_losing else None
         return GatedSpeculator(drafter, self.options.num_speculative_tokens, gate)

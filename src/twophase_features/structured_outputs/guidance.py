@@ -5,9 +5,7 @@ the model, and a keyword that cannot be enforced is an error. docs/log.md compar
 """
 
 import json
-import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, final
@@ -18,19 +16,15 @@ from jaxtyping import UInt32
 from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.request import SamplingParams
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_features.structured_outputs.schema_rules import enforceable
-from twophase_features.worker_process import WorkerProcess, WorkLimitError
+from twophase_features.structured_outputs.schema_rules import check_schema
+from twophase_features.structured_outputs.worker_process import WorkerProcess, WorkLimitError
 
 WORD_BITS = 32  # tokens per word of a mask
 MAX_MESSAGE = 300  # characters of a message of the library
 
 # Limits of a grammar. Ordinary schemas take a few milliseconds and megabytes.
 MAX_COMPILE_S, MAX_COMPILE_BYTES = 1.0, 256 * 2**20
-MAX_STEP_S = 0.05  # to find one token's alternatives: the engine's thread does that, between two steps of the model
-MAX_SLOW_STEPS = 3  # slow tokens allowed per request, over all its completions
-STEP_ITEMS = 10_000  # a limit of the library's own to the same end, where the trial has not been; its default is 50,000
-TRIAL_WALKS, TRIAL_STEPS = 4, 16
-OPENINGS = ("{", "[", '"')  # of JSON: other walks begin with these, where they may
+STEP_ITEMS = 10_000  # to find one token's alternatives, in the engine's thread; the library's default is 50,000
 TRIAL_STACK_BYTES = 2**20  # less than any thread here has: a stack that overflows ends the process
 
 # All options are set, because a schema may bring its own ("x-guidance"), which must not loosen a rule.
@@ -122,11 +116,10 @@ class Grammar:
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._end_token_ids = end_token_ids
-        self._slow_steps: list[float] = []
 
     def constraint(self) -> "Guide":
         """A completion's own state, at its start."""
-        return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids, self._slow_steps)
+        return Guide(self._matcher.deep_copy(), self._vocabulary.vocab_size, self._end_token_ids)
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is complete as it stands."""
@@ -142,11 +135,8 @@ class Guide:
     recomputation, does not disturb the state.
     """
 
-    def __init__(
-        self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int], slow_steps: list[float] | None = None
-    ) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, end_token_ids: frozenset[int]) -> None:
         self._matcher = matcher
-        self._slow_steps = [] if slow_steps is None else slow_steps  # seconds; shared by all guides of the request
         self._num_library_words = -(-vocab_size // WORD_BITS)
         # A model may have tokens, stop ids among them, of which its tokenizer knows nothing.
         self._num_words = max(self._num_library_words, max(end_token_ids) // WORD_BITS + 1)
@@ -166,25 +156,15 @@ class Guide:
             drafts: Allowed draft tokens after `token_ids`. The guide's own state stays before them.
 
         Raises:
-            GuidanceError: The library gave up (a grammar beyond its limits), no token is left, or too many tokens of
-                the request took too long: a trial does not see each output.
+            GuidanceError: The library gave up (a grammar beyond its limits), or no token is left.
         """
-        if len(self._slow_steps) > MAX_SLOW_STEPS:
-            raise GuidanceError(
-                f"{len(self._slow_steps)} tokens of this request took longer than {MAX_STEP_S * 1000:g} ms each to "
-                f"find the alternatives of; ask for less at a time"
-            )
-        start_s = time.thread_time()
         self._read(token_ids, num_prompt_tokens)
         matcher = self._matcher
         if drafts:
             # A copy, not a rollback: an error that a wrong draft leads to must not stay with the completion.
             matcher = matcher.deep_copy()
             matcher.consume_tokens(list(drafts))
-        allowed = self._allowed_by(matcher)
-        if (took_s := time.thread_time() - start_s) > MAX_STEP_S:
-            self._slow_steps.append(took_s)
-        return allowed
+        return self._allowed_by(matcher)
 
     def num_allowed(self, token_ids: Sequence[int], num_prompt_tokens: int, drafts: Sequence[int]) -> int:
         """How many of these drafts, the first ones, may come one after the other. End tokens are not counted."""
@@ -248,43 +228,13 @@ def _try_in_worker(outputs: StructuredOutputs) -> str:
 
 
 def try_out(vocabulary: Any, outputs: StructuredOutputs) -> str:
-    """Compile the grammar and walk into sample outputs, so that errors and slow steps occur here and not in the
-    engine's thread.
-
-    Returns the grammar.
-
-    Raises:
-        InvalidRequestError: See `Guidance.compile`.
-    """
-    rng = random.Random(0)
-    openings = [vocabulary.greedy_tokenize(opening)[:1] for opening in OPENINGS]
+    """Compile the grammar, so that errors and limits occur here; returns its text. Raises as `Guidance.compile`."""
     try:
         grammar = _grammar_text(outputs)
-        matcher = _matcher(vocabulary, grammar)
-        for first in (*openings, *[[]] * TRIAL_WALKS):
-            if matcher.validate_tokens(first) == len(first):
-                _walk(matcher.deep_copy(), first, rng, vocabulary.eos_tokens)
-    except (ValueError, OverflowError) as error:  # our own too; text that is not Unicode, numbers that are NaN or huge
+        _matcher(vocabulary, grammar)
+    except (ValueError, OverflowError, RecursionError) as error:  # our own; no Unicode; NaN, huge numbers; nesting
         raise _refusal(outputs, str(error)) from error
     return grammar
-
-
-def _walk(matcher: Any, first: Sequence[int], rng: random.Random, eos_tokens: Sequence[int]) -> None:
-    """Take tokens at random; raises ValueError if the library gives up on the way, or takes long."""
-    for step in range(TRIAL_STEPS):
-        start_s = time.thread_time()
-        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-        choices = first if first and step == 0 else np.unpackbits(allowed, bitorder="little").nonzero()[0]
-        if not len(choices):
-            raise ValueError("there is an output that no token of the vocabulary can continue")
-        token_id = int(rng.choice(choices))
-        if token_id in eos_tokens and not matcher.is_error():
-            return
-        matcher.consume_token(token_id)
-        if matcher.is_error():
-            raise ValueError(matcher.get_error())
-        if time.thread_time() - start_s > MAX_STEP_S:
-            raise ValueError(f"a token of an output takes longer than {MAX_STEP_S * 1000:g} ms; ask for less at a time")
 
 
 def _refusal(outputs: StructuredOutputs, problem: str) -> InvalidRequestError:
@@ -311,7 +261,8 @@ def _grammar_text(outputs: StructuredOutputs) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
-        return LLMatcher.grammar_from_json_schema(enforceable(outputs.json), overrides=JSON_OPTIONS)
+        check_schema(json.loads(outputs.json))
+        return LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
     if outputs.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
     assert outputs.choice is not None

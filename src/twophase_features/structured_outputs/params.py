@@ -1,7 +1,7 @@
 """The form that an output's text must have. The fields are named as in vLLM's `StructuredOutputsParams`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,6 @@ from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
 
 KINDS = ("json", "regex", "choice")
-MAX_SCHEMA_DEPTH = 100  # nesting of objects and lists; the grammar library fails a little later
-# Checked before a grammar is compiled; its compiler limits the work.
-MAX_CHARACTERS, MAX_CHOICES = 100_000, 10_000
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
 
@@ -24,12 +21,11 @@ class StructuredOutputs:
 
     Attributes:
         json: A JSON Schema, as a dict or as JSON text; kept as text. The output is one JSON value that it accepts,
-            written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space. Dates and
-            times are in the range that Python reads: no leap seconds, no year 0.
+            written as Python's json.dumps writes it: ', ' and ': ' between the parts, no other white space.
         regex: A regular expression in the syntax of Rust's `regex` crate, which is that of `re` without look-around,
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.
-        choice: The output is one of these texts, at most 10,000. Each kind has at most 100,000 characters in all.
+        choice: The output is one of these texts.
 
     Raises:
         InvalidRequestError: No field is given, or several; or the form has no meaning.
@@ -48,7 +44,7 @@ class StructuredOutputs:
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.regex is not None:
-            _check_length("regex", len(checked("structured_outputs.regex", self.regex, REGEX)))
+            checked("structured_outputs.regex", self.regex, REGEX)
         else:
             object.__setattr__(self, "choice", _checked_choice(self.choice))
 
@@ -80,19 +76,12 @@ def _schema_text(schema: Any) -> str:
     try:
         found = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(found)
-        _check_length("json", len(text))  # first, as the next line is slower
-        too_deep = _is_deeper_than(MAX_SCHEMA_DEPTH, found)
-    except RecursionError:
-        too_deep = True
+    except RecursionError as error:
+        raise InvalidRequestError("structured_outputs.json must not be nested as deep as this one is.") from error
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, and this is not JSON: {error}."
         ) from error
-    if too_deep:
-        raise InvalidRequestError(
-            f"structured_outputs.json must be nested at most {MAX_SCHEMA_DEPTH} deep, and this one is deeper; "
-            f"name its parts under '$defs' and refer to them by '$ref'."
-        )
     if not isinstance(found, Mapping):
         raise InvalidRequestError(
             f"structured_outputs.json must be a JSON Schema, an object such as {{'type': 'object'}}, got {text[:80]}."
@@ -100,36 +89,9 @@ def _schema_text(schema: Any) -> str:
     return text
 
 
-def _is_deeper_than(depth: int, value: Any) -> bool:
-    """Whether objects and lists are nested deeper than that. Stops at that depth."""
-    level = [value]
-    for _ in range(depth + 1):
-        level = [part for each in level for part in _parts(each)]
-    return bool(level)
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-
-
 def _checked_choice(choice: Any) -> tuple[str, ...]:
     if isinstance(choice, str) or not isinstance(choice, Sequence) or not choice:
         raise InvalidRequestError(
             f"structured_outputs.choice must be a list of at least one text, got {shown(choice)}."
         )
-    if len(choice) > MAX_CHOICES:
-        raise InvalidRequestError(
-            f"structured_outputs.choice must have at most {MAX_CHOICES:,} texts, got {len(choice):,}; describe the "
-            f"texts by a regex, or choose in two steps."
-        )
-    texts = tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)
-    _check_length("choice", sum(map(len, texts)))
-    return texts
-
-
-def _check_length(kind: str, num_characters: int) -> None:
-    if num_characters > MAX_CHARACTERS:
-        raise InvalidRequestError(
-            f"structured_outputs.{kind} must have at most {MAX_CHARACTERS:,} characters in all, got "
-            f"{num_characters:,}; ask for less, or in several requests."
-        )
+    return tuple(checked("each of structured_outputs.choice", text, NON_EMPTY_TEXT) for text in choice)
