@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from twophase import LLM
 from twophase_features.model_store.prepare import DEFAULT_MODEL
+from twophase_labs.kit.draw import done
 from twophase_labs.decode import step_time
 from twophase_labs.decode.decode_work import SMOLLM2, Shape
 from twophase_tools.colours import COLOURS, INK
@@ -96,6 +97,4 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
     axes.set_title(
         f"What a decode step of Llama-3-8B reads ({context:,} tokens of context each)", loc="left", fontsize=11
     )
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import done
 from twophase_tools.capacity.config import config_of
 from twophase_tools.capacity.memory import MemoryTable, blocks_of, memory_table
 from twophase_tools.colours import COLOURS, EMPTY, INK
@@ -129,6 +130,4 @@ def draw_triage(orders: Mapping[str, Sequence[str]]) -> Figure:
     axes.set_title("Until it fits", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
