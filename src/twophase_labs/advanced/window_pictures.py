@@ -44,19 +44,6 @@ def draw_sequence(lengths: Sequence[int], block_size: int, window: int, num_sink
     return figure
 
 
-def draw_masks(visible: Callable[..., Tensor], num_tokens: int, settings: Mapping[str, tuple[int, int]]) -> Figure:
-    """Who sees whom, by a mask function, for each (window, sinks)."""
-    figure, panels = plt.subplots(1, len(settings), figsize=(3.4 * len(settings), 3.7), facecolor="white")
-    positions = torch.arange(num_tokens)
-    for axes, (title, (window, num_sinks)) in zip(panels, settings.items(), strict=True):
-        mask = visible(positions[:, None], positions, window, num_sinks)
-        axes.imshow(mask, cmap="Blues", vmin=0, vmax=1.4)
-        axes.set_title(f"{title}\n{int(mask.sum())} scores", loc="left", fontsize=10)
-        axes.set(xlabel="position of the key", ylabel="position of the query")
-    figure.tight_layout()
-    return figure
-
-
 def draw_share_of_first(shares: Float[Tensor, "layers H"]) -> Figure:
     """How much attention the first token gets, for each head of each layer."""
     figure, axes = plt.subplots(figsize=(10, 3.2), facecolor="white")

@@ -144,8 +144,3 @@ def shadow(variant: str) -> Shadow:
         tuple(case.passes(text) for case, text in found),
         tuple(text == old for (_, text), old in zip(found, before, strict=True)),
     )
-
-
-def mix_of(slices: Sequence[str]) -> dict[str, int]:
-    """Requests of each slice."""
-    return dict(Counter(slices))
