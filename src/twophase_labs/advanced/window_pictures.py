@@ -1,6 +1,6 @@
 """Windows, sinks, and what they do to pages and to a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import torch

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import recorded_inputs, weight_of
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 INT8_MAX = 127

@@ -15,8 +15,8 @@ from twophase.model.linear import Linear, make_linear
 from twophase_features.quantization.linear import FEW_ROWS, Int4Linear, make_quantized_linear
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import linears, weight_of
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from twophase_features.model_store.prepare import DEFAULT_MODEL_AS_STORED, resolve_model
 from twophase_features.quantization.gguf_file import find_gguf, hugging_face_name, to_half_split
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import linears
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLOCK_BYTES = 20

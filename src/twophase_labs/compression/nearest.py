@@ -8,8 +8,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import linears
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 BITS_OF_SCALE = 16  # also of a minimum

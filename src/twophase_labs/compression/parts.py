@@ -8,10 +8,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place, matrix
 from twophase_labs.compression.own_engine import OwnModel, in_groups
 from twophase_labs.compression.quality import drift, stored_bytes
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from twophase_labs.kit.draw import done
 from twophase_labs.advanced.train_draft import DraftNetwork
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.models import smollm2
 from twophase_tools.colours import COLOURS, INK
 

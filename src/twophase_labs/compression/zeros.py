@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
 from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
 from twophase_labs.decode.decode_pictures import visible_shades
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
 

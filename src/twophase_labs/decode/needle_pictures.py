@@ -7,8 +7,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase_labs.kit.draw import done
 from twophase_labs.decode.needle import DEPTHS, Answer
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 MARKERS = ("o", "s", "^")

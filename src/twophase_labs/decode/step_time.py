@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twophase import LLM, SamplingParams
-from twophase_labs.kit.draw import done
 from twophase_labs.decode.tiny_llama import tiny_llama
 from twophase_labs.kit import ceilings
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import Timed
 from twophase_labs.machine.pictures import COLOURS, INK
 

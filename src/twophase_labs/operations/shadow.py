@@ -1,7 +1,6 @@
 """Shadow traffic: the same prompts on the engine that serves and on one that might, compared slice by slice."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType

@@ -10,8 +10,8 @@ from typing import Any
 
 from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy
-from twophase_labs.scheduling.virtual import serve
 from twophase_labs.scheduling.virtual import TooManyStepsError as TooManyStepsError
+from twophase_labs.scheduling.virtual import serve
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.workloads import TimedRequest
 from twophase_tools.simulate.cost_model import CostModel
@@ -40,7 +40,9 @@ def play(
     lengths = {request.request_id: request.num_output_tokens for request in timed}
     params = SamplingParams(temperature=0.0, max_tokens=MAX_OUTPUT_TOKENS, stop_token_ids=[END])
     asked = [
-        Request(each.request_id, (WORD,) * each.num_prompt_tokens, params, arrival_s=each.arrival_s, ttft_slo_s=ttft_slo_s)
+        Request(
+            each.request_id, (WORD,) * each.num_prompt_tokens, params, arrival_s=each.arrival_s, ttft_slo_s=ttft_slo_s
+        )
         for each in timed
     ]
     run = serve(

@@ -49,9 +49,7 @@ def play_file(path: Path, name: str, seeds: Sequence[int]) -> challenge.Entry:
         raise EntryError(f"{path} does not play ({type(error).__name__}: {error}).") from error
 
 
-def run(
-    path: Path, folder: Path, name: str | None = None, seeds: Sequence[int] = challenge.SEEDS
-) -> challenge.Entry:
+def run(path: Path, folder: Path, name: str | None = None, seeds: Sequence[int] = challenge.SEEDS) -> challenge.Entry:
     """Score a policy's file and put its entry into the folder, in place of the one of the same name.
 
     Raises:

@@ -130,7 +130,7 @@ class _Section:
     def whole(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = MOST) -> Any:
         return self.parsed(key, _between(int, least, most), f"a whole number in [{least:,}, {most:,}]", default)
 
-    def number(self, key: str, default: Any = _REQUIRED, least: float = TINIEST, most: float = 1e21) -> Any:
+    def number(self, key: str, default: Any = _REQUIRED, least: float | int = TINIEST, most: float | int = 1e21) -> Any:
         return self.parsed(key, _between(float, least, most), f"a number in [{least:g}, {most:g}]", default)
 
     def size(self, key: str, default: Any = _REQUIRED) -> Any:
@@ -214,7 +214,10 @@ def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanCon
         workload=Workload(workload.number("rate", most=1e9), *map(workload.whole, ("prompt_tokens", "output_tokens"))),
         slo=None if slo is None else Slo(slo.number("ttft_s", None), slo.number("tpot_s", None)),
         assumptions=Assumptions(
-            **{each.name: assumed.number(each.name, each.default, least=_least(each.name)) for each in fields(Assumptions)}
+            **{
+                each.name: assumed.number(each.name, each.default, least=_least(each.name))
+                for each in fields(Assumptions)
+            }
         ),
         pools=_pools(plan.section("pools"), hardware) if "pools" in plan else None,
     )

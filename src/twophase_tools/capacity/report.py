@@ -141,7 +141,6 @@ def _pools(plan: Plan) -> list[str]:
     return lines
 
 
-
 def warnings_of(plan: Plan) -> list[str]:
     """Reasons to think again, the gravest first."""
     config, table, slo = plan.config, plan.memory, plan.config.slo
@@ -152,7 +151,9 @@ def warnings_of(plan: Plan) -> list[str]:
         needed, usable = table.weight_bytes + table.workspace_bytes, table.total_bytes - table.headroom_bytes
         found.append(f"does not fit: weights and workspace take {in_both(needed)} of {in_both(usable)} on each GPU")
     elif not plan.at_limit.num_requests:
-        found.append(f"a request of {config.max_model_len:,} tokens does not fit: the pool has {table.num_blocks:,} blocks")
+        found.append(
+            f"a request of {config.max_model_len:,} tokens does not fit: the pool has {table.num_blocks:,} blocks"
+        )
     if plan.saturated is not None and rate > plan.saturated.requests_per_s:
         found.append(f"overloaded: {rate:g} requests/s arrive and at most {plan.saturated.requests_per_s:.3g} end")
     if slo is not None and plan.alone is not None and not plan.alone.keeps(slo):
@@ -173,7 +174,9 @@ def _pool_warnings(pools: PoolsPlan) -> list[str]:
         elif num_engines is None:
             found.append(f"out of reach: no number of engines in the {name} pool is enough")
         elif rate > num_engines * each_per_s:
-            found.append(f"overloaded: {num_engines} engines of the {name} pool take {num_engines * each_per_s:.3g} requests/s")
+            found.append(
+                f"overloaded: {num_engines} engines of the {name} pool take {num_engines * each_per_s:.3g} requests/s"
+            )
     if not found and slo is not None and not slo.is_met(pools.ttft_s, pools.tpot_s):
         found.append(f"the mean request does not keep {slo.to_text()}")
     return found

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from twophase.scheduling.scheduler import Scheduler
     from twophase_tools.simulate.cost_model import RooflineCostModel
 
-DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, under a clock that a GPU's roofline advances.
+DESCRIPTION = """Serve a workload on simulated engines: the real scheduler, under a clock that a roofline advances.
 Nothing is measured; the roofline's assumptions are printed."""
 
 MOST_REPLICAS = 10_000

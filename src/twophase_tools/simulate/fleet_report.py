@@ -1,6 +1,6 @@
 """What a fleet did: engine by engine, and in total."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from twophase_tools.load.slo import Slo

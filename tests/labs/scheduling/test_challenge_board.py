@@ -18,7 +18,9 @@ from twophase.scheduling.policy import *
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 """
 CHUNKED = HEAD + "my_limits = {'max_num_seqs': 32}\ndef Challenger(cost, slo):\n    return ChunkedPrefillPolicy(128)\n"
-IDLE = "class Challenger(Policy):\n    def __init__(self, cost, slo): pass\n    def rank(self, s): return by_priority(s)\n"
+IDLE = (
+    "class Challenger(Policy):\n    def __init__(self, cost, slo): pass\n    def rank(self, s): return by_priority(s)\n"
+)
 
 BROKEN = {
     "no Python": ("def (", "SyntaxError"),
@@ -86,7 +88,9 @@ def entry(tmp_path_factory):
 def check_refusals(module, board, entry):
     (board / "mine.json").write_text(entry)
     assert module.read_entry(board / "mine.json", SEEDS).name == "mine"
-    for number, changes in enumerate(({"versions": {"twophase": "0.0.1"}}, {"versions": {"workload": "a"}}, {"seeds": [9]})):
+    for number, changes in enumerate(
+        ({"versions": {"twophase": "0.0.1"}}, {"versions": {"workload": "a"}}, {"seeds": [9]})
+    ):
         with pytest.raises(module.EntryError, match="of another version or other seeds"):
             module.read_entry(spoilt(board, f"x{number}.json", **changes), SEEDS)
     (board / "y.json").write_text("{")

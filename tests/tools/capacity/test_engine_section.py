@@ -150,7 +150,10 @@ def test_nothing_is_written_for_what_does_not_fit():
 def check_options(module) -> None:
     options = module.engine_options(plan(hardware="{memory: 24 GB, flops_per_s: 165e12, bytes_per_s: 1e12}"))
     assert (options["model"], options["max_num_seqs"]) == ("meta-llama/Meta-Llama-3-8B", 256)
-    assert options["num_kv_blocks"] == plan(hardware="{memory: 24 GB, flops_per_s: 1e12, bytes_per_s: 1}").memory.num_blocks
+    assert (
+        options["num_kv_blocks"]
+        == plan(hardware="{memory: 24 GB, flops_per_s: 1e12, bytes_per_s: 1}").memory.num_blocks
+    )
 
 
 def test_options_by_hand():

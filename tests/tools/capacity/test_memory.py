@@ -168,7 +168,8 @@ def bytes_held(part) -> int:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("smollm2", "bfloat16"), ("llama", "float32"), ("mixtral", "float32"), ("qwen3-moe", "float32")]
+    ("family", "dtype"),
+    [("smollm2", "bfloat16"), ("llama", "float32"), ("mixtral", "float32"), ("qwen3-moe", "float32")],
 )
 def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path, monkeypatch):
     """The oracle is a loaded model, as on a GPU. Rank 0 is the fullest: of 80 rows, five units, it holds three."""
@@ -194,9 +195,7 @@ def test_an_engine_on_a_gpu_holds_as_many_bytes_of_quantised_weights(family, sch
     sizes |= {"intermediate_size": 256, "vocab_size": 131, "max_position_embeddings": 64}
     folder, _ = make_folder(family, tmp_path, **sizes)
     monkeypatch.setattr("twophase_features.quantization.loader.make_quantized_linear", as_on_a_gpu)
-    weights = load_weights(
-        folder, load_config(folder), torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme]
-    )
+    weights = load_weights(folder, load_config(folder), torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme])
     table = plan(model=folder, quantization=scheme, max_model_len=64, workload=SHORT).memory
     # Of scales per output, a layer of 256 inputs is counted as two of 128.
     is_exact = SCHEMES[scheme].group_size is not None
