@@ -125,7 +125,7 @@ MUTANTS = [
     *mutants(
         "units",
         ("a GB is a GiB", "GB = 10**9", "GB = 2**30"),
-        ("sizes in floats", "int(Fraction(number) * BYTES", "int(float(number)) * int(BYTES"),
+        ("sizes in floats", "int(Fraction(match[1]) * BYTES", "int(float(match[1])) * int(BYTES"),
         ("both the same", "{num_bytes / GIB:,.2f} GiB", "{num_bytes / GB:,.2f} GiB"),
     ),
     *mutants(
