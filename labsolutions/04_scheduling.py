@@ -1490,8 +1490,7 @@ plt.show()
 # %% [markdown]
 # **Read the result.** Dots on the line are steps that were predicted well; the table shows what the errors of the
 # others amount to. Times per token are averages over many steps, so errors cancel. A first token depends on how long a
-# queue has grown, and there the small errors of many steps add up, most of all near saturation. `twophase simulate
-# --validate` prints a longer table of this kind.
+# queue has grown, and there the small errors of many steps add up, most of all near saturation.
 #
 # **Takeaway.** Decisions are exact and times are not: print beside every prediction its error, measured on a run that
 # the fit has not seen, as the cell above does for 5 figures.

@@ -1140,7 +1140,7 @@ for chunk in (256, 8192):
 # Against chunks of 8,192, with which most prompts go whole, the pools win by far; against chunks of the right size they
 # win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and
 # this cost model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes
-# their sizes from a file, and `twophase simulate --plan` plays them out. For four times this traffic it proposes:
+# their sizes from a file. For four times this traffic it proposes:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1201,7 +1201,7 @@ print(to_text(plan))
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_tools.capacity.plan_file import open_plan
+from twophase_tools.capacity.engine_section import open_plan
 
 with open_plan(path) as llm:
     print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
@@ -1209,8 +1209,7 @@ with open_plan(path) as llm:
 # %% [markdown]
 # **Read the result.** The engine has the blocks that the plan counted. The row "the context limit" is the worst case:
 # what fits if every request is as long as it may be. (Speeds of hardware that you name yourself are your own
-# assumption: the times are as good as those.) Change a line of the plan, and the engine refuses the section below it
-# until it is written anew.
+# assumption: the times are as good as those.) When a line of the plan changes, write the section anew.
 
 # %% [markdown]
 # ## 8. As many engines as needed

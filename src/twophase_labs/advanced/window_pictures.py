@@ -1,6 +1,6 @@
 """Windows, sinks, and what they do to pages and to a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import torch
@@ -40,19 +40,6 @@ def draw_sequence(lengths: Sequence[int], block_size: int, window: int, num_sink
     axes.legend(patches, names, ncols=3, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    figure.tight_layout()
-    return figure
-
-
-def draw_masks(visible: Callable[..., Tensor], num_tokens: int, settings: Mapping[str, tuple[int, int]]) -> Figure:
-    """Who sees whom, by a mask function, for each (window, sinks)."""
-    figure, panels = plt.subplots(1, len(settings), figsize=(3.4 * len(settings), 3.7), facecolor="white")
-    positions = torch.arange(num_tokens)
-    for axes, (title, (window, num_sinks)) in zip(panels, settings.items(), strict=True):
-        mask = visible(positions[:, None], positions, window, num_sinks)
-        axes.imshow(mask, cmap="Blues", vmin=0, vmax=1.4)
-        axes.set_title(f"{title}\n{int(mask.sum())} scores", loc="left", fontsize=10)
-        axes.set(xlabel="position of the key", ylabel="position of the query")
     figure.tight_layout()
     return figure
 

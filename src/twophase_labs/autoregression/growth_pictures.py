@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from twophase_labs.kit.draw import done, row_of_axes
 from twophase_labs.kit.timing import fitted_exponent
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
@@ -20,38 +20,38 @@ STYLES = (("o", "-"), ("s", "--"), ("^", ":"))  # told apart without colour too
 def draw_surprises(tokens: Sequence[str], log_probs: Float[Tensor, " T"]) -> Figure:
     """A bar per token: how many bits of surprise it was."""
     bits = (-log_probs / math.log(2)).tolist()
-    figure, axes = _figure(1, width=9, height=3.2)
+    figure, axes = row_of_axes(1, 9, 3.2)
     axes[0].bar(range(len(bits)), bits, color=COLOURS[0])
     axes[0].set_xticks(range(len(tokens)), [token.strip() for token in tokens], rotation=45, ha="right")
     axes[0].set(xlabel="token, predicted from those before it", ylabel="surprise (bits)")
     axes[0].set_title("Surprise, token by token", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_dependence(changes: Float[Tensor, "T T"]) -> Figure:
     """`changes[i, j]`: by how much the logits at position i change if token j is replaced."""
-    figure, axes = _figure(1, width=5.2, height=4.4)
+    figure, axes = row_of_axes(1, 5.2, 4.4)
     _draw_cells(axes[0], changes > 0, "changes", "stays as it was, to the last bit")
     axes[0].set(xlabel="token that was replaced", ylabel="position whose logits are compared")
     axes[0].set_title("Which logits depend on which token", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_visible(masks: Mapping[str, Bool[Tensor, "L S"]]) -> Figure:
     """For each title which keys (columns) each query (row) may see; the queries are the last rows of all positions."""
-    figure, axes = _figure(len(masks), width=9, height=3.8)
+    figure, axes = row_of_axes(len(masks), 9, 3.8)
     for axis, (title, mask) in zip(axes, masks.items(), strict=True):
         num_queries, num_keys = mask.shape
         _draw_cells(axis, mask, "sees", "hidden", first_row=num_keys - num_queries)
         # All rows of the triangle keep their place, so that a panel shows which part of it is left.
         axis.set(xlabel="position of the key", ylabel="position of the query", ylim=(num_keys - 0.5, -0.5))
         axis.set_title(title, loc="left", fontsize=10)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_passes(num_prompt: int, num_new: int) -> Figure:
     """Which positions each pass computes, without and with a cache."""
-    figure, axes = _figure(2, width=9, height=3.4)
+    figure, axes = row_of_axes(2, 9, 3.4)
     for axis, cached in zip(axes, (False, True), strict=True):
         total = 0
         for row in range(num_new):
@@ -66,12 +66,12 @@ def draw_passes(num_prompt: int, num_new: int) -> Figure:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_title(f"{'with' if cached else 'without'} a cache: {total} positions computed", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_growth(curves: Mapping[str, Mapping[int, float]], fit_from: int) -> Figure:
     """Seconds against length on log axes, and the power law through the lengths from `fit_from` on."""
-    figure, axes = _figure(1, width=6.4, height=4.2)
+    figure, axes = row_of_axes(1, 6.4, 4.2)
     for (name, times), colour, (marker, line) in zip(curves.items(), COLOURS, STYLES, strict=False):
         fitted = {length: s for length, s in times.items() if length >= fit_from}
         slope = fitted_exponent(fitted)
@@ -82,12 +82,12 @@ def draw_growth(curves: Mapping[str, Mapping[int, float]], fit_from: int) -> Fig
     axes[0].set(xlabel="tokens written, T", ylabel="time (s)")
     axes[0].set_title(f"Time to write T tokens; lines fitted from T = {fit_from}", loc="left")
     axes[0].legend(frameon=False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figure:
     """Milliseconds of each pass against the length of the sequence it extends."""
-    figure, axes = _figure(1, width=8.6, height=3.6)
+    figure, axes = row_of_axes(1, 8.6, 3.6)
     for i, ((name, elapsed_s), colour, (marker, _)) in enumerate(zip(curves.items(), COLOURS, STYLES, strict=False)):
         lengths = range(first_length, first_length + len(elapsed_s))
         # Open and larger from the second curve on, so that a point of the first shows through one at its place.
@@ -98,12 +98,12 @@ def draw_steps(curves: Mapping[str, Sequence[float]], first_length: int) -> Figu
     axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].set_title("Time of each pass", loc="left")
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return _done(figure)
+    return done(figure)
 
 
 def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
     """A bar per way of handling a token, in milliseconds; the first is the measure of the others."""
-    figure, axes = _figure(1, width=8, height=0.9 + 0.5 * len(per_token_s))
+    figure, axes = row_of_axes(1, 8, 0.9 + 0.5 * len(per_token_s))
     milliseconds = [1e3 * s for s in per_token_s.values()]
     rows = range(len(milliseconds))
     axes[0].barh(rows, milliseconds, 0.6, color=[COLOURS[min(row, 1)] for row in rows])
@@ -114,7 +114,7 @@ def draw_per_token(per_token_s: Mapping[str, float]) -> Figure:
     axes[0].set_xlim(0, 1.6 * max(milliseconds))
     axes[0].invert_yaxis()
     axes[0].set_title("Time per token, read and written", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def _draw_cells(axes: Axes, on: Bool[Tensor, "L S"], yes: str, no: str, first_row: int = 0) -> None:
@@ -130,17 +130,3 @@ def _draw_cells(axes: Axes, on: Bool[Tensor, "L S"], yes: str, no: str, first_ro
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.22), ncols=2, fontsize=9)
-
-
-def _figure(num_panels: int, *, width: int | float, height: int | float) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(1, num_panels, figsize=(width, height), facecolor="white", squeeze=False)
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
-
-
-def _done(figure: Figure) -> Figure:
-    """Closed for pyplot, or a notebook would show it twice: as the cell's value and as an open figure."""
-    figure.tight_layout()
-    plt.close(figure)
-    return figure

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 DESCRIPTION = """The open challenge of lab 4: a scheduling policy, graded by the share of requests that keep both
-promises on simulated traffic. `run` plays a file that defines Challenger(cost, slo), and my_limits if it likes, in a
-process of its own, and writes an entry; without it the board is printed. The same file and seeds give the same
+promises on simulated traffic. `run` plays a file that defines Challenger(cost, slo), and my_limits if it likes, and
+writes an entry; without it the board is printed. The same file and seeds give the same
 score."""
 
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the board, after a run if one is asked for.
 
     Raises:
-        EntryError, EntrantError: The file does not play, or cannot be entered.
+        EntryError: The file does not play, or cannot be entered.
     """
     from twophase_features.model_store.prepare import cache_home
     from twophase_labs.scheduling import challenge, leaderboard
@@ -41,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         entered = leaderboard.run(args.file, folder, args.name, seeds)
     entries, refused = leaderboard.read_board(folder, seeds)
     if entered is not None:
-        place = 1 + sum(other.result.score > entered.result.score for other in entries)
-        print(f"{entered.result.name}: {entered.result.score:.2f} %, place {place} of {len(entries)}")
-    print(challenge.board([filed.result for filed in entries]) if entries else f"no entries in {folder}")
+        place = 1 + sum(other.score > entered.score for other in entries)
+        print(f"{entered.name}: {entered.score:.2f} %, place {place} of {len(entries)}")
+    print(challenge.board(entries) if entries else f"no entries in {folder}")
     for why in refused:
         print(f"twophase challenge: not on the board: {why}", file=sys.stderr)
     return 0

@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import recorded_inputs, weight_of
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 INT8_MAX = 127
@@ -29,9 +30,7 @@ def draw_outliers(names: Sequence[str]) -> Figure:
         axes.set_ylabel("largest magnitude")
     for axes in panels[1]:
         axes.set_xlabel("input channel")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def _points(axes: Axes, maxima: Tensor, colour: str) -> None:
@@ -56,9 +55,7 @@ def draw_kept_columns(name: str, shares: Sequence[float], errors: Mapping[str, S
     )
     axes.legend(frameon=False, title="which columns")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_columns(num_columns: int = 16, at: int = 6, group_size: int = 4) -> Figure:
@@ -83,9 +80,7 @@ def draw_columns(num_columns: int = 16, at: int = 6, group_size: int = 4) -> Fig
     )
     axes.set(xlim=(-0.3, num_columns + 0.3), ylim=(-0.9, 5.4), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_errors(
@@ -104,6 +99,4 @@ def draw_errors(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("error of the output (%)")
     panels[0, -1].legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

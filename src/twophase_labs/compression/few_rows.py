@@ -16,6 +16,7 @@ from twophase_features.quantization.linear import FEW_ROWS, Int4Linear, make_qua
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_labs.compression.changed_model import linears, weight_of
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 
@@ -74,6 +75,4 @@ def draw_times(found: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_title("Matrices [1536, 576] of SmolLM2: which is fastest depends on the rows", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -16,6 +16,7 @@ from torch import Tensor
 from twophase_features.model_store.prepare import DEFAULT_MODEL_AS_STORED, resolve_model
 from twophase_features.quantization.gguf_file import find_gguf, hugging_face_name, to_half_split
 from twophase_labs.compression.changed_model import linears
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
 BLOCK_BYTES = 20
@@ -91,6 +92,4 @@ def draw_block(block: UInt8[Tensor, "20"]) -> Figure:
     axes.set(xlim=(-0.1, 23), ylim=(2.4, -0.4))
     axes.axis("off")
     axes.set_title("A Q4_1 block: 20 bytes, 32 weights", loc="left", fontsize=11)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -14,7 +14,6 @@ from twophase_labs.compression.changed_model import weight_of
 
 CODES_PER_WORD = 8
 MOST_ROWS = 16  # the fewest that a matrix instruction takes, and so the least tile
-FEWEST_IN_GROUP = 16
 
 GroupedCodes = tuple[Int[Tensor, "O I"], Float[Tensor, "O G"], Float[Tensor, "O G"]]
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import linears
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 BITS_OF_SCALE = 16  # also of a minimum
@@ -61,9 +62,7 @@ def draw_grids(weight: Float[Tensor, "O I"], output: int, group_size: int, bits:
     axes.set_title(f"The {2**bits} values of {bits} bits, spread over a tensor, a row or a group", loc="left")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def in_words(ratio: int | float) -> str:
@@ -92,6 +91,4 @@ def draw_quality(points: Sequence[tuple[str, int | float, int | float]]) -> Figu
     axes.set_ylim(0.8, MOST_SHOWN)
     axes.set_title("SmolLM2's linear layers, rounded to nearest", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

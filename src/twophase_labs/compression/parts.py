@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place, matrix
 from twophase_labs.compression.own_engine import OwnModel, in_groups
 from twophase_labs.compression.quality import drift, stored_bytes
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256
@@ -99,9 +100,7 @@ def draw_parts(formats: Formats) -> Figure:
     axes.set(ylabel="mean KL, nats", ylim=(0, 1.15 * max(formats.damage.values())))
     axes.set_title("One part in 4 bits, all others as they are", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_budgets(
@@ -119,6 +118,4 @@ def draw_budgets(
     axes.set_title("What a budget buys: predicted (line) and measured (marks)", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

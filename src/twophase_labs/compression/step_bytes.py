@@ -10,6 +10,7 @@ from twophase import LLM
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_labs.decode import step_time
 from twophase_labs.decode.decode_work import SMOLLM2, Shape
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK
 
 BITS_IN_4 = 5.0  # of a weight in the engine's int4: groups of 32 share a scale and a minimum of 16 bits each
@@ -96,6 +97,4 @@ def draw_shares(shape: Shape, context: int, batches: tuple[int, ...]) -> Figure:
     axes.set_title(
         f"What a decode step of Llama-3-8B reads ({context:,} tokens of context each)", loc="left", fontsize=11
     )
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

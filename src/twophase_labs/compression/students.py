@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from twophase_labs.advanced.train_draft import DraftNetwork
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.models import smollm2
 from twophase_tools.colours import COLOURS, INK
 
@@ -143,9 +144,7 @@ def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_xticks(list(next(iter(curves.values()))))
     axes.set_title("Two students of the same stories, measured on stories kept back", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def copy_of(student: DraftNetwork) -> DraftNetwork:

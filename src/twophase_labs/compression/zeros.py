@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 
@@ -86,9 +87,7 @@ def draw_cliff(found: Mapping[float, float]) -> Figure:
     axes.set(xlabel="weights that are zero, the smallest of each matrix, %", ylabel="perplexity / its own")
     axes.set_title("SmolLM2 with its smallest weights set to zero", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def product_times(share: float, num_rows: int) -> tuple[float, float, float]:

@@ -10,6 +10,7 @@ from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
 from twophase_labs.decode.decode_pictures import visible_shades
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
 
@@ -39,7 +40,7 @@ def draw_growth(lengths: Sequence[int], block_size: int, num_blocks: int = 3) ->
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     axes.set_title(f"Blocks of {block_size} slots, taken when a token needs one; bold is new", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_copy_on_write() -> Figure:
@@ -76,7 +77,7 @@ def draw_copy_on_write() -> Figure:
         axes.set(xlim=(-0.3, 19.4), ylim=(3.6, -0.1), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
         axes.set_title(title, loc="left", fontsize=10)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int, title: str) -> Figure:
@@ -113,7 +114,7 @@ def draw_history(frames: Sequence[Mapping[str, Sequence[int]]], num_blocks: int,
         Patch(facecolor=LINE, alpha=0.6, hatch="///", edgecolor="white", label="shared by those letters"),
     ]
     axes.legend(handles=handles, frameon=False, ncols=3, loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=9)
-    return _done(figure)
+    return done(figure)
 
 
 def fullest_moment(cache: Any) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -151,11 +152,4 @@ def draw_reads(weights: Tensor, lengths: Sequence[int], page: int, title: str) -
     axes.set_xlabel(f"slot of the pool, {page} to a block; white is not read, darker is more weight")
     axes.tick_params(length=0, which="both")
     axes.set_title(title, loc="left")
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    """Closed for pyplot, or a notebook would show it twice."""
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
 
@@ -56,13 +57,7 @@ def draw_tile(pages: Sequence[int], seq_len: int, *, start: int, block_n: int, p
         axes.text(-0.6, y, name, ha="right", va="center", color=INK)
     axes.set(xlim=(-7, width + 0.2), ylim=(-0.8, 5.0), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    figure.tight_layout()
-    plt.close(figure)  # else the notebook shows it twice: once as pyplot's, once as the cell's value
-    return figure
+    return done(figure)
 
 
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -97,7 +92,7 @@ def draw_weights(
     bar = figure.colorbar(image, ax=axes, ticks=ticks, pad=0.01)
     bar.set_ticklabels(["not read", "0.01", "0.1", "0.5", "1"])
     bar.set_label("weight")
-    return _done(figure)
+    return done(figure)
 
 
 def visible_shades(weights: Tensor) -> np.ndarray:
@@ -121,4 +116,4 @@ def draw_busy(programs: Mapping[str, int], num_sms: int) -> Figure:
         busy = min(number, num_sms)
         axes.set_xlabel(f"{number} programs: {busy} of {num_sms} SMs busy", color=INK)
         axes.spines[:].set_visible(False)
-    return _done(figure)
+    return done(figure)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from twophase_labs.decode.needle import DEPTHS, Answer
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 MARKERS = ("o", "s", "^")
@@ -24,7 +25,7 @@ def draw_row_maxima(x: Float[Tensor, "T H_kv D"], title: str) -> Figure:
     axes.set_title(title, loc="left")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.6))
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_needles(panels: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Figure:
@@ -51,10 +52,4 @@ def draw_needles(panels: Mapping[str, Mapping[int, Sequence[Answer]]]) -> Figure
         x=0.01,
         ha="left",
     )
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

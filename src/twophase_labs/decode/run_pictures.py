@@ -10,6 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from twophase.core.plan import StepTrace
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 from twophase_tools.colours import DECODE, PREFILL
 
@@ -67,6 +68,4 @@ def draw_timeline(trace: Sequence[StepTrace], names: Mapping[str, str]) -> Figur
     bottom.yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

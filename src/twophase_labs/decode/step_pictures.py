@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from twophase_labs.decode.decode_work import DecodeWork, Machine
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.pictures import COLOURS, INK, LINE
 
 
@@ -33,7 +34,7 @@ def draw_batching(step_s: Mapping[int, float], work: DecodeWork, machine: Machin
     axes.set_title("Decode: one read of the weights serves the whole batch", loc="left")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_step_time(step_s: Mapping[int, float], a: float, b: float, least_a: float, least_b: float) -> Figure:
@@ -48,7 +49,7 @@ def draw_step_time(step_s: Mapping[int, float], a: float, b: float, least_a: flo
     axes.set_title("A decode step: a constant, and a price per token of context", loc="left")
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
@@ -66,7 +67,7 @@ def draw_reuse(batches: tuple[int, ...] = (1, 2, 4)) -> Figure:
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s: float) -> Figure:
@@ -83,10 +84,4 @@ def draw_closing(per_token_s: Mapping[int, float], first_s: float, arithmetic_s:
     axes.set_title("One token of SmolLM2, alone and in company", loc="left")
     axes.legend(frameon=False, loc="upper right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twophase import LLM, SamplingParams
 from twophase_labs.decode.tiny_llama import tiny_llama
 from twophase_labs.kit import ceilings
+from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import Timed
 from twophase_labs.machine.pictures import COLOURS, INK
 
@@ -111,9 +112,7 @@ def draw_times(times_s: Mapping[str, float], title: str) -> Figure:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_step_times(curves: Mapping[str, tuple[list[int], list[float]]]) -> Figure:
@@ -126,6 +125,4 @@ def draw_step_times(curves: Mapping[str, tuple[list[int], list[float]]]) -> Figu
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("What one more token costs", loc="left")
     axes.legend(frameon=False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

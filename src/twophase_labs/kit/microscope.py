@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 
 from ptx_emulator import KernelReport
 from ptx_emulator.traffic import SECTOR, GlobalAccess
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.compiled import Compiled
 from twophase_labs.machine.pictures import COLOURS, INK
 
@@ -95,9 +96,7 @@ def draw_requests(accesses: Mapping[str, GlobalAccess]) -> Figure:
     most = max(len({place // SECTOR for place in _places(a, w)}) for a in accesses.values() for w in _warps(a))
     for axes, (name, access) in zip(panels[:, 0], accesses.items(), strict=True):
         _draw_access(axes, name, access, most)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def _warps(access: GlobalAccess) -> list[int]:

@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """A page or file, the version it speaks of, and what was read there, in our words."""
+    """A page or file, and the version of which product it speaks of, or when it was read."""
 
-    url: str
-    product: str
     version: str
-    says: str
+    url: str
+
+
+def sources(text: str) -> tuple[Source, ...]:
+    """One of each line 'product, version: address'."""
+    lines = [line.partition(": ") for line in text.strip().splitlines()]
+    return tuple(Source(version, url) for version, _, url in lines)

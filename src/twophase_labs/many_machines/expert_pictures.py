@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from torch import Tensor
 
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 RANK_COLOURS, HATCHES = (COLOURS[4], COLOURS[1], COLOURS[2], COLOURS[3]), ("", "//", "..", "xx")
@@ -29,7 +30,7 @@ def draw_touched(found: Mapping[int, float], num_experts: int, num_chosen: int) 
     axes.set_title("A larger batch wakes more experts", loc="left")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_all_to_all() -> Figure:
@@ -62,7 +63,7 @@ def draw_all_to_all() -> Figure:
     axes.set_title("Drawn with one expert per token", loc="left", fontsize=10)
     axes.set(xlim=(-1.3, 10.2), ylim=(4.9, -0.8), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_load(load: Tensor, num_ranks: int) -> Figure:
@@ -83,11 +84,5 @@ def draw_load(load: Tensor, num_ranks: int) -> Figure:
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=9, loc="upper center", ncols=num_ranks)
     figure.tight_layout(rect=(0, 0, 1, 0.93))
-    plt.close(figure)
-    return figure
-
-
-def _done(figure: Figure) -> Figure:
-    figure.tight_layout()
     plt.close(figure)
     return figure

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import done
 from twophase_labs.many_machines.fleets import Outcome, Scaled
 from twophase_tools.colours import COLOURS, INK, LINE
 
@@ -34,9 +35,7 @@ def draw_fleets(outcomes: Sequence[Outcome]) -> Figure:
     right.legend(frameon=False, fontsize=8, loc="center right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_scaling(runs: Sequence[Scaled]) -> Figure:

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import ConnectionPatch, Rectangle
 
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE, PREFILL
 
 BLUE, GREEN, SKY = COLOURS[0], COLOURS[2], COLOURS[4]
@@ -69,6 +70,4 @@ def draw_overlap(num_layers: int, compute_ms: float, transfer_ms: float) -> Figu
         axes.set_title(f"{title}: all is there {last_ms:g} ms after the last layer", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     layered.set_xlabel("time in ms (eight layers of 30 ms; 6.6 ms to send one)")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import done
 from twophase_labs.many_machines.stages import bubble_share
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
@@ -31,6 +32,4 @@ def draw_pipeline(timetables: Mapping[str, Spans]) -> Figure:
         axes.set_title(f"{name}: {bubble_share(spans):.0%} idle", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel("time (a stage needs 8 for the whole prompt; grey: idle)")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from twophase_labs.kit.draw import done
 from twophase_tools.colours import COLOURS, INK, LINE
 
 RANK_COLOURS, HATCHES = (COLOURS[4], COLOURS[1], COLOURS[2], COLOURS[3]), ("", "//", "..", "xx")
@@ -40,9 +41,7 @@ def draw_mlp_cut() -> Figure:
         "x comes in from the left, on both ranks; rows are outputs, columns are inputs", loc="left", fontsize=10
     )
     axes.spines[:].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def _matrix(axes: Axes, x: float, y: float, width: float, height: float, name: str, by_rows: bool) -> None:
@@ -76,9 +75,7 @@ def draw_heads(num_heads: int, num_kv_heads: int, num_ranks: int) -> Figure:
             axes.plot([first * group] * 2, [0, 2.4], color=LINE, linestyle="--")
     axes.set(xlim=(-0.1, num_heads + 0.1), ylim=(2.5, -0.05), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_time_per_token(times_ms: Mapping[str, Mapping[int, tuple[float, float]]]) -> Figure:

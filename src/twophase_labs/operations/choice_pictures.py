@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import done
 from twophase_labs.operations.bottlenecks import PARTS, Service
 from twophase_labs.operations.canary_gate import Line
 from twophase_labs.operations.more_samples import Accuracy
@@ -33,9 +34,7 @@ def draw_looks(looks: Mapping[int, Sequence[Line]], names: Sequence[str]) -> Fig
     labels = (("surely kept", COLOURS[2]), ("open", COLOURS[4]), ("surely broken", COLOURS[5]))
     marks = [plt.Line2D([], [], color=colour, linewidth=6) for _, colour in labels]
     panels[0, -1].legend(marks, [label for label, _ in labels], frameon=False, fontsize=8, loc="upper right")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def _colour(line: Line) -> str:
@@ -64,9 +63,7 @@ def draw_accuracy(curves: Mapping[str, Sequence[Accuracy]], points: Sequence[Acc
     axes.set(xlabel="tokens generated for each task", ylabel="right answers, percent", xlim=(2.8, 256), ylim=(0, 100))
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_parts(services: Sequence[Service]) -> Figure:
@@ -84,6 +81,4 @@ def draw_parts(services: Sequence[Service]) -> Figure:
     axes.set(xlabel="percent of a request's time on the GPU, by roofline", xlim=(0, 100))
     axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PARTS))
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

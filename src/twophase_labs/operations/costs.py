@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from twophase_labs.kit.draw import done
 from twophase_labs.operations.incidents import Hour
 from twophase_labs.operations.machines import Machine
 from twophase_labs.operations.service import ON_H100, ON_L4, Setting, Traffic
@@ -118,6 +119,4 @@ def draw_prices(of_path: Mapping[str, float], name: str) -> Figure:
     axes.set_title(f"{name} at ${DOLLARS_PER_HOUR[name]:.2f} an hour", loc="left", fontsize=10)
     axes.set(ylabel="$ per million tokens", yscale="log", ylim=(None, 2 * max(of_path.values())))
     axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_labs.kit.draw import done
 from twophase_labs.operations.dashboards import SHOWN
 from twophase_labs.operations.incidents import FAST_LINK, Hour, outcome
 from twophase_labs.operations.overload import LAST, Overload
@@ -59,6 +60,4 @@ def draw_ladder(runs: Mapping[str, Overload]) -> Figure:
             axes.spines[["top", "right"]].set_visible(False)
     for axes, label in zip(panels[:, 0], ("K/V in use, %", "queue age, s", "level"), strict=True):
         axes.set_ylabel(label)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from twophase_labs.kit.draw import done
 from twophase_labs.operations.burst import VALUES, Burst, Told
 from twophase_labs.operations.six_terms import TERMS, Timed
 from twophase_tools.colours import COLOURS, INK, LINE
@@ -35,7 +36,7 @@ def draw_cuts(events: Sequence[bytes], cuts: Sequence[int]) -> Figure:
     axes.set_title("A byte in each box, a colour for each event; lines: where they were cut", loc="left", fontsize=10)
     axes.set(xlim=(-0.5, at + 0.5), ylim=(-1.1, 1.2), xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_terms(timed: Sequence[Timed]) -> Figure:
@@ -84,7 +85,7 @@ def draw_buckets(
     axes.set_title("A bucket does not tell where in it its values lie", loc="left")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) -> Figure:
@@ -109,10 +110,4 @@ def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) 
     np.atleast_1d(panels)[-1].set_xlabel(
         "s after the first request (dot: look; hatched: pending; plain: firing; dotted: the first client is late)"
     )
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

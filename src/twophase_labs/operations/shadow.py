@@ -1,7 +1,6 @@
 """Shadow traffic: the same prompts on the engine that serves and on one that might, compared slice by slice."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -144,8 +143,3 @@ def shadow(variant: str) -> Shadow:
         tuple(case.passes(text) for case, text in found),
         tuple(text == old for (_, text), old in zip(found, before, strict=True)),
     )
-
-
-def mix_of(slices: Sequence[str]) -> dict[str, int]:
-    """Requests of each slice."""
-    return dict(Counter(slices))

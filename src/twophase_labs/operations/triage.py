@@ -3,15 +3,17 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase_tools.capacity.config import parse_config
+from twophase_labs.kit.draw import done
+from twophase_tools.capacity.config import config_of
 from twophase_tools.capacity.memory import MemoryTable, blocks_of, memory_table
 from twophase_tools.colours import COLOURS, EMPTY, INK
 
-L4 = "{name: L4, memory: 24 GB, flops_per_s: 121e12, bytes_per_s: 300e9, link_bytes_per_s: 32e9}"
+L4 = {"name": "L4", "memory": "24 GB", "flops_per_s": 121e12, "bytes_per_s": 300e9, "link_bytes_per_s": 32e9}
 H100 = "h100"
 GB = 1e9
 
@@ -28,11 +30,11 @@ class Step:
 
     harm: int
     what: str
-    changes: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
     resident: float = 1.0
 
 
-SERVICE = {
+SERVICE: dict[str, Any] = {
     "model": "llama-3-8b",
     "hardware": L4,
     "max_model_len": "16384",
@@ -81,7 +83,7 @@ def least_harm() -> tuple[int, tuple[str, ...]]:
     return min((sum(HARM[name] for name in names), names) for names in sets if missing(names) <= 0)
 
 
-def _values(taken: Sequence[str]) -> dict[str, str]:
+def _values(taken: Sequence[str]) -> dict[str, Any]:
     values = dict(SERVICE)
     for name in STEPS:  # in this order, whatever the order of `taken`: 4 bits come after 8
         if name in taken:
@@ -89,13 +91,10 @@ def _values(taken: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _table(values: Mapping[str, str]) -> MemoryTable:
-    plain = {key: value for key, value in values.items() if key not in ("prompt_tokens", "output_tokens")}
-    lines = [f"{key}: {value}" for key, value in plain.items()]
-    workload = (
-        f"workload: {{rate: 0.2, prompt_tokens: {values['prompt_tokens']}, output_tokens: {values['output_tokens']}}}"
-    )
-    return memory_table(parse_config("\n".join([*lines, workload]), "triage.yaml"))
+def _table(values: Mapping[str, Any]) -> MemoryTable:
+    plan: dict[str, Any] = dict(values)
+    workload = {"rate": 0.2} | {name: plan.pop(name) for name in ("prompt_tokens", "output_tokens")}
+    return memory_table(config_of(plan | {"workload": workload}))
 
 
 def split_line(taken: Sequence[str] = ()) -> str:
@@ -131,6 +130,4 @@ def draw_triage(orders: Mapping[str, Sequence[str]]) -> Figure:
     axes.set_title("Until it fits", loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)

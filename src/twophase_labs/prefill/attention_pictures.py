@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from torch import Tensor
 
+from twophase_labs.kit.draw import done, row_of_axes
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
 
 MARKERS = ("o", "s", "^", "D", "v")  # told apart without colour too
@@ -20,13 +21,13 @@ def draw_steps_of_attention(q: Tensor, k: Tensor) -> Figure:
     scores = q @ k.mT / q.shape[-1] ** 0.5
     hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    figure, axes = _figure(3, width=9.6, height=3.5)
+    figure, axes = row_of_axes(3, 9.6, 3.5, "constrained")
     titles = ("1. scores", "2. with the future hidden", "3. weights: rows sum to 1")
     for axis, table, title in zip(axes, (scores, scores.masked_fill(hidden, torch.nan), weights), titles, strict=True):
         _numbers(axis, table, signed=table is not weights)
         axis.set(xlabel="position of the key", ylabel="position of the query")
         axis.set_title(title, loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def _numbers(axis: Axes, table: Tensor, signed: bool) -> None:
@@ -48,7 +49,7 @@ def _numbers(axis: Axes, table: Tensor, signed: bool) -> None:
 
 def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int]) -> Figure:
     """Where the point (1, 0) of some pairs stands at successive positions."""
-    figure, axes = _figure(len(pairs), width=9.6, height=2.9)
+    figure, axes = row_of_axes(len(pairs), 9.6, 2.9, "constrained")
     for axis, pair, colour in zip(axes, pairs, COLOURS, strict=False):
         step = theta ** (-2 * pair / width)
         axis.add_patch(plt.Circle((0, 0), 1, fill=False, color=LINE, linewidth=0.8))
@@ -63,7 +64,7 @@ def draw_turning(theta: float, width: int, positions: int, pairs: Sequence[int])
         axis.set(xlim=(-1.5, 1.8), ylim=(-1.5, 1.5), aspect="equal", xticks=[], yticks=[])
         axis.set(xlabel=f"element {pair}", ylabel=f"element {pair + width // 2}")
         axis.set_title(f"pair {pair}: {step:.2g} rad per position", loc="left", fontsize=10)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_attention_maps(
@@ -74,7 +75,7 @@ def draw_attention_maps(
     Args:
         rings: By title (row, column) of a cell to ring.
     """
-    figure, axes = _figure(len(weights), width=4.2 * len(weights), height=4.6)
+    figure, axes = row_of_axes(len(weights), 4.2 * len(weights), 4.6, "constrained")
     names = [token.strip() or "·" for token in tokens]
     for axis, (title, table) in zip(axes, weights.items(), strict=True):
         image = axis.imshow(table, cmap="Blues", vmin=0, vmax=1)
@@ -86,7 +87,7 @@ def draw_attention_maps(
             row, column = rings[title]
             axis.plot(column, row, "o", markersize=22, markerfacecolor="none", markeredgecolor=COLOURS[5], mew=2)
     figure.colorbar(image, ax=axes, label="share of attention", shrink=0.7)
-    return _done(figure)
+    return done(figure)
 
 
 # A100 40 GB: FlashAttention, arXiv:2205.14135, figure 1. Bytes, bytes per second.
@@ -100,7 +101,7 @@ def draw_memory_levels(rates: Mapping[int, float], large_copy: float) -> Figure:
         rates: Bytes per second by bytes in use.
         large_copy: Bytes per second of a large copy, the roof of the lab.
     """
-    figure, axes = _figure(2, width=9.6, height=3.6)
+    figure, axes = row_of_axes(2, 9.6, 3.6, "constrained")
     sizes = [size / 2**20 for size in rates]
     axes[0].loglog(sizes, [rate / 1e9 for rate in rates.values()], "o-", color=COLOURS[0], label="copied over and over")
     axes[0].axhline(large_copy / 1e9, color=COLOURS[5], linestyle="--", label="one large copy")
@@ -127,7 +128,7 @@ def draw_memory_levels(rates: Mapping[int, float], large_copy: float) -> Figure:
     axes[0].set_ylim(low / 1.6, high * 2.2)
     axes[0].yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes[0].legend(frameon=False, fontsize=9, loc="upper right")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_roofline(
@@ -138,7 +139,7 @@ def draw_roofline(
     Args:
         points: For each kind of layer, by number of tokens: FLOP per byte, and FLOP per second reached.
     """
-    figure, axes = _figure(1, width=8.2, height=4.8)
+    figure, axes = row_of_axes(1, 8.2, 4.8, "constrained")
     axis, ridge = axes[0], flops_per_s / bytes_per_s
     intensities = [i for kind in points.values() for i, _ in kind.values()]
     lowest, highest = min(*intensities, ridge) / 2, max(*intensities, ridge) * 3
@@ -168,12 +169,12 @@ def draw_roofline(
     axis.set(xlim=(lowest, highest), xlabel="arithmetic intensity (FLOP per byte)", ylabel="rate (GFLOP/s)")
     axis.set_title("SmolLM2's layers under this machine's roofs; small numbers: tokens", loc="left")
     axis.legend(frameon=False, loc="upper left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_growing(curves: Mapping[str, Mapping[int, int | float]], ylabel: str, title: str) -> Figure:
     """Bytes against prompt length on log axes, drawn in MB."""
-    figure, axes = _figure(1, width=7, height=4.0)
+    figure, axes = row_of_axes(1, 7, 4.0, "constrained")
     for (name, values), colour, marker in zip(curves.items(), COLOURS, MARKERS, strict=False):
         ys = [value / 1e6 for value in values.values()]
         axes[0].loglog(list(values), ys, marker, color=colour, linestyle="-", linewidth=1, label=name)
@@ -184,12 +185,12 @@ def draw_growing(curves: Mapping[str, Mapping[int, int | float]], ylabel: str, t
     axes[0].set(xlabel="tokens in the prompt, L", ylabel=ylabel)
     axes[0].set_title(title, loc="left")
     axes[0].legend(frameon=False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_saved_traffic(factors: Mapping[str, Mapping[int, float]]) -> Figure:
     """How many times fewer bytes tiled attention moves than the standard way, by prompt length and query tile."""
-    figure, axes = _figure(1, width=7.4, height=3.8)
+    figure, axes = row_of_axes(1, 7.4, 3.8, "constrained")
     for (name, values), colour, marker in zip(factors.items(), COLOURS, MARKERS, strict=False):
         axes[0].plot(list(values), list(values.values()), marker, color=colour, linestyle="-", linewidth=1)
         at = (max(values), values[max(values)])
@@ -204,12 +205,12 @@ def draw_saved_traffic(factors: Mapping[str, Mapping[int, float]]) -> Figure:
     axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} x"))
     axes[0].set(xlabel="tokens in the prompt, L", ylabel="standard / tiled traffic")
     axes[0].set_title("Bytes saved by tiles, one head, D = 64; dashed: nothing gained", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_running(scores: Tensor) -> Figure:
     """One row of base-2 scores read from left to right: the running maximum and the running sum measured from it."""
-    figure, axes = _figure(2, width=9.6, height=3.4)
+    figure, axes = row_of_axes(2, 9.6, 3.4, "constrained")
     keys = np.arange(len(scores))
     most = scores.cummax(0).values
     sums = [float(torch.exp2(scores[: i + 1] - most[i]).sum()) for i in range(len(scores))]
@@ -227,12 +228,12 @@ def draw_running(scores: Tensor) -> Figure:
     axes[1].set(xlabel="key", ylabel="row_sum")
     axes[1].set_ylim(bottom=0)
     axes[1].set_title("... what row_sum has collected shrinks", loc="left")
-    return _done(figure)
+    return done(figure)
 
 
 def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
     """The score matrix cut into tiles: wholly visible, on the diagonal, never visited. Numbers give the order."""
-    figure, axes = _figure(1, width=6.6, height=5)
+    figure, axes = row_of_axes(1, 6.6, 5, "constrained")
     order = 0
     kinds = {
         "wholly visible": (COLOURS[4], ""),
@@ -258,19 +259,4 @@ def draw_tiles(length: int, block_q: int, block_k: int) -> Figure:
     axes[0].set(xlabel=f"key (tiles of {block_k})", ylabel=f"query (tiles of {block_q})")
     axes[0].set_title(f"{order} tiles of the score matrix, in the order of the loops", loc="left")
     axes[0].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _done(figure)
-
-
-def _figure(num_axes: int, width: int | float, height: int | float) -> tuple[Figure, list[Axes]]:
-    figure, axes = plt.subplots(
-        1, num_axes, figsize=(width, height), facecolor="white", squeeze=False, layout="constrained"
-    )
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
-
-
-def _done(figure: Figure) -> Figure:
-    """Closed for pyplot, or a notebook would show it twice: as the cell's value and as an open figure."""
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -11,6 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator
 from torch import Tensor
 
+from twophase_labs.kit.draw import done
 from twophase_labs.machine.checks import Draw
 from twophase_labs.machine.kernels import device
 from twophase_labs.machine.pictures import COLOURS, EMPTY, INK, LINE
@@ -55,7 +56,7 @@ def draw_programs(query_lens: Sequence[int], cached: Sequence[int], block_q: int
         axes.spines[:].set_visible(False)
         axes.tick_params(axis="y", length=0)
     top.set_xticks([])
-    return _done(figure)
+    return done(figure)
 
 
 def draw_pipeline(stages: Sequence[int], load: float = 3.0, product: float = 1.0, num_tiles: int = 6) -> Figure:
@@ -86,7 +87,7 @@ def draw_pipeline(stages: Sequence[int], load: float = 3.0, product: float = 1.0
         Patch(facecolor=COLOURS[0], edgecolor=INK, label="multiplied"),
     ]
     np.atleast_1d(panels)[-1].legend(handles=meanings, frameon=False, loc="lower right")
-    return _done(figure)
+    return done(figure)
 
 
 def _cell(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
@@ -125,7 +126,7 @@ def draw_reads(kernel: Any, query_lens: Sequence[int], cached: Sequence[int]) ->
         for shade, name in ((0.28, "read, small weight"), (1.0, "read, large weight"))
     ]
     axes.legend(handles=[*handles, Patch(facecolor="white", edgecolor=LINE, label="not read")], fontsize=8)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_slots(values: Tensor) -> Figure:
@@ -144,7 +145,7 @@ def draw_slots(values: Tensor) -> Figure:
     axes.set_xlabel("slots, block by block; the number is the token's key")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_padding(lengths: Sequence[int]) -> Figure:
@@ -169,7 +170,7 @@ def draw_padding(lengths: Sequence[int]) -> Figure:
     right.set_title(f"packed: {token} positions", loc="left", fontsize=10)
     for axes in (left, right):
         axes.spines[:].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_packed_mask(lengths: Sequence[int]) -> Figure:
@@ -191,7 +192,7 @@ def draw_packed_mask(lengths: Sequence[int]) -> Figure:
     axes.set_title("coloured: the query sees the key", loc="left", fontsize=10)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_chunks(num_tokens: int, chunk: int) -> Figure:
@@ -221,7 +222,7 @@ def draw_chunks(num_tokens: int, chunk: int) -> Figure:
         Patch(facecolor=EMPTY, edgecolor=LINE, label="hidden"),
     ]
     panels[0].legend(handles=handles, loc="upper right", fontsize=8)
-    return _done(figure)
+    return done(figure)
 
 
 def draw_chunk_rates(rates: Mapping[int, float], bound: Mapping[int, float], flops_per_s: float) -> Figure:
@@ -239,10 +240,4 @@ def draw_chunk_rates(rates: Mapping[int, float], bound: Mapping[int, float], flo
     axes.set_title("SmolLM2 reads 128 tokens: rate by chunk size", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    return _done(figure)
-
-
-def _done(figure: Figure) -> Figure:
-    """Closed for pyplot, or a notebook would show it twice: as the cell's value and as an open figure."""
-    plt.close(figure)
-    return figure
+    return done(figure)

@@ -45,11 +45,6 @@ def requests(seed: int = 0) -> list[Request]:
     return found
 
 
-def with_slo(found: Sequence[Request], people_s: float, batch_s: float) -> list[Request]:
-    """The same, each class with a time by which its first token is wanted."""
-    return [replace(request, ttft_slo_s=people_s if request.priority == PEOPLE else batch_s) for request in found]
-
-
 def run(policy: Policy, found: Sequence[Request] | None = None) -> list[RequestRecord]:
     return list(simulate(found or requests(), make_scheduler(LIMITS, policy), COST).records)
 

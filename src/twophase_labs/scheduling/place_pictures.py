@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from twophase_labs.kit.draw import done
 from twophase_labs.scheduling.teaching import Log
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
@@ -49,9 +50,7 @@ def draw_places(runs: Mapping[str, Spans], num_places: int) -> Figure:
         frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1), fontsize=8,
     )  # fmt: skip
     panels[-1, 0].set_xlabel("step")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
@@ -75,9 +74,7 @@ def draw_steps(logs: Mapping[str, Log], budget: int) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].set_ylabel("tokens computed")
     panels[0, -1].legend(frameon=False, fontsize=8, ncols=len(names) + 1, loc="upper right")
-    figure.tight_layout()
-    plt.close(figure)
-    return figure
+    return done(figure)
 
 
 def _stack(axes: Axes, log: Log, names: Sequence[str]) -> None:

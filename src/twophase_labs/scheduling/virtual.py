@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from twophase.cache.manager import CacheManager
+from twophase.core.errors import TwophaseError
 from twophase.core.plan import SampledToken, StepPlan, StepTrace
-from twophase.core.request import Request, SamplingParams
+from twophase.core.request import FinishReason, Request, SamplingParams
 from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
@@ -44,7 +45,7 @@ class VirtualRun(NamedTuple):
     steps: tuple[StepTrace, ...]
 
 
-class TooManySteps(Exception):
+class TooManyStepsError(TwophaseError):
     """The run did not come to its end."""
 
 
@@ -62,21 +63,34 @@ def play(
     """Serve requests, in order of arrival, to the end of the last.
 
     Raises:
-        TooManySteps: They did not end within `max_steps`.
+        TooManyStepsError: They did not end within `max_steps`.
     """
     config = SchedulerConfig(max_num_seqs, max(token_budget, max_num_seqs), max_model_len=num_blocks * block_size)
     cache = CacheManager(num_blocks, block_size, enable_prefix_caching=False)
-    scheduler = Scheduler(config, cache, policy)
+    asked = [_request(timed) for timed in requests]
+    return serve(Scheduler(config, cache, policy), asked, cost_s, max_steps=max_steps)
+
+
+def serve(
+    scheduler: Scheduler,
+    requests: Iterable[Request],
+    cost_s: Callable[[StepPlan], float | int],
+    token_of: Callable[[str, int], int] = lambda name, number: 0,
+    *,
+    max_steps: int,
+) -> VirtualRun:
+    """The same on a fresh scheduler; `token_of(request id, number)` is the token that a request samples."""
     coming = deque(requests)
-    requests_of = {request.request_id: request for request in coming}
+    asked = {request.request_id: request for request in coming}
     first_s: dict[str, float | int] = {}
-    tokens_s: dict[str, list[float | int]] = {request.request_id: [] for request in coming}
-    num_preemptions = dict.fromkeys(requests_of, 0)
+    tokens_s: dict[str, list[float | int]] = {name: [] for name in asked}
+    num_preemptions = dict.fromkeys(asked, 0)
+    reasons: dict[str, FinishReason | None] = {}
     steps: list[StepTrace] = []
     now_s: float | int = 0.0
     while coming or scheduler.has_unfinished:
         while coming and coming[0].arrival_s <= now_s:
-            scheduler.add(_request(coming.popleft()))
+            scheduler.add(coming.popleft())
         if not scheduler.has_unfinished:
             now_s = coming[0].arrival_s
             continue
@@ -86,18 +100,21 @@ def play(
             now_s = min(plan.wake_s, coming[0].arrival_s) if coming else plan.wake_s
             continue
         if len(steps) == max_steps:
-            raise TooManySteps(f"{len(scheduler.sequences)} requests are unfinished after {max_steps} steps.")
+            raise TooManyStepsError(f"{len(scheduler.sequences)} requests are unfinished after {max_steps:,} steps.")
         names = {seq_id: sequence.request.request_id for seq_id, sequence in scheduler.sequences.items()}
         for chunk in plan.chunks:
             first_s.setdefault(names[chunk.seq_id], now_s)
         for seq_id in plan.preempted:
             num_preemptions[names[seq_id]] += 1
-        run_s = cost_s(plan)
-        sampled = {chunk.seq_id: (SampledToken(0),) * chunk.num_samples for chunk in plan.chunks}
+        run_s, sampled = cost_s(plan), {}
+        for chunk in plan.chunks:
+            name = names[chunk.seq_id]
+            sampled[chunk.seq_id] = (SampledToken(token_of(name, len(tokens_s[name]))),) * chunk.num_samples
         updates = scheduler.update(plan, sampled)
         for update in updates:
             if update.tokens:
                 tokens_s[update.request_id].append(now_s + run_s)
+            reasons[update.request_id] = update.finish_reason
         ended = tuple((update.request_id, 0) for update in updates if update.finish_reason is not None)
         steps.append(_trace(len(steps), now_s, run_s, plan, names, ended, scheduler))
         now_s += run_s
@@ -108,11 +125,11 @@ def play(
             first_scheduled_s=first_s[name],
             token_times_s=tuple(tokens_s[name]),
             finished_s=tokens_s[name][-1],
-            num_prompt_tokens=request.num_prompt_tokens,
+            num_prompt_tokens=len(request.prompt_token_ids),
             num_preemptions=num_preemptions[name],
-            finish_reason="length",
+            finish_reason=reasons[name],
         )
-        for name, request in requests_of.items()
+        for name, request in asked.items()
     )
     return VirtualRun(records, tuple(steps))
 

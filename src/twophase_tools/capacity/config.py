@@ -1,16 +1,16 @@
-"""A deployment to be planned, as the file describes it. The names are those of `LLM` and of vLLM."""
+"""A deployment to be planned, from a YAML or JSON file. The names are those of `LLM` and of vLLM."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, final
 
+import yaml
+
 from twophase.core.errors import ConfigError, ModelFolderError
 from twophase.memory import ROW_ALIGNMENT_BYTES, SCALE_BYTES
 from twophase_features.quantization.schemes import SCHEMES
-from twophase_tools.capacity import kinds
-from twophase_tools.capacity.plan_file import split
-from twophase_tools.capacity.yaml_file import Key, YamlFile, read_text
+from twophase_tools.capacity.units import bytes_of
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import Assumptions
 from twophase_tools.simulate.hardware import HARDWARE, Hardware
@@ -18,17 +18,11 @@ from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 QUANTISED_BYTES = {"int8": 1, "fp8_e4m3": 1}
-
+KV_DTYPES = {"auto": None} | DTYPE_BYTES | QUANTISED_BYTES
 EXAMPLE = Path(__file__).with_name("example.yaml")
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """What the cache keeps of a sequence: the first `num_sinks` tokens and the last `window`; blocks between are freed
-    (attention sinks, arXiv:2309.17453)."""
-
-    window: int
-    num_sinks: int
+TINIEST = 1e-12
+MOST = 10**9  # of anything counted: far beyond any use, and small enough for exact arithmetic in floats
+_REQUIRED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +40,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """Engines of one kind.
-
-    Attributes:
-        num_engines: None: to be proposed.
-    """
+    """Engines of one kind; `num_engines` None: to be proposed."""
 
     hardware: Hardware
     tensor_parallel_size: int
@@ -59,11 +49,7 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True)
 class PoolsConfig:
-    """Prefill and decode apart.
-
-    Attributes:
-        link_bytes_per_s, link_latency_s: From an engine of the prefill pool to one of the decode pool.
-    """
+    """Prefill and decode apart; the link goes from an engine of the prefill pool to one of the decode pool."""
 
     prefill: PoolConfig
     decode: PoolConfig
@@ -77,32 +63,30 @@ class PlanConfig:
     """A deployment: one engine on `tensor_parallel_size` GPUs, or pools of them.
 
     Attributes:
-        pools: None: engines compute prompts and decode.
+        name: Of the file.
         model: As the file names it.
         shape: The model, with the bytes of its weights and of its cache.
-        model_window: Keys that a query of this model sees; None: all.
+        window: Keys that a query of this model sees, where that is fewer than the context limit; None: all.
         gpu_memory_utilization: Share of a GPU's memory that may be used, in (0, 1].
         workspace_bytes: Of a GPU, beside weights and cache; None: estimated.
         chunk_size: Tokens of a step that has a prefill in it, decodes included, as of the policy
             'chunked:max_tokens=N'; None: as many as the budget allows.
-        lines: Of the keys in the file.
+        pools: None: engines compute prompts and decode.
     """
 
     name: str
     model: str
     shape: ModelShape
-    model_window: int | None
+    window: int | None
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
     hardware: Hardware
     tensor_parallel_size: int
-    enable_expert_parallel: bool
     gpu_memory_utilization: float
     workspace_bytes: int | None
     block_size: int
     max_model_len: int
-    eviction: Eviction | None
     max_num_seqs: int
     max_num_batched_tokens: int
     chunk_size: int | None
@@ -110,279 +94,231 @@ class PlanConfig:
     slo: Slo | None
     assumptions: Assumptions
     pools: PoolsConfig | None
-    lines: Mapping[str, int]
 
     @property
     def step_tokens(self) -> int:
         """Tokens of a step at most."""
         return min(self.max_num_batched_tokens, self.chunk_size or self.max_num_batched_tokens)
 
-    @property
-    def num_visible(self) -> int | None:
-        """Keys that a query reads at most; None: all."""
-        evicted = None if self.eviction is None else self.eviction.window + self.eviction.num_sinks
-        known = [limit for limit in (evicted, self.model_window) if limit is not None]
-        return min(known, default=None)
+
+class _Section:
+    """A mapping whose values are taken out one by one; what is left at the end nobody knows."""
+
+    def __init__(self, values: Any, prefix: str = "") -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{prefix.rstrip('.') or 'a plan'} must be lines of `key: value`, got {values!r:.99}.")
+        self._left, self._prefix = dict(values), prefix
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def take(self, key: str, default: Any = _REQUIRED) -> Any:
+        if key not in self._left and default is _REQUIRED:
+            raise ConfigError(f"{self._prefix}{key} is missing; `twophase plan --example` shows it.")
+        return self._left.pop(key, default)
+
+    def parsed(self, key: str, parse: Callable[[str], Any], rule: str, default: Any = _REQUIRED) -> Any:
+        """What `parse` makes of the value; `rule` is for the complaint when that raises ValueError."""
+        value = self.take(key, default)
+        if value is default:
+            return default
+        try:
+            return parse(str(value))
+        except ValueError:
+            raise ConfigError(f"{self._prefix}{key} must be {rule}, got {value!r:.99}.") from None
+
+    def whole(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = MOST) -> Any:
+        return self.parsed(key, _between(int, least, most), f"a whole number in [{least:,}, {most:,}]", default)
+
+    def number(self, key: str, default: Any = _REQUIRED, least: float | int = TINIEST, most: float | int = 1e21) -> Any:
+        return self.parsed(key, _between(float, least, most), f"a number in [{least:g}, {most:g}]", default)
+
+    def size(self, key: str, default: Any = _REQUIRED) -> Any:
+        return self.parsed(key, bytes_of, "a size such as 80 GB (powers of ten) or 74.5 GiB (powers of two)", default)
+
+    def choice(self, key: str, names: Mapping[str, Any], default: Any = _REQUIRED) -> Any:
+        value = self.take(key, default)
+        if value is not default and value not in list(names):
+            raise ConfigError(f"{self._prefix}{key} must be one of {', '.join(names)}, got {value!r:.99}.")
+        return value
+
+    def section(self, key: str) -> "_Section":
+        return _Section(self.take(key), f"{self._prefix}{key}.")
+
+    def end(self) -> None:
+        if self._left:
+            keys = ", ".join(f"{self._prefix}{key}" for key in self._left)
+            raise ConfigError(f"unknown key {keys:.99}; `twophase plan --example` shows those there are.")
 
 
-_HARDWARE_KEYS = {
-    "name": Key(kinds.text, default="a GPU of your own"),
-    "memory": Key(kinds.size),
-    "flops_per_s": Key(kinds.number_from(1)),
-    "bytes_per_s": Key(kinds.number_from(1)),
-    "link_bytes_per_s": Key(kinds.number_from(1), default=None),
-}
+def _between(make: Callable[[str], int | float], least: int | float, most: int | float) -> Callable[[str], int | float]:
+    def parse(text: str) -> int | float:
+        value = make(text)
+        if not least <= value <= most:
+            raise ValueError(text)
+        return value
 
-_ASSUMPTION_KINDS = {"compute_efficiency": kinds.share, "bandwidth_efficiency": kinds.share}
-
-_POOL_KEYS = {
-    "hardware": Key(kinds.choice(HARDWARE), _HARDWARE_KEYS, default=None),
-    "tensor_parallel_size": Key(kinds.whole(0, most=4096), default=1),
-    "engines": Key(kinds.whole(0, most=10_000), default=None),
-}
-
-KEYS = {
-    "model": Key(kinds.text),
-    "dtype": Key(kinds.choice(DTYPE_BYTES), default="bfloat16"),
-    "quantization": Key(kinds.choice(SCHEMES), default=None),
-    "kv_cache_dtype": Key(kinds.choice(("auto", *DTYPE_BYTES, *QUANTISED_BYTES)), default="auto"),
-    "hardware": Key(kinds.choice(HARDWARE), _HARDWARE_KEYS),
-    "tensor_parallel_size": Key(kinds.whole(1, most=4096), default=1),
-    "enable_expert_parallel": Key(kinds.flag, default=False),
-    "gpu_memory_utilization": Key(kinds.share, default=0.9),
-    "workspace": Key(kinds.size, default=None),
-    "block_size": Key(kinds.power_of_two, default=16),
-    "max_model_len": Key(kinds.whole(2)),
-    "eviction": Key(
-        kinds.choice(("auto", "none")),
-        {"window": Key(kinds.whole(1)), "sinks": Key(kinds.whole(0), default=0)},
-        default="auto",
-    ),
-    "max_num_seqs": Key(kinds.whole(1), default=256),
-    "max_num_batched_tokens": Key(kinds.whole(1), default=8192),
-    "chunk_size": Key(kinds.whole(1), default=None),
-    "workload": Key(
-        keys={
-            "rate": Key(kinds.number(0, most=1e9)),
-            "prompt_tokens": Key(kinds.whole(1)),
-            "output_tokens": Key(kinds.whole(1)),
-        }
-    ),
-    "slo": Key(
-        keys={"ttft_s": Key(kinds.number(0), default=None), "tpot_s": Key(kinds.number(0), default=None)}, default=None
-    ),
-    "pools": Key(
-        keys={
-            "prefill": Key(keys=_POOL_KEYS),
-            "decode": Key(keys=_POOL_KEYS),
-            "link_bytes_per_s": Key(kinds.number_from(1)),
-            "link_latency_s": Key(kinds.number_from(0, most=1e6), default=0.0),
-        },
-        default=None,
-    ),
-    "assumptions": Key(
-        keys={
-            each.name: Key(_ASSUMPTION_KINDS.get(each.name, kinds.number_from(0)), default=each.default)
-            for each in fields(Assumptions)
-            if each.name != "host_bytes_per_s"  # nothing is swapped in a plan
-        },
-        default=None,
-    ),
-}
+    return parse
 
 
 def read_config(path: Path) -> PlanConfig:
-    """Raises ConfigError for a file that cannot be used: every mistake in it, with line and likely fix."""
-    return parse_config(read_text(path), str(path), path.parent)
+    """Raises ConfigError for a file that cannot be used."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL in the path
+        raise ConfigError(f"{path} cannot be read: {error}; `twophase plan --example` prints one.") from error
+    return parse_config(text, str(path), path.parent)
 
 
-def parse_config(source: str, name: str = "config.yaml", folder: Path = Path()) -> PlanConfig:
+def parse_config(source: str, name: str = "plan.yaml", folder: Path = Path()) -> PlanConfig:
     """As `read_config`, from text; a model's folder is looked for from `folder` on."""
-    file = YamlFile(name)
-    plan, _ = split(source, name)  # what was written from it before is the engine's
-    values = file.read(plan, KEYS)
-    file.raise_complaints()
-    shape, window, longest = _model(file, values["model"], folder)
-    file.raise_complaints()
-    _check(file, values, shape, longest)
-    file.raise_complaints()
-    slo = values["slo"]
-    return PlanConfig(
+    try:
+        values = yaml.load(source, Loader=yaml.BaseLoader)  # every value as text: in YAML's own view 2e9 is no number
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{name} is not valid YAML: {' '.join(str(error).split())}.") from error
+    try:
+        return config_of(values, name, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanConfig:
+    """As `parse_config`, from a mapping."""
+    plan = _Section(values)
+    plan.take("engine", None)  # what `write_engine` made of this plan before
+    model, num_gpus = str(plan.take("model")), plan.whole("tensor_parallel_size", 1, most=4096)
+    shape, window = _model(model, folder)
+    dtype = plan.choice("dtype", DTYPE_BYTES, "bfloat16")
+    kv_cache_dtype = plan.choice("kv_cache_dtype", KV_DTYPES, "auto")
+    quantization = plan.choice("quantization", SCHEMES, None)
+    hardware = _hardware(plan, num_gpus)
+    slo = plan.section("slo") if "slo" in plan else None
+    workload, assumed = plan.section("workload"), plan.section("assumptions") if "assumptions" in plan else _Section({})
+    config = PlanConfig(
         name=name,
-        shape=_with_bytes(shape, values["dtype"], values["quantization"], values["kv_cache_dtype"]),
-        model_window=window,
-        hardware=_hardware(values["hardware"]),
-        workspace_bytes=values["workspace"],
-        eviction=_eviction(values["eviction"], window, values["max_model_len"]),
-        workload=Workload(**values["workload"]),
-        slo=None if slo is None else Slo(**slo),
-        assumptions=Assumptions(**(values["assumptions"] or {})),
-        pools=_pools(values),
-        lines=file.lines,
-        **{key: values[key] for key in _AS_THEY_ARE},
+        model=model,
+        shape=_with_bytes(shape, dtype, quantization, kv_cache_dtype),
+        window=window,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        hardware=hardware,
+        tensor_parallel_size=num_gpus,
+        gpu_memory_utilization=plan.number("gpu_memory_utilization", 0.9, most=1),
+        workspace_bytes=plan.size("workspace", None),
+        block_size=plan.whole("block_size", 16),
+        max_model_len=plan.whole("max_model_len", least=2),
+        max_num_seqs=plan.whole("max_num_seqs", 256),
+        max_num_batched_tokens=plan.whole("max_num_batched_tokens", 8192),
+        chunk_size=plan.whole("chunk_size", None),
+        workload=Workload(workload.number("rate", most=1e9), *map(workload.whole, ("prompt_tokens", "output_tokens"))),
+        slo=None if slo is None else Slo(slo.number("ttft_s", None), slo.number("tpot_s", None)),
+        assumptions=Assumptions(
+            **{
+                each.name: assumed.number(each.name, each.default, least=_least(each.name))
+                for each in fields(Assumptions)
+            }
+        ),
+        pools=_pools(plan.section("pools"), hardware) if "pools" in plan else None,
     )
+    for section in (plan, workload, assumed, *([] if slo is None else [slo])):
+        section.end()
+    _check(config)
+    return config if window is None or window < config.max_model_len else replace(config, window=None)
 
 
-_AS_THEY_ARE = (
-    "model",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "tensor_parallel_size",
-    "enable_expert_parallel",
-    "gpu_memory_utilization",
-    "block_size",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "chunk_size",
-)
+def _least(assumption: str) -> float:
+    """A share of next to nothing would leave the range of floats."""
+    return TINIEST if assumption.endswith("efficiency") else 0.0
 
 
-def _eviction(choice: Any, model_window: int | None, max_model_len: int) -> Eviction | None:
-    """'auto' is what the engine does: a model's own window frees what leaves it."""
-    if isinstance(choice, str):
-        if choice == "none" or model_window is None or model_window >= max_model_len:
-            return None
-        return Eviction(model_window, 0)
-    return Eviction(choice["window"], choice["sinks"])
-
-
-def _model(file: YamlFile, name: str, folder: Path) -> tuple[ModelShape, int | None, int | None]:
-    """The model's shape, its sliding window, and its longest context as far as known."""
+def _model(name: str, folder: Path) -> tuple[ModelShape, int | None]:
+    """The model's shape, and its sliding window."""
     if name in MODELS:
-        return MODELS[name], None, None
+        return MODELS[name], None
     from twophase.model.config import load_config
 
-    path = folder / Path(name).expanduser() if name.startswith("~") else folder / name
     try:
+        path = folder / Path(name).expanduser()
         if path.is_dir():
-            config = load_config(path)
-            return replace(model_shape(str(path)), name=name), config.sliding_window, config.max_position_embeddings
-        file.complain(
-            "model",
-            f"must be {kinds.one_of(MODELS)}, or a folder with a config.json; there is no folder {path}"
-            f"{kinds.did_you_mean(name, MODELS)}",
-        )
-    except (ModelFolderError, ConfigError, OSError, ValueError, RuntimeError) as error:
-        file.complain("model", f"cannot be read: {str(error).rstrip('.')}")
-    return MODELS["llama-3-8b"], None, None  # of no use: there is a complaint
+            return replace(model_shape(str(path)), name=name), load_config(path).sliding_window
+    except (ModelFolderError, OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"model cannot be read: {error}") from error
+    raise ConfigError(f"model must be one of {', '.join(MODELS)}, or a folder, and there is none at {path}.")
 
 
-def _check(file: YamlFile, values: Mapping[str, Any], shape: ModelShape, longest: int | None) -> None:
-    """What no engine could run, across keys."""
-    length, places, budget = (values[key] for key in ("max_model_len", "max_num_seqs", "max_num_batched_tokens"))
-    if longest is not None and length > longest:
-        file.complain("max_model_len", f"must not exceed the model's {longest:,} positions, got {length:,}")
+def _check(config: PlanConfig) -> None:
+    """What no engine could run."""
+    length, places, budget = config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens
+    longest, num_tokens = config.shape.max_position_embeddings, config.workload.num_tokens
+    if config.model not in MODELS and length > longest:
+        raise ConfigError(f"max_model_len must not exceed the model's {longest:,} positions, got {length:,}.")
     if budget < places:
-        file.complain(
-            "max_num_batched_tokens",
-            f"must be at least max_num_seqs, so that every running sequence can decode in every step, got {budget:,} "
-            f"< {places:,}; raise one or lower the other",
-            "max_num_seqs",
+        raise ConfigError(
+            f"max_num_batched_tokens must be at least max_num_seqs, so that every running sequence can decode in every "
+            f"step, got {budget:,} < {places:,}."
         )
-    workload = values["workload"]
-    num_tokens = workload["prompt_tokens"] + workload["output_tokens"]
     if num_tokens > length:
-        file.complain(
-            "workload",
-            f"has a mean request of {workload['prompt_tokens']:,} + {workload['output_tokens']:,} tokens, which "
-            f"max_model_len {length:,} refuses; raise it to {num_tokens:,} at least, or shorten the requests",
-        )
-    if values["slo"] is not None and not any(values["slo"].values()):
-        file.complain("slo", "promises nothing; give ttft_s, tpot_s or both, or remove it")
-    hardware = values["hardware"]
-    if not isinstance(hardware, str) and values["tensor_parallel_size"] > 1 and hardware["link_bytes_per_s"] is None:
-        file.complain("hardware", "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1")
-    _check_experts(file, values, shape)
-    _check_quantization(file, values["quantization"], shape)
-    _check_pools(file, values, shape)
-    stored = values["kv_cache_dtype"] if values["kv_cache_dtype"] != "auto" else values["dtype"]
-    row_bytes = shape.head_dim * (DTYPE_BYTES | QUANTISED_BYTES)[stored]
+        raise ConfigError(f"a mean request of {num_tokens:,} tokens is refused by max_model_len {length:,}.")
+    if config.block_size & (config.block_size - 1):
+        raise ConfigError(f"block_size must be a power of two, because kernels tile pages so, got {config.block_size}.")
+    row_bytes = config.shape.head_dim * config.shape.kv_value_bytes
     if row_bytes % ROW_ALIGNMENT_BYTES:
-        file.complain(
-            "kv_cache_dtype",
-            f"{stored} makes rows of {shape.head_dim} values {row_bytes} bytes long, and kernels need multiples of "
-            f"{ROW_ALIGNMENT_BYTES}; take a wider dtype",
-            "model",
+        raise ConfigError(
+            f"kv_cache_dtype makes rows of {row_bytes} bytes, and kernels need multiples of {ROW_ALIGNMENT_BYTES}; "
+            f"take a wider dtype."
         )
-
-
-def _check_experts(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
-    if not values["enable_expert_parallel"]:
-        return
-    count, num_gpus = 0 if shape.experts is None else shape.experts.num_experts, values["tensor_parallel_size"]
-    if not count:
-        file.complain("enable_expert_parallel", f"shares out experts, and {shape.name} has none")
-    elif count % num_gpus:
-        file.complain(
-            "enable_expert_parallel",
-            f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly",
-            "tensor_parallel_size",
-        )
-
-
-def _check_quantization(file: YamlFile, name: str | None, shape: ModelShape) -> None:
-    """As the engine does when it loads the weights."""
-    rule = None if name is None else shape.why_not_quantized(name)
-    if rule is not None:
-        file.complain("quantization", rule, "model")
-
-
-def _check_pools(file: YamlFile, values: Mapping[str, Any], shape: ModelShape) -> None:
-    if values["pools"] is None:
-        return
-    for name in ("prefill", "decode"):
-        key, pool = f"pools.{name}", values["pools"][name]
-        num_gpus = pool["tensor_parallel_size"]
-        for part in ("engines", "tensor_parallel_size"):
-            if pool[part] == 0:
-                file.complain(f"{key}.{part}", "leaves this pool without GPUs; it needs at least 1")
-        hardware = values["hardware"] if pool["hardware"] is None else pool["hardware"]
-        if not isinstance(hardware, str) and num_gpus > 1 and hardware["link_bytes_per_s"] is None:
-            rule = "needs link_bytes_per_s, bytes/s in one direction, for tensor_parallel_size above 1"
-            file.complain(f"{key}.hardware", rule, key)
-        count = 0 if shape.experts is None else shape.experts.num_experts
-        if values["enable_expert_parallel"] and num_gpus and count % num_gpus:
-            rule = f"gives each GPU as many experts as the others, and {num_gpus} cannot share {count} evenly"
-            file.complain(f"{key}.tensor_parallel_size", rule, key)
-    if not isinstance(values["eviction"], str):
-        file.complain("pools", "send all of a prompt's K and V, and eviction frees some of them on the way; remove one")
-
-
-def _pools(values: Mapping[str, Any]) -> PoolsConfig | None:
-    pools = values["pools"]
-    if pools is None:
-        return None
-
-    def pool(of: Mapping[str, Any]) -> PoolConfig:
-        hardware = _hardware(values["hardware"] if of["hardware"] is None else of["hardware"])
-        return PoolConfig(hardware, of["tensor_parallel_size"], of["engines"])
-
-    return PoolsConfig(
-        pool(pools["prefill"]), pool(pools["decode"]), pools["link_bytes_per_s"], pools["link_latency_s"]
-    )
 
 
 def _with_bytes(shape: ModelShape, dtype: str, quantization: str | None, kv_cache_dtype: str) -> ModelShape:
-    is_quantised = kv_cache_dtype in QUANTISED_BYTES
-    stored = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    sizes = DTYPE_BYTES | QUANTISED_BYTES
+    rule = None if quantization is None else shape.why_not_quantized(quantization)
+    if rule is not None:
+        raise ConfigError(f"quantization {rule}.")
     return replace(
         shape.quantized(quantization),
         value_bytes=DTYPE_BYTES[dtype],
-        kv_value_bytes=(DTYPE_BYTES | QUANTISED_BYTES)[stored],
-        kv_scale_bytes=SCALE_BYTES if is_quantised else 0,
+        kv_value_bytes=sizes[dtype if kv_cache_dtype == "auto" else kv_cache_dtype],
+        kv_scale_bytes=SCALE_BYTES if kv_cache_dtype in QUANTISED_BYTES else 0,
     )
 
 
-def _hardware(value: str | dict[str, Any]) -> Hardware:
-    if isinstance(value, str):
-        return HARDWARE[value]
-    return Hardware(
-        value["name"],
-        value["flops_per_s"],
-        value["bytes_per_s"],
-        float(value["memory"]),
-        value["link_bytes_per_s"] or 0.0,  # not given: a GPU alone, which uses none
-        "as given",
+def _hardware(section: _Section, num_gpus: int, default: Any = _REQUIRED) -> Hardware:
+    """A GPU by name, or of one's own."""
+    value = section.take("hardware", default)
+    if isinstance(value, Hardware):
+        hardware = value
+    elif isinstance(value, str):
+        hardware = HARDWARE[_Section({"hardware": value}).choice("hardware", HARDWARE)]
+    else:
+        own = _Section(value, "hardware.")
+        hardware = Hardware(
+            str(own.take("name", "a GPU of your own")),
+            own.number("flops_per_s", least=1),
+            own.number("bytes_per_s", least=1),
+            float(own.size("memory")),
+            own.number("link_bytes_per_s", 0.0, least=1),
+            "as given",
+        )
+        own.end()
+    if num_gpus > 1 and not hardware.link_bytes_per_s:
+        raise ConfigError("hardware needs link_bytes_per_s, in one direction, for tensor_parallel_size above 1.")
+    return hardware
+
+
+def _pools(pools: _Section, hardware: Hardware) -> PoolsConfig:
+    def pool(name: str) -> PoolConfig:
+        section = pools.section(name)
+        num_gpus, num_engines = section.whole("tensor_parallel_size", 1, most=4096), section.whole("engines", None)
+        found = PoolConfig(_hardware(section, num_gpus, hardware), num_gpus, num_engines)
+        section.end()
+        return found
+
+    found = PoolsConfig(
+        pool("prefill"),
+        pool("decode"),
+        pools.number("link_bytes_per_s", least=1),
+        pools.number("link_latency_s", 0.0, least=0, most=1e6),
     )
+    pools.end()
+    return found

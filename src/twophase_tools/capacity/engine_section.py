@@ -1,14 +1,19 @@
-"""What a plan asks of the engine: options of `EngineConfig`, as they are written into the plan's file."""
+"""The section `engine:` of a plan's file: options of `EngineConfig`, written from the plan and opened as an engine."""
 
-import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_tools.capacity.plan import Plan
-from twophase_tools.capacity.plan_file import with_section
-from twophase_tools.capacity.yaml_file import read_text
+from twophase_tools.named_policies import policy_from_text
+
+if TYPE_CHECKING:
+    from twophase.llm import LLM
 
 # Of the models that a plan knows by name: what `LLM` calls them.
 OPENED_AS = {
@@ -16,6 +21,7 @@ OPENED_AS = {
     "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
     "llama-3-70b": "meta-llama/Meta-Llama-3-70B",
 }
+_SECTION = re.compile(r"^(# Written by .*\n)?engine:.*\n?(?:[ \t].*\n?)*", re.MULTILINE)
 
 
 def engine_options(plan: Plan) -> dict[str, Any]:
@@ -24,50 +30,59 @@ def engine_options(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigError: Not even one request of mean length fits, or the plan has pools.
     """
-    config, table = plan.config, plan.memory
+    config = plan.config
     if config.pools is not None:
-        raise ConfigError(
-            f"{config.name}: one engine can be written, and pools have two kinds of them; `twophase simulate --plan` "
-            f"runs them. Remove the key pools for an engine that does both."
-        )
+        raise ConfigError(f"{config.name}: one engine can be written, and pools have two kinds of them.")
     if not plan.max_requests:
-        raise ConfigError(
-            f"{config.name}: no engine can be written for a plan in which no request fits: the pool has "
-            f"{table.num_blocks:,} blocks, and one of mean length takes {plan.at_mean.num_blocks:,}."
-        )
-    options: dict[str, Any] = {
-        "model": OPENED_AS.get(config.model, config.model),
-        "dtype": config.dtype,
-        "kv_cache_dtype": config.kv_cache_dtype,
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "block_size": config.block_size,
-        "num_kv_blocks": table.num_blocks,
-        "max_model_len": config.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-    }
+        raise ConfigError(f"{config.name}: no engine can be written for a plan in which no request fits.")
+    options: dict[str, Any] = {"model": OPENED_AS.get(config.model, config.model)}
+    names = ("dtype", "kv_cache_dtype", "tensor_parallel_size", "block_size", "max_model_len", "max_num_seqs")
+    options |= {name: getattr(config, name) for name in names}
+    options |= {"max_num_batched_tokens": config.max_num_batched_tokens, "num_kv_blocks": plan.memory.num_blocks}
     if config.quantization is not None:
         options["quantization"] = config.quantization
-    if config.enable_expert_parallel:
-        options["enable_expert_parallel"] = True
     if config.chunk_size is not None:
         options["policy"] = f"chunked:max_tokens={config.chunk_size}"
-    if config.eviction is not None:
-        options |= {"sliding_window": config.eviction.window, "num_attention_sinks": config.eviction.num_sinks}
     return options
 
 
 def write_engine(path: Path, plan: Plan) -> None:
-    """Put the section into the plan's file, or renew it: wholly or, on an error, not at all.
+    """Put the section into the plan's file, instead of any that it has.
 
     Raises:
         ConfigError: As `engine_options`; or the file cannot be written.
     """
-    text = with_section(read_text(path), engine_options(plan), str(path))
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    section = yaml.safe_dump({"engine": engine_options(plan)}, sort_keys=False, allow_unicode=True, width=10_000)
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        rest = _SECTION.sub("", path.read_text(encoding="utf-8-sig")).rstrip()
+        path.write_text(f"{rest}\n\n# Written by `twophase plan --write`, opened by `open_plan`.\n{section}", "utf-8")
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def open_plan(path: str | Path, **options: Any) -> "LLM":
+    """Open the engine of a plan's file; a model's folder is looked for from the file's own folder on.
+
+    Args:
+        options: In place of the plan's own: the fields of `EngineConfig`.
+
+    Raises:
+        ConfigError: The file has no section engine, or one with an unknown option or a value that breaks its rule.
+        ModelFolderError, BackendUnavailableError: As `LLM`.
+    """
+    from twophase.llm import LLM
+
+    path = Path(path)
+    try:
+        section = dict(yaml.safe_load(path.read_text(encoding="utf-8-sig"))["engine"])
+        model = str(section.pop("model"))
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} has no section engine: `twophase plan --write {path}` puts it there.") from error
+    if "policy" in section:
+        section["policy"] = policy_from_text(str(section["policy"]))
+    try:
+        config = EngineConfig(**section)
+    except TypeError as error:
+        raise ConfigError(f"{path} has an option that engines do not have: {error}.") from error
+    folder = path.parent / Path(model).expanduser()
+    return LLM(str(folder) if folder.is_dir() else model, config, **options)

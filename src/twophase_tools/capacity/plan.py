@@ -1,4 +1,4 @@
-"""A deployment on paper: memory, requests at once, times, and what to be wary of."""
+"""A deployment on paper: memory, requests at once, times."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +9,6 @@ from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
 from twophase_tools.capacity.pools import PoolsPlan
 from twophase_tools.capacity.steady_state import Server, SteadyState
 from twophase_tools.capacity.workload_cost import WorkloadCost
-from twophase_tools.simulate.step_load import StepLoad
 
 
 @final
@@ -90,10 +89,3 @@ class Plan:
             is_chunk = self.config.step_tokens < self.config.max_num_batched_tokens
             return "chunk_size" if is_chunk else "max_num_batched_tokens"
         return "max_num_seqs" if self.max_requests == self.config.max_num_seqs else "memory for K/V"
-
-    @property
-    def all_reduce_share(self) -> float | None:
-        """Of the time of a decode step at batch 1."""
-        cost_model = self.cost.cost_model
-        run_s = float(cost_model.run_s(StepLoad(1, 1, 1, self.cost.mean_context, 0, 0)))
-        return cost_model.all_reduce_s(1) / run_s

@@ -1,20 +1,20 @@
 """A plan as text, and as plain data for JSON."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from twophase_tools.capacity.cautions import Caution, cautions_of
 from twophase_tools.capacity.memory import Fit
 from twophase_tools.capacity.plan import Plan
-from twophase_tools.capacity.pools import CROWDED, Pool
+from twophase_tools.capacity.pools import CROWDED, PoolsPlan
 from twophase_tools.capacity.steady_state import SteadyState
 from twophase_tools.capacity.units import GB, GIB, in_both
 
 
 def to_text(plan: Plan) -> str:
-    sections = (_about(plan), _memory(plan), _fits(plan), _times(plan), _pools(plan), _warnings(plan))
+    warnings = warnings_of(plan)
+    told = [f"warnings: {len(warnings)}", *(f"- {line}" for line in warnings)] if warnings else ["no warnings"]
+    sections = (_about(plan), _memory(plan), _fits(plan), _times(plan), _pools(plan), told)
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -56,15 +56,8 @@ def _fits(plan: Plan) -> list[str]:
         blocks = f"{fits.num_blocks:,} blocks, {in_both(fits.num_bytes)}"
         return f"{fits.num_requests:8,}  of {fits.num_tokens:,} tokens, {what}: each {blocks}"
 
-    eviction = plan.config.eviction
-    kept = ""
-    if eviction is not None:
-        kept = f", which keep {eviction.window:,} tokens and {eviction.num_sinks:,} sinks of each"
-    lines = [
-        f"requests that fit at once{kept}",
-        line("the context limit", plan.at_limit),
-        line("the workload's mean", plan.at_mean),
-    ]
+    lines = ["requests that fit at once"]
+    lines += [line("the context limit", plan.at_limit), line("the workload's mean", plan.at_mean)]
     return [*lines, f"{plan.max_requests:8,}  run at once at most, with max_num_seqs {plan.config.max_num_seqs:,}"]
 
 
@@ -137,7 +130,7 @@ def _pools(plan: Plan) -> list[str]:
     if pools.ttft_s is not None and pools.tpot_s is not None:
         lines.append(
             f"together at {config.workload.rate:g} requests/s on {pools.num_gpus} GPUs: TTFT "
-            f"{pools.ttft_s * 1e3:,.1f} ms, TPOT {pools.tpot_s * 1e3:,.1f} ms; `twophase simulate --plan` plays it out"
+            f"{pools.ttft_s * 1e3:,.1f} ms, TPOT {pools.tpot_s * 1e3:,.1f} ms"
         )
     if plan.saturated is not None:
         num_mixed = math.ceil(config.workload.rate / (CROWDED * plan.saturated.requests_per_s))
@@ -148,26 +141,50 @@ def _pools(plan: Plan) -> list[str]:
     return lines
 
 
-def _warnings(plan: Plan) -> list[str]:
-    cautions = cautions_of(plan)
-    return [f"warnings: {len(cautions)}", *_warning_lines(plan, cautions)] if cautions else ["no warnings"]
+def warnings_of(plan: Plan) -> list[str]:
+    """Reasons to think again, the gravest first."""
+    config, table, slo = plan.config, plan.memory, plan.config.slo
+    rate, found = config.workload.rate, []
+    if plan.pools is not None:
+        return _pool_warnings(plan.pools)
+    if not plan.at_mean.num_requests:
+        needed, usable = table.weight_bytes + table.workspace_bytes, table.total_bytes - table.headroom_bytes
+        found.append(f"does not fit: weights and workspace take {in_both(needed)} of {in_both(usable)} on each GPU")
+    elif not plan.at_limit.num_requests:
+        found.append(
+            f"a request of {config.max_model_len:,} tokens does not fit: the pool has {table.num_blocks:,} blocks"
+        )
+    if plan.saturated is not None and rate > plan.saturated.requests_per_s:
+        found.append(f"overloaded: {rate:g} requests/s arrive and at most {plan.saturated.requests_per_s:.3g} end")
+    if slo is not None and plan.alone is not None and not plan.alone.keeps(slo):
+        found.append(f"out of reach: an empty engine does not keep {slo.to_text()}")
+    elif slo is not None and plan.at_rate is not None and not plan.at_rate.keeps(slo):
+        found.append(f"at {rate:g} requests/s the mean request does not keep {slo.to_text()}")
+    return found
 
 
-def _warning_lines(plan: Plan, cautions: Iterable[Caution]) -> Iterable[str]:
-    for caution in cautions:
-        line = line_of(plan, caution.key)
-        where = f"{plan.config.name}:{line}" if line else f"{plan.config.name} (by default)"
-        yield f"- {caution.name}: {caution.reason}\n  {where}: {caution.key}"
-
-
-def line_of(plan: Plan, key: str) -> int | None:
-    """Of the key in the file, or of the mapping that it would stand in; None: it is left out."""
-    lines = plan.config.lines
-    return lines.get(key, lines.get(key.partition(".")[0]))
+def _pool_warnings(pools: PoolsPlan) -> list[str]:
+    rate, slo, found = pools.config.workload.rate, pools.config.slo, []
+    for name, each_per_s, num_engines in (
+        ("prefill", pools.prefills_per_s, pools.num_prefill),
+        ("decode", pools.decodes_per_s, pools.num_decode),
+    ):
+        if each_per_s is None:
+            found.append(f"does not fit: an engine of the {name} pool has no room for a request of mean length")
+        elif num_engines is None:
+            found.append(f"out of reach: no number of engines in the {name} pool is enough")
+        elif rate > num_engines * each_per_s:
+            found.append(
+                f"overloaded: {num_engines} engines of the {name} pool take {num_engines * each_per_s:.3g} requests/s"
+            )
+    if not found and slo is not None and not slo.is_met(pools.ttft_s, pools.tpot_s):
+        found.append(f"the mean request does not keep {slo.to_text()}")
+    return found
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    config, table = plan.config, plan.memory
+    config, table, pools = plan.config, plan.memory, plan.pools
+    states = {"alone": plan.alone, "at_rate": plan.at_rate, "within_slo": plan.within_slo, "at_most": plan.saturated}
     return {
         "model": asdict(config.shape),
         "hardware": asdict(config.hardware),
@@ -177,43 +194,25 @@ def to_dict(plan: Plan) -> dict[str, Any]:
         "fits": {"context_limit": asdict(plan.at_limit), "mean": asdict(plan.at_mean)},
         "max_requests": plan.max_requests,
         "is_measured": False,
-        "times": {
-            name: None if state is None else asdict(state)
-            for name, state in (
-                ("alone", plan.alone),
-                ("at_rate", plan.at_rate),
-                ("within_slo", plan.within_slo),
-                ("at_most", plan.saturated),
-            )
-        },
-        "pools": _pools_to_dict(plan),
+        "times": {name: None if state is None else asdict(state) for name, state in states.items()},
+        "pools": None if pools is None else _pools_to_dict(pools),
         "limited_by": plan.limited_by,
         "utilisation": plan.utilisation,
         "ridge_batch": plan.ridge_batch,
         "assumptions": asdict(config.assumptions),
-        "warnings": [asdict(caution) | {"line": line_of(plan, caution.key)} for caution in cautions_of(plan)],
+        "warnings": warnings_of(plan),
     }
 
 
-def _pools_to_dict(plan: Plan) -> dict[str, Any] | None:
-    pools = plan.pools
-    if pools is None:
-        return None
-
-    def of(pool: Pool, each_per_s: float | None, num_engines: int | None) -> dict[str, Any]:
-        return {
-            "hardware": asdict(pool.config.hardware),
-            "tensor_parallel_size": pool.config.tensor_parallel_size,
-            "num_engines": num_engines,
-            "is_given": pool.given is not None,
-            "max_requests": pool.max_requests,
-            "requests_per_s": each_per_s if each_per_s is None or math.isfinite(each_per_s) else None,
-            "utilisation": pools.utilisation(each_per_s, num_engines),
-        }
+def _pools_to_dict(pools: PoolsPlan) -> dict[str, Any]:
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
 
     return {
-        "prefill": of(pools.prefill, pools.prefills_per_s, pools.num_prefill),
-        "decode": of(pools.decode, pools.decodes_per_s, pools.num_decode),
+        "num_prefill": pools.num_prefill,
+        "num_decode": pools.num_decode,
+        "prefills_per_s": finite(pools.prefills_per_s),
+        "decodes_per_s": finite(pools.decodes_per_s),
         "transfer_s": pools.transfer_s,
         "ttft_s": pools.ttft_s,
         "tpot_s": pools.tpot_s,

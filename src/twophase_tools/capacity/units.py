@@ -7,7 +7,7 @@ GB = 10**9
 GIB = 2**30
 
 BYTES = {
-    "B": 1,
+    "": 1,
     "kB": 10**3,
     "MB": 10**6,
     "GB": GB,
@@ -25,20 +25,12 @@ def bytes_of(text: str) -> int:
     """Bytes of '80 GB', '512 MiB' or '1073741824'; fractions of a byte are dropped.
 
     Raises:
-        ValueError: It is no size; says how to write one.
+        ValueError: It is no size.
     """
     match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"must be a size such as 80 GB or 74.5 GiB, got {text}")
-    number, unit = match.groups()
-    if unit and unit not in BYTES:
-        meant = unit[0].upper()
-        raise ValueError(
-            f"has no unit {unit!r}; write {number} {meant}B (powers of ten) or {number} {meant}iB (powers of two)"
-            if meant in "MGT"
-            else f"has no unit {unit!r}; units are {', '.join(BYTES)}"
-        )
-    return int(Fraction(number) * BYTES[unit or "B"])
+    if match is None or match[2] not in BYTES:
+        raise ValueError(f"{text!r} is no size such as 80 GB or 74.5 GiB")
+    return int(Fraction(match[1]) * BYTES[match[2]])
 
 
 def in_both(num_bytes: int | float) -> str:

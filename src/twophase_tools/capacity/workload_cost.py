@@ -53,9 +53,9 @@ class WorkloadCost:
     @classmethod
     def of(cls, config: PlanConfig) -> "WorkloadCost":
         n = config.tensor_parallel_size
-        shape = even_shape(config.shape, n, config.enable_expert_parallel)
+        shape = even_shape(config.shape, n)
         cost_model = RooflineCostModel(config.hardware, shape, n, config.assumptions, config.block_size)
-        return cls(cost_model, config.workload, config.num_visible)
+        return cls(cost_model, config.workload, config.window)
 
     @property
     def num_decodes(self) -> int:

@@ -1,12 +1,12 @@
-"""`twophase plan`: will it fit, how many at once, how fast? On paper, from one YAML file."""
+"""`twophase plan`: will it fit, how many at once, how fast? On paper, from one file."""
 
 import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-DESCRIPTION = """Plan a deployment from one YAML file: memory, requests at once, expected latencies by roofline (nothing
-is measured), and warnings with their reasons. Exits 0 with or without warnings, 2 for a file that cannot be used."""
+DESCRIPTION = """Plan a deployment from one file: memory, requests at once, expected latencies by roofline (nothing
+is measured), and warnings. Exits 0 with or without warnings, 2 for a file that cannot be used."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan.
 
     Raises:
-        ConfigError: A file that cannot be used; names each line and the likely fix.
+        ConfigError: A file that cannot be used; names the key and the rule.
     """
     from twophase.core.errors import ConfigError
     from twophase_tools.capacity.config import EXAMPLE, read_config

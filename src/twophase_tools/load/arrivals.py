@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from twophase_tools.load.checks import require_at_least, require_positive
+from twophase_tools.load.checks import require_positive
 
 
 class Arrivals(abc.ABC):
@@ -62,31 +62,3 @@ class Bursty(Arrivals):
     def times_s(self, rng: random.Random) -> Iterator[float]:
         shape, scale_s = 1 / self.cv**2, self.cv**2 / self.rate_per_s
         return itertools.accumulate(rng.gammavariate(shape, scale_s) for _ in itertools.repeat(None))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Surge(Arrivals):
-    """Poisson arrivals whose rate is `factor` times as high for requests [first, last): can the engine recover?
-
-    Attributes:
-        first, last: Which arrivals come at the higher rate, counted from 0.
-    """
-
-    rate_per_s: float | int
-    factor: float | int
-    first: int
-    last: int
-
-    def __post_init__(self) -> None:
-        require_positive("the arrival rate", self.rate_per_s, "requests per second")
-        require_positive("the surge's factor", self.factor)
-        require_at_least("the surge's first request", self.first, 0)
-        require_at_least("the surge's last request", self.last, self.first)
-
-    def times_s(self, rng: random.Random) -> Iterator[float]:
-        now_s = 0.0
-        for number in itertools.count():
-            in_surge = self.first <= number < self.last
-            now_s += rng.expovariate(self.rate_per_s * (self.factor if in_surge else 1))
-            yield now_s

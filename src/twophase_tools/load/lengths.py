@@ -20,20 +20,6 @@ class Lengths(abc.ABC):
 
 @final
 @dataclass(frozen=True, slots=True)
-class FixedLengths(Lengths):
-    """Always `num_tokens`."""
-
-    num_tokens: int
-
-    def __post_init__(self) -> None:
-        require_at_least("a fixed length", self.num_tokens, 1)
-
-    def draw(self, rng: random.Random) -> int:
-        return self.num_tokens
-
-
-@final
-@dataclass(frozen=True, slots=True)
 class UniformLengths(Lengths):
     """Every length in [low, high], both included, equally often."""
 

@@ -1,7 +1,6 @@
-"""Pictures of a run, drawn from what really happened: swim lanes, blocks, batches, percentile curves."""
+"""Pictures of a run, drawn from what really happened: swim lanes, and what each step computes."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -13,12 +12,10 @@ from matplotlib.patches import Patch, Rectangle
 from twophase.core.plan import StepTrace
 from twophase_tools.colours import COLOURS, DECODE, EMPTY, INK, LINE, PREFILL
 from twophase_tools.load.lanes import Lane, SpanKind, lanes_of
-from twophase_tools.load.latency import percentile
 from twophase_tools.load.records import RequestRecord
-from twophase_tools.load.slo import Slo
-from twophase_tools.load.steps import end_of, num_blocks, num_tokens
+from twophase_tools.load.steps import num_tokens
 
-BLUE, _, GREEN, _, _, VERMILION, _ = COLOURS
+VERMILION = COLOURS[5]
 SPAN_COLOURS: dict[SpanKind, str] = {
     "waiting": EMPTY,
     "prefill": PREFILL,
@@ -34,7 +31,6 @@ SPAN_LABELS: dict[SpanKind, str] = {
     "paused": "paused: holds blocks, not computed",
     "preempted": "preempted",
 }
-LINE_STYLES = ("-", "--", "-.", ":")
 NAMED_LANES = 40  # more names than that cannot be read
 LANE_HEIGHT = 0.72
 
@@ -84,55 +80,10 @@ def draw_lane_panels(
     return figure
 
 
-def draw_block_occupancy(steps: Sequence[StepTrace], *, block_size: int | None = None) -> Figure:
-    """Blocks of the pool over time: in use, cached (evictable), free; with `block_size`, how much of them is filled."""
-    figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
-    _block_occupancy(axes, steps, block_size, _start_of([], steps))
-    figure.tight_layout()
-    return figure
-
-
 def draw_batch_composition(steps: Sequence[StepTrace], *, token_budget: int | None = None) -> Figure:
     """Decode and prefill tokens of each step, against the token budget."""
     figure, axes = plt.subplots(figsize=(10, 3.4), facecolor="white")
     _batch_composition(axes, steps, token_budget)
-    figure.tight_layout()
-    return figure
-
-
-def draw_percentile_curves(runs: Mapping[str, Sequence[RequestRecord]], *, slo: Slo | None = None) -> Figure:
-    """TTFT, ITL and end-to-end latency at every percentile, a line per run: where the mean hides the tail."""
-    figure, axes = plt.subplots(1, len(_CURVES), figsize=(11, 3.6), facecolor="white")
-    for panel, name in zip(axes, _CURVES, strict=True):
-        _percentile_curves(panel, name, runs, slo)
-    figure.tight_layout(rect=(0, 0, 1, 0.93 if len(runs) > 1 else 1))
-    if len(runs) > 1:
-        handles, labels = next((pair for axis in axes if len((pair := axis.get_legend_handles_labels())[0])), ([], []))
-        figure.legend(handles, labels, loc="upper right", ncol=len(runs), frameon=False, fontsize=9)
-    return figure
-
-
-def draw_run(
-    records: Sequence[RequestRecord],
-    steps: Sequence[StepTrace],
-    *,
-    title: str = "",
-    token_budget: int | None = None,
-    block_size: int | None = None,
-    slo: Slo | None = None,
-) -> Figure:
-    """All of them on one page: lanes and blocks on one time axis, batches by step, percentiles."""
-    lanes_height = 1.0 + min(8.0, 0.3 * max(4, len(records)))
-    figure = plt.figure(figsize=(12, lanes_height + 9.5), facecolor="white")
-    grid = figure.add_gridspec(4, 3, height_ratios=(lanes_height, 2.7, 2.7, 3))
-    lanes, blocks, batch = (figure.add_subplot(grid[row, :]) for row in range(3))
-    _swim_lanes(lanes, records, steps)
-    lanes.set_title(title or "Requests by arrival", loc="left")
-    _block_occupancy(blocks, steps, block_size, _start_of(records, steps))
-    blocks.set_xlim(lanes.get_xlim())
-    _batch_composition(batch, steps, token_budget)
-    for column, name in enumerate(_CURVES):
-        _percentile_curves(figure.add_subplot(grid[3, column]), name, {"": records}, slo)
     figure.tight_layout()
     return figure
 
@@ -231,29 +182,6 @@ def _legend_above(axes: Axes, handles: Sequence[Patch | Line2D]) -> None:
         )
 
 
-def _block_occupancy(axes: Axes, steps: Sequence[StepTrace], block_size: int | None, origin_s: float | int) -> None:
-    times_s = [end_of(step) - origin_s for step in steps]
-    in_use = [step.blocks_in_use for step in steps]
-    cached = [step.blocks_in_use + step.blocks_cached for step in steps]
-    pool = max((num_blocks(step) for step in steps), default=1)
-    axes.fill_between(times_s, in_use, step="post", color=BLUE, alpha=0.75, linewidth=0, label="in use")
-    axes.fill_between(
-        times_s, in_use, cached, step="post", color=GREEN, alpha=0.35, linewidth=0, label="cached, evictable"
-    )
-    if block_size is not None and all(step.slots_in_use is not None for step in steps):
-        filled = [(step.slots_in_use or 0) / block_size for step in steps]
-        axes.step(times_s, filled, where="post", color=INK, linewidth=0.9, label="filled slots, in blocks")
-    top = _limit_line(axes, pool, max(cached, default=0), "the pool: {:,} blocks")
-    preempted_s = [step.start_s - origin_s for step in steps if step.preempted]
-    if preempted_s:
-        axes.plot(preempted_s, [top] * len(preempted_s), "v", color=VERMILION, markersize=5, label="preemption")
-    axes.set(xlim=(0, max(times_s, default=1.0) or 1.0))
-    axes.set(xlabel="time since the first arrival, s", ylabel="blocks")
-    axes.set_title("Blocks of the pool", loc="left")
-    _plain(axes)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=5, frameon=False, fontsize=8)
-
-
 def _limit_line(axes: Axes, limit: int, most: int, label: str) -> float:
     """A dashed line at a limit; far above everything drawn (more than 5 times `most`) it is named, but left outside.
 
@@ -292,43 +220,3 @@ def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int
     axes.set_title("What each step computes", loc="left")
     _plain(axes)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=3, frameon=False, fontsize=8)
-
-
-_CURVES: dict[str, Callable[[RequestRecord], Sequence[float | int | None]]] = {
-    "TTFT": lambda record: (record.ttft_s,),
-    "ITL": lambda record: record.itls_s,
-    "end to end": lambda record: (record.latency_s if record.is_completed else None,),
-}
-_TICKS = (0, 50, 90, 99, 99.9)
-
-
-def _tail_axis(percent: float | int) -> float:
-    """Where a percentile stands on an axis that gives every tenth of the rest the same room: 90, 99, 99.9."""
-    return -math.log10(1 - percent / 100)
-
-
-def _percentile_curves(axes: Axes, name: str, runs: Mapping[str, Sequence[RequestRecord]], slo: Slo | None) -> None:
-    end = _tail_axis(_TICKS[-1])
-    at = [end * part / 300 for part in range(301)]
-    percents = [100 * (1 - 10**-place) for place in at]
-    for number, (label, records) in enumerate(runs.items()):
-        values = sorted(value for record in records for value in _CURVES[name](record) if value is not None)
-        if not values:
-            continue
-        curve = [percentile(values, percent) or 0.0 for percent in percents]
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(at, curve, LINE_STYLES[number % 4], color=colour, linewidth=1.8, label=label)
-        if len(runs) == 1:
-            mean = sum(values) / len(values)
-            axes.axhline(mean, color=LINE, linewidth=0.9, linestyle=":")
-            axes.text(0.02, mean, "mean", va="bottom", fontsize=8, color=LINE)
-    if not axes.lines:
-        axes.text(0.5, 0.5, "nothing to measure", ha="center", transform=axes.transAxes, color=INK)
-    if slo is not None and slo.ttft_s is not None and name == "TTFT":
-        axes.axhline(slo.ttft_s, color=VERMILION, linewidth=1, linestyle="--")
-        axes.text(0.02, slo.ttft_s, "SLO", va="bottom", fontsize=8, color=VERMILION)
-    axes.set(xlim=(0, end), xlabel="percentile", ylabel=f"{name}, s")
-    axes.set_xticks([_tail_axis(percent) for percent in _TICKS], [f"{percent:g}" for percent in _TICKS], fontsize=8)
-    axes.set_ylim(bottom=0)
-    axes.grid(color=LINE, alpha=0.25)
-    _plain(axes)

@@ -1,15 +1,55 @@
 """The summary of a run: latencies, throughput, goodput, and what the engine did."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from twophase.core.plan import StepTrace
 from twophase_tools.load.latency import Goodput, Latencies, Percentiles, rate
-from twophase_tools.load.queue import QueueSummary
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
-from twophase_tools.load.steps import StepSummary, end_of
+from twophase_tools.load.steps import StepSummary
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSummary:
+    """The queue in front of the engine over a window: requests that are due and have never been scheduled.
+
+    Taken from the records, not from the engine's own count: requests that come between two steps are seen by no step,
+    and under load that is where they wait. For preempted sequences see `StepTrace.num_waiting`.
+
+    Attributes:
+        depth_mean: Over time; by Little's law the arrival rate times the mean wait. None when no time passed.
+        depth_max: At any moment.
+        age_max_s: The longest wait, unfinished waits included; None when nobody waited.
+    """
+
+    depth_mean: float | None
+    depth_max: int
+    age_max_s: float | None
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord], window: tuple[float | int, float | int]) -> "QueueSummary":
+        """Of requests that arrived within `window`, [start, end]."""
+        start_s, end_s = window
+        stays = [(record.arrival_s, min(_left_queue_s(record), end_s)) for record in records]
+        stays = [(arrival_s, left_s) for arrival_s, left_s in stays if left_s > arrival_s]
+        waits_s = [left_s - arrival_s for arrival_s, left_s in stays]
+        # At the same moment -1 sorts before +1: who leaves makes room for who comes.
+        changes = sorted([(arrival_s, 1) for arrival_s, _ in stays] + [(left_s, -1) for _, left_s in stays])
+        return cls(
+            depth_mean=math.fsum(waits_s) / (end_s - start_s) if end_s > start_s else None,
+            depth_max=max(accumulate(change for _, change in changes), default=0),
+            age_max_s=float(max(waits_s)) if waits_s else None,
+        )
+
+
+def _left_queue_s(record: RequestRecord) -> float | int:
+    """When a request was scheduled, or ended before that; infinity while it waits."""
+    left_s = record.finished_s if record.first_scheduled_s is None else record.first_scheduled_s
+    return math.inf if left_s is None else left_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +131,7 @@ class ServingReport:
             latencies=Latencies.of(records),
             slo=slo,
             goodput=Goodput.of(records, slo, end_s - start_s),
-            queue=QueueSummary.of(records, (start_s, end_s), [end_of(step) for step in steps]),
+            queue=QueueSummary.of(records, (start_s, end_s)),
             steps=StepSummary.of(steps, block_size),
         )
 
@@ -132,7 +172,6 @@ class ServingReport:
     def _latency_lines(self) -> list[str]:
         rows = (
             ("in queue", self.latencies.queue),
-            *([("oldest there", self.queue.ages)] if self.queue.ages is not None else []),
             ("TTFT", self.latencies.ttft),
             ("ITL", self.latencies.itl),
             ("TPOT", self.latencies.tpot),

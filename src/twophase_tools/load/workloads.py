@@ -5,7 +5,6 @@ lengths and output lengths have random streams of their own, so a workload at tw
 one seed gives the same workload on every machine.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.core.errors import ConfigError
-from twophase_tools.load.arrivals import Arrivals, AtOnce, Bursty, Poisson, Surge
+from twophase_tools.load.arrivals import Arrivals, AtOnce, Bursty, Poisson
 from twophase_tools.load.checks import require_at_least
 from twophase_tools.load.lengths import Lengths, LogNormalLengths, UniformLengths
 
@@ -146,7 +145,7 @@ class RandomWorkload:
 @final
 @dataclass(frozen=True, slots=True)
 class FixedWorkload:
-    """Requests that are all there: a replayed trace, or the common benchmark."""
+    """Requests that are all there, such as the common benchmark."""
 
     name: str
     requests: tuple[TimedRequest, ...]
@@ -156,19 +155,9 @@ class FixedWorkload:
         return iter(self.requests)
 
 
-def in_bursts(workload: Workload, size: int) -> FixedWorkload:
-    """The same requests at the same mean rate, `size` of them at a time: all come when the first of them was due."""
-    require_at_least("requests in a burst", size, 1)
-    requests = tuple(workload)
-    together = (replace(each, arrival_s=requests[i - i % size].arrival_s) for i, each in enumerate(requests))
-    return FixedWorkload(f"{workload.name} in bursts of {size}", tuple(together), workload.pool_share)
-
-
 BENCHMARK_REQUESTS = 256
 BENCHMARK_LENGTHS = (100, 1024)
 BENCHMARK_VOCAB_SIZE = 10_000  # ids 0 .. 10000, both included
-BENCHMARK_PREFIX = SharedPrefix(num_groups=4, num_tokens=256)
-BENCHMARK_OVERLOAD = 4
 
 
 def benchmark_requests(seed: int = 0) -> list[TimedRequest]:
@@ -186,24 +175,6 @@ def benchmark_requests(seed: int = 0) -> list[TimedRequest]:
         TimedRequest(f"{seed}-{number}", 0.0, len(prompt), rng.randint(*BENCHMARK_LENGTHS), prompt_token_ids=prompt)
         for number, prompt in enumerate(prompts)
     ]
-
-
-def with_shared_prefixes(requests: list[TimedRequest], prefix: SharedPrefix) -> list[TimedRequest]:
-    """The same requests, of the same lengths, in turns given one of a few common beginnings.
-
-    Group g's prefix is the beginning of the first prompt in it that is long enough; one of `prefix.num_tokens` or less
-    takes as much as fits, and keeps its last token.
-    """
-    prompts = [request.prompt_token_ids or () for request in requests]
-    shared: dict[int, tuple[int, ...]] = {}
-    for number, prompt in enumerate(prompts):
-        if len(prompt) > prefix.num_tokens:
-            shared.setdefault(number % prefix.num_groups, prompt[: prefix.num_tokens])
-    changed = []
-    for number, (request, prompt) in enumerate(zip(requests, prompts, strict=True)):
-        beginning = shared.get(number % prefix.num_groups, ())[: len(prompt) - 1]
-        changed.append(replace(request, prompt_token_ids=beginning + prompt[len(beginning) :]))
-    return changed
 
 
 def num_pool_blocks(workload: Workload, block_size: int) -> int | None:
@@ -254,7 +225,6 @@ CHAT_REQUESTS = 32
 CHAT_RATE_PER_S = 1.0
 CHAT_PREFIX = SharedPrefix(num_groups=2, num_tokens=256)
 BURSTY_CV = 3.0
-SURGE_FACTOR = 4
 PRESSURE = 0.25
 
 
@@ -278,15 +248,6 @@ def _shared_prefix(name: str, load: Load) -> Workload:
     return _chat(name, load, prefix=CHAT_PREFIX)
 
 
-def _overload(name: str, load: Load) -> Workload:
-    """The middle third comes four times as fast: what happens to the queue, and does it recover?"""
-    if load.cv is not None:
-        raise ConfigError(f"{name!r} has a surge of its own, so its cv cannot be set, got {load.cv!r}.")
-    third = (CHAT_REQUESTS if load.num_requests is None else load.num_requests) // 3
-    rate_per_s = CHAT_RATE_PER_S if load.rate_per_s is None else load.rate_per_s
-    return _chat(name, load, arrivals=Surge(rate_per_s, SURGE_FACTOR, third, 2 * third))
-
-
 def _quick(name: str, load: Load) -> Workload:
     """A few short requests: shows that everything runs, measures nothing."""
     few = replace(load, num_requests=6 if load.num_requests is None else load.num_requests)
@@ -296,11 +257,6 @@ def _quick(name: str, load: Load) -> Workload:
 
 def _benchmark(name: str, load: Load) -> Workload:
     requests = benchmark_requests(load.seed)
-    if name == "benchmark-overload":
-        more = (benchmark_requests(load.seed + number) for number in range(1, BENCHMARK_OVERLOAD))
-        requests += itertools.chain.from_iterable(more)
-    if name == "benchmark-shared-prefix":
-        requests = with_shared_prefixes(requests, BENCHMARK_PREFIX)
     num_requests = len(requests) if load.num_requests is None else load.num_requests
     if not 1 <= num_requests <= len(requests):
         raise ConfigError(f"{name!r} has {len(requests)} requests, so choose 1 to {len(requests)}, got {num_requests}.")
@@ -319,11 +275,8 @@ WORKLOADS: dict[str, Callable[[str, Load], Workload]] = {
     "bursty": _bursty,
     "uniform": _uniform,
     "shared-prefix": _shared_prefix,
-    "overload": _overload,
     "quick": _quick,
-    # The common benchmark, and what it lacks: a quarter of the blocks, shared prefixes, four times as many requests.
+    # The common benchmark, and the same with a quarter of the blocks.
     "benchmark": _benchmark,
     "benchmark-pressure": _benchmark,
-    "benchmark-shared-prefix": _benchmark,
-    "benchmark-overload": _benchmark,
 }

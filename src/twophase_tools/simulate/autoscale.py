@@ -38,15 +38,6 @@ class FleetState:
     busy_share: float
     queue_age_s: float
 
-    @property
-    def kv_share(self) -> float:
-        """Tokens of unfinished requests per K/V slot; above 1 when more wait than fit."""
-        return self.num_tokens / self.capacity_tokens
-
-    @property
-    def requests_per_engine(self) -> float:
-        return self.num_outstanding / self.num_ready
-
 
 class ScalingPolicy(abc.ABC):
     """Says how many engines there should be. Subclass it to write your own."""
@@ -54,75 +45,6 @@ class ScalingPolicy(abc.ABC):
     @abc.abstractmethod
     def num_wanted(self, state: FleetState) -> int:
         """Engines in all, those that are starting included, those that drain not."""
-
-
-METRICS: dict[str, Callable[[FleetState], float]] = {
-    "kv": lambda state: state.kv_share,
-    "requests": lambda state: state.requests_per_engine,
-    "busy": lambda state: state.busy_share,
-}
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TargetUtilisation(ScalingPolicy):
-    """As many engines as bring a metric to its target, if it is proportional to load per engine:
-    ceil(engines * metric / target), the rule of Kubernetes' HorizontalPodAutoscaler.
-
-    Attributes:
-        target: Of the metric, above 0.
-        metric: 'kv' (tokens of unfinished requests per K/V slot), 'requests' (unfinished ones per engine) or 'busy'
-            (share of the time in steps).
-        tolerance: Nothing changes while metric / target is so near to 1.
-    """
-
-    target: float | int
-    metric: str = "kv"
-    tolerance: float | int = 0.1
-
-    def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ConfigError(f"a metric to scale by is one of {', '.join(METRICS)}, got {self.metric!r}.")
-        if not 0 < self.target < math.inf:
-            raise ConfigError(f"the target of {self.metric!r} must be a number above 0, got {self.target}.")
-        if not 0 <= self.tolerance < 1:
-            raise ConfigError(f"the tolerance is a share of the target, in [0, 1), got {self.tolerance}.")
-
-    def num_wanted(self, state: FleetState) -> int:
-        ratio = METRICS[self.metric](state) / self.target
-        if abs(ratio - 1) <= self.tolerance:
-            return state.num_ready + state.num_starting
-        return math.ceil(state.num_ready * ratio)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class QueueAge(ScalingPolicy):
-    """One engine more when requests wait too long, unless one is starting; one fewer when nobody waits and the others
-    would still have room.
-
-    Attributes:
-        most_s: How long the oldest may wait, above 0.
-        room: With one engine fewer, `FleetState.kv_share` must stay below this, in (0, 1].
-    """
-
-    most_s: float | int
-    room: float | int = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.most_s < math.inf:
-            raise ConfigError(f"a request may wait for a number of seconds above 0, got {self.most_s}.")
-        if not 0 < self.room <= 1:
-            raise ConfigError(f"room is a share of the K/V slots, in (0, 1], got {self.room}.")
-
-    def num_wanted(self, state: FleetState) -> int:
-        num_engines = state.num_ready + state.num_starting
-        if state.queue_age_s > self.most_s:
-            return num_engines if state.num_starting else num_engines + 1
-        is_quiet = state.queue_age_s == 0 and state.num_ready > 1
-        if is_quiet and state.kv_share * state.num_ready / (state.num_ready - 1) < self.room:
-            return num_engines - 1
-        return num_engines
 
 
 @final
@@ -180,20 +102,3 @@ class Scaler:
         self._recent.append((state.time_s, wanted))
         num_engines = state.num_ready + state.num_starting
         return max(wanted, min(num_engines, max(recent for _, recent in self._recent)))
-
-
-def policy_named(text: str) -> ScalingPolicy:
-    """'kv=0.6', 'requests=20', 'busy=0.7' (see `TargetUtilisation`) or 'queue-age=0.5' (seconds; see `QueueAge`).
-
-    Raises:
-        ConfigError: No such rule, or a target that is not allowed.
-    """
-    name, _, number = text.partition("=")
-    if name not in (*METRICS, "queue-age"):
-        rules = ", ".join(f"{each}=N" for each in METRICS)
-        raise ConfigError(f"engines are scaled by {rules} or queue-age=SECONDS, got {text!r}.")
-    try:
-        target = float(number)
-    except ValueError:
-        raise ConfigError(f"the target of {name!r} must be a number, got {number!r}.") from None
-    return QueueAge(target) if name == "queue-age" else TargetUtilisation(target, name)

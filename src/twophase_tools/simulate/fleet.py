@@ -10,13 +10,7 @@ from twophase.core.errors import ConfigError
 from twophase.core.request import Request
 from twophase_tools.simulate.autoscale import FleetState, Scaler
 from twophase_tools.simulate.progress import RequestProgress
-from twophase_tools.simulate.routers import (  # noqa: F401  routers are looked for here, too
-    ROUTERS,
-    LeastOutstanding,
-    RoundRobin,
-    Router,
-    router_named,
-)
+from twophase_tools.simulate.routers import Router
 from twophase_tools.simulate.simulator import Replica, in_order
 
 

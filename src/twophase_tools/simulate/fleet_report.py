@@ -1,6 +1,6 @@
 """What a fleet did: engine by engine, and in total."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, final
 
 from twophase_tools.load.slo import Slo
@@ -74,9 +74,6 @@ class FleetReport:
             f"{len(self.fleet.lives)} engines, {self.engine_s:,.0f} engine-seconds"
             + ("" if balance is None else f"; the fullest had {balance:.2f} times the mean number of tokens")
         )
-        if self.fleet.states:
-            counts = [state.num_ready for state, _ in self.fleet.states]
-            lines.append(f"{min(counts)} to {max(counts)} of them took requests at once")
         return "\n".join(lines)
 
     @staticmethod
@@ -99,5 +96,4 @@ class FleetReport:
             "engines": engines,
             "engine_s": self.engine_s,
             "balance": self.tallies.balance,
-            "scaling": [asdict(state) | {"num_wanted": wanted} for state, wanted in self.fleet.states],
         }

@@ -5,9 +5,6 @@ a request will generate. Write your own as a subclass of `Router` with a method 
 """
 
 import abc
-import bisect
-import hashlib
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import final
@@ -146,55 +143,6 @@ class PrefixAware(Router):
 
 
 @final
-class ConsistentHash(Router):
-    """By the hash of the prompt's beginning, but never to an engine with far more than its share of requests.
-
-    Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, arXiv:1608.01350): each engine has
-    `NUM_POINTS` points on a ring, and a request goes to the first point after its own whose engine has fewer than
-    `load_bound` times the mean of unfinished requests, this one included. When an engine comes or goes, only the keys
-    next to its points move. It needs no index of blocks; what it cannot see is a prefix shorter than `num_tokens`.
-
-    Args:
-        num_tokens: Of the prompt's beginning that are hashed, at least 1.
-        load_bound: Above 1; a large one follows the hash whatever the load.
-    """
-
-    NUM_POINTS = 64
-
-    def __init__(self, num_tokens: int | float = 256, load_bound: int | float = 1.25) -> None:
-        if num_tokens < 1 or int(num_tokens) != num_tokens:
-            raise ConfigError(f"num_tokens to be hashed must be a whole number of at least 1, got {num_tokens}.")
-        if not 1 < load_bound <= MOST:
-            raise ConfigError(f"load_bound must be above 1, or no engine may have the mean load, got {load_bound}.")
-        self._num_tokens = int(num_tokens)
-        self._load_bound = load_bound
-        self._names: dict[Replica, int] = {}  # in the order in which they were first seen
-        self._num_seen = 0
-        self._ring: list[tuple[int, int]] = []  # (point, name)
-
-    def choose(self, replicas: Sequence[Replica], request: Request) -> int:
-        if list(self._names) != list(replicas):
-            self._rebuild(replicas)
-        counts = [replica.num_outstanding(request.arrival_s) for replica in replicas]
-        most = math.ceil(self._load_bound * (sum(counts) + 1) / len(replicas))
-        index_of = {name: i for i, name in enumerate(self._names.values())}
-        key = _point(request.cache_salt, *request.prompt_token_ids[: self._num_tokens])
-        start = bisect.bisect_left(self._ring, (key, 0))
-        around = (self._ring[(start + i) % len(self._ring)][1] for i in range(len(self._ring)))
-        return next(index_of[name] for name in around if counts[index_of[name]] < most)
-
-    def _rebuild(self, replicas: Sequence[Replica]) -> None:
-        known = self._names
-        self._names = {}
-        for replica in replicas:
-            name = known.get(replica)
-            if name is None:
-                name, self._num_seen = self._num_seen, self._num_seen + 1
-            self._names[replica] = name
-        self._ring = sorted((_point(name, i), name) for name in self._names.values() for i in range(self.NUM_POINTS))
-
-
-@final
 class ByLength(Router):
     """Long prompts to engines of their own, so that short ones never wait behind them.
 
@@ -237,47 +185,17 @@ def _least(costs: Sequence[int | float], first: int) -> int:
     return next(i % count for i in range(first, first + count) if costs[i % count] == least)
 
 
-def _point(*numbers: int | str) -> int:
-    """A place on the ring, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "big")
-
-
-# By name: the class, and the parameters that a command line may set.
-ROUTERS: dict[str, tuple[Callable[..., Router], tuple[str, ...]]] = {
-    "round-robin": (RoundRobin, ()),
-    "least-outstanding": (LeastOutstanding, ()),
-    "least-tokens": (LeastTokens, ()),
-    "prefix": (PrefixAware, ("weight", "block_size", "index_share")),
-    "hash": (ConsistentHash, ("num_tokens", "load_bound")),
-    "length": (ByLength, ("limit_tokens", "num_long")),
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-outstanding": LeastOutstanding,
+    "least-tokens": LeastTokens,
+    "prefix": PrefixAware,
+    "length": ByLength,
 }
 
 
-def router_named(text: str) -> Router:
-    """A fresh router: 'name', or 'name:parameter=number,...'.
-
-    Raises:
-        ConfigError: No such router or parameter, or a value that is not allowed.
-    """
-    name, _, rest = text.partition(":")
+def router_named(name: str) -> Router:
+    """A fresh router with its defaults. Raises ConfigError for a name that is not in the table."""
     if name not in ROUTERS:
-        raise ConfigError(f"the routers are {', '.join(map(usage, ROUTERS))}, got {text!r}.")
-    make, names = ROUTERS[name]
-    values: dict[str, float] = {}
-    for part in filter(None, rest.split(",")):
-        key, _, number = part.partition("=")
-        if key not in names:
-            raise ConfigError(f"router {name!r} has no parameter {key!r}: write {usage(name)}.")
-        try:
-            values[key] = float(number)
-        except ValueError:
-            raise ConfigError(f"{key} of router {name!r} must be a number, got {number!r}.") from None
-        if not abs(values[key]) <= MOST:
-            raise ConfigError(f"{key} of router {name!r} must be a number of at most {MOST:g}, got {number!r}.")
-    return make(**values)
-
-
-def usage(name: str) -> str:
-    """'prefix:weight=N,...'."""
-    parameters = ",".join(f"{parameter}=N" for parameter in ROUTERS[name][1])
-    return f"{name}:{parameters}" if parameters else name
+        raise ConfigError(f"the routers are {', '.join(ROUTERS)}, got {name!r}.")
+    return ROUTERS[name]()

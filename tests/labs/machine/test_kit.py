@@ -10,13 +10,11 @@ from tests.mutation import KillTable, Mutant
 from twophase import LLM, SamplingParams
 from twophase_kernels import mode
 from twophase_kernels.attend_range import paged_attention_reference
-from twophase_kernels.paged_decode import paged_decode_kernel
 from twophase_kernels.rope_kv_write import kv_write_reference
 from twophase_labs.kit import timing
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.models import is_decided
 from twophase_labs.kit.own_attention import OwnAttention
-from twophase_labs.kit.source_diff import source_diff
 from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine import kernels
 from twophase_labs.machine.cards import verdict_card
@@ -227,26 +225,6 @@ class TestOwnAttention:
             return None if part == "write" else torch.zeros_like(args[0])
 
         assert self.generate(lambda spec: OwnAttention(spec, 16, **{part: broken})) != self.generate("torch")
-
-
-class TestSourceDiff:
-    def test_rows_line_up_and_differences_are_marked(self):
-        def own(x):
-            x = x + 1
-            return x * 2
-
-        def production(x):
-            x = x + 1
-            x = x - 3
-            return x * 2
-
-        rows = source_diff(own, production, "a kernel").rows
-        assert [left.strip() for left, _, same in rows if same] == ["x = x + 1", "return x * 2"]
-        assert ("", "            x = x - 3", False) in rows
-
-    def test_production_kernels_can_be_shown(self):
-        html = source_diff(paged_decode_kernel, paged_decode_kernel, "paged decode")._repr_html_()
-        assert "def paged_decode_kernel(" in html
 
 
 class TestPictures:

@@ -6,7 +6,7 @@ from twophase.scheduling.policy import Policy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
-from twophase_labs.scheduling.virtual import StepCost, TooManySteps, VirtualRun, play
+from twophase_labs.scheduling.virtual import StepCost, TooManyStepsError, VirtualRun, play
 from twophase_tools.load.workloads import TimedRequest
 
 TEXTBOOK = StepCost(prompt_token_s=0.001, decode_s=0.010)
@@ -53,5 +53,5 @@ def test_preemptions_are_counted() -> None:
 
 
 def test_a_run_without_end_is_stopped() -> None:
-    with pytest.raises(TooManySteps, match="1 requests are unfinished after 3 steps"):
+    with pytest.raises(TooManyStepsError, match="1 requests are unfinished after 3 steps"):
         play(None, [TimedRequest("A", 0, 1, 10)], StepCost(step_s=1), max_steps=3)

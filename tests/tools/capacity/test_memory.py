@@ -9,11 +9,9 @@ import torch
 
 from tests.engine.feature_runs import ranks_in_threads
 from tests.model.tiny import make_folder
-from tests.quantization.writers import say
-from tests.tools.capacity.plans import plan, text
+from tests.tools.capacity.plans import plan
 from twophase import LLM
 from twophase.cache.kv_cache import KVCacheSpec
-from twophase.core.errors import ConfigError
 from twophase.model.config import load_config
 from twophase.model.weights import load_weights
 from twophase_features.parallel.sharding import Shard
@@ -22,11 +20,12 @@ from twophase_features.quantization.linear import PackedLinear
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_features.step_memory import step_bytes
 from twophase_tools.capacity import memory
-from twophase_tools.capacity.config import DTYPE_BYTES, Eviction, parse_config
+from twophase_tools.capacity.config import DTYPE_BYTES
 from twophase_tools.capacity.memory import blocks_of, even_shape, workspace_bytes
 from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
 
 TOY = ModelShape("toy", 8, 16, 2, 1, 1, 4, 10, True, "by hand")
+SHORT = "{rate: 1, prompt_tokens: 8, output_tokens: 8}"
 
 
 @pytest.mark.parametrize(
@@ -66,21 +65,6 @@ def test_weights_of_fewer_bits():
     assert planned.memory.weight_bytes == in_layers + head + embed + norms
     assert planned.config.shape.weight_bytes == in_layers + head
     assert 0.4 < planned.memory.weight_bytes / plan().memory.weight_bytes < 0.45
-
-
-def test_a_plan_refuses_what_the_engine_refuses(tmp_path):
-    with pytest.raises(ConfigError, match="quantization rounds in groups of 128, which do not divide a layer of 576"):
-        plan(model="smollm2-135m", quantization="int4_g128", max_model_len=2048)
-    folder, _ = make_folder("llama", tmp_path, hidden_size=64, intermediate_size=96, num_attention_heads=4)
-    say(folder, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True})
-    with pytest.raises(
-        ConfigError, match=r"quantization rounds plain weights, but the weights in .* are already quantised"
-    ):
-        plan(model=folder, quantization="int4", max_model_len=64)
-    config = parse_config(
-        text(model=folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
-    )
-    assert config.shape.layer_value_bytes == 0.75
 
 
 @pytest.mark.parametrize("kv", ["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3"])
@@ -142,87 +126,28 @@ def test_workspace_follows_the_step():
 def test_blocks_of_a_window_by_marking_them(seed):
     """The oracle marks the block of every token that is kept, wherever the sequence ends."""
     rng = random.Random(seed)
-    block_size, window, sinks = 2 ** rng.randint(0, 4), rng.randint(1, 40), rng.randint(0, 20)
-    length = rng.randint(1, 200)
-    held = [{i // block_size for i in range(end) if i < sinks or i >= end - window} for end in range(1, length + 1)]
-    found = blocks_of(length, block_size, Eviction(window, sinks))
+    block_size, window, length = 2 ** rng.randint(0, 4), rng.randint(1, 40), rng.randint(1, 200)
+    held = [{i // block_size for i in range(max(0, end - window), end)} for end in range(1, length + 1)]
+    found = blocks_of(length, block_size, window)
     assert found >= max(map(len, held))
     # Never more than what the worst place of the window takes, which long sequences meet.
-    if length >= sinks + window + 3 * block_size:
+    if length >= window + 3 * block_size:
         assert found == max(map(len, held))
 
 
 def test_blocks_by_hand():
     assert [blocks_of(n, 16) for n in (1, 16, 17)] == [1, 1, 2]
-    assert blocks_of(10_000, 16, Eviction(18, 0)) == 3
-    assert blocks_of(10_000, 16, Eviction(17, 4)) == 3
-    assert blocks_of(20, 16, Eviction(1000, 4)) == 2
+    assert [blocks_of(10_000, 16, window) for window in (17, 18)] == [2, 3]
+    assert blocks_of(20, 16, 1000) == 2
 
 
-def test_eviction_bounds_a_request():
-    """window 1,024 and 4 sinks: 1 + 64 + 1 blocks of 16, and 512 set aside for a step of 8,192 tokens."""
-    kept = plan(eviction="{window: 1024, sinks: 4}")
-    assert kept.at_limit.num_blocks == 66
-    assert kept.at_limit.num_requests == (kept.memory.num_blocks - 512) // 66
-    assert kept.at_mean.num_blocks == 66
-    # What fits into the window sets nothing aside.
-    short = plan(eviction="{window: 1024, sinks: 4}", workload="{rate: 1, prompt_tokens: 100, output_tokens: 50}")
-    assert short.at_mean.num_requests == short.memory.num_blocks // 10
-
-
-def test_a_folder(tiny_folder):
-    config = parse_config(
-        text(model=tiny_folder, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}")
-    )
-    assert (config.shape.hidden_size, config.shape.num_layers, config.shape.num_kv_heads) == (48, 2, 2)
-    relative = parse_config(
-        text(model=tiny_folder.name, max_model_len=64, workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}"),
-        folder=tiny_folder.parent,
-    )
-    assert dataclasses.replace(relative.shape, name="") == dataclasses.replace(config.shape, name="")
-
-
-def check_bytes_held(
-    tmp_path, memory=memory, family="smollm2", num_ranks=2, dtype="bfloat16", whole_experts=False
-) -> None:
-    """The oracle is a loaded model, as on a GPU: each tensor's memory counted once. Rank 0 is the fullest."""
-    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
-    config = load_config(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
-        shard = Shard(config, 0, num_ranks, whole_experts)
-        weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), shard.cut, shard.experts)
-    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
-    shape = dataclasses.replace(model_shape(str(folder)), value_bytes=DTYPE_BYTES[dtype])
-    assert memory.weight_bytes(shape, num_ranks, whole_experts) == sum(held.values())
-
-
-def as_on_a_gpu(weight, bias, dtype, keeps_plain=True):
-    """What `make_quantized_linear` makes where Triton compiles."""
-    return (PackedLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
-
-
-@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_engine_on_a_gpu_holds_as_many_bytes_of_quantised_weights(family, scheme, tmp_path, monkeypatch):
-    """The oracle is a loaded model whose layers are those of a GPU."""
-    sizes = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
-    folder, _ = make_folder(
-        family, tmp_path, intermediate_size=256, vocab_size=131, max_position_embeddings=64, **sizes
-    )
-    monkeypatch.setattr("twophase_features.quantization.loader.make_quantized_linear", as_on_a_gpu)
-    config = load_config(folder)
-    weights = load_weights(folder, config, torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme])
-    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(weights)}
-    table = plan(
-        model=folder,
-        quantization=scheme,
-        max_model_len=64,
-        workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
-    ).memory
-    # Of scales per output, a layer of 256 inputs is counted as two of 128.
-    is_exact = SCHEMES[scheme].group_size is not None
-    assert table.weight_bytes == pytest.approx(sum(held.values()), rel=0 if is_exact else 0.01)
+def test_a_window_bounds_a_request():
+    """A window of 1,024: 1 + 64 blocks of 16, and 512 set aside for a step of 8,192 tokens."""
+    config = dataclasses.replace(plan().config, window=1024)
+    table = memory.memory_table(config)
+    assert memory.fit(config, table, 4096).num_blocks == 65
+    assert memory.fit(config, table, 4096).num_requests == (table.num_blocks - 512) // 65
+    assert memory.fit(config, table, 150).num_requests == table.num_blocks // 10, "it fits, so nothing is set aside"
 
 
 def tensors_in(part):
@@ -235,56 +160,63 @@ def tensors_in(part):
     return []
 
 
+def bytes_held(part) -> int:
+    """Each tensor's memory counted once."""
+    storages = [each.untyped_storage() for each in tensors_in(part)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("smollm2", "bfloat16"), ("llama", "float32"), ("mixtral", "float32"), ("qwen3-moe", "float32")],
+)
+def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path, monkeypatch):
+    """The oracle is a loaded model, as on a GPU. Rank 0 is the fullest: of 80 rows, five units, it holds three."""
+    folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131)
+    config = load_config(folder)
+    monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
+    shard = Shard(config, 0, num_ranks)
+    weights = load_weights(folder, config, getattr(torch, dtype), torch.device("cpu"), shard.cut, shard.experts)
+    shape = dataclasses.replace(model_shape(str(folder)), value_bytes=DTYPE_BYTES[dtype])
+    assert memory.weight_bytes(shape, num_ranks) == bytes_held(weights)
+
+
+def as_on_a_gpu(weight, bias, dtype, keeps_plain=True):
+    """What `make_quantized_linear` makes where Triton compiles."""
+    return (PackedLinear if kernel_for(weight) is None else KernelLinear).from_weight(weight, bias)
+
+
 @pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_engine_on_a_gpu_holds_as_many_bytes_of_quantised_weights(family, scheme, tmp_path, monkeypatch):
+    """The oracle is a loaded model whose layers are those of a GPU."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
+    sizes |= {"intermediate_size": 256, "vocab_size": 131, "max_position_embeddings": 64}
+    folder, _ = make_folder(family, tmp_path, **sizes)
+    monkeypatch.setattr("twophase_features.quantization.loader.make_quantized_linear", as_on_a_gpu)
+    weights = load_weights(folder, load_config(folder), torch.bfloat16, torch.device("cpu"), scheme=SCHEMES[scheme])
+    table = plan(model=folder, quantization=scheme, max_model_len=64, workload=SHORT).memory
+    # Of scales per output, a layer of 256 inputs is counted as two of 128.
+    is_exact = SCHEMES[scheme].group_size is not None
+    assert table.weight_bytes == pytest.approx(bytes_held(weights), rel=0 if is_exact else 0.01)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_holds_as_many_bytes_of_weights(family, num_ranks, dtype, tmp_path):
-    check_bytes_held(tmp_path, memory, family, num_ranks, dtype)
-
-
-@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "qwen3-moe-window"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("whole_experts", [False, True], ids=["cut", "whole"])
-def test_an_engine_holds_as_many_bytes_of_experts(family, num_ranks, whole_experts, tmp_path):
-    """Experts of 80 rows, five units: two ranks hold 48 and 32 of them, or three whole experts each."""
-    check_bytes_held(tmp_path, memory, family, num_ranks, "float32", whole_experts)
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("whole_experts", [False, True], ids=["cut", "whole"])
-def test_a_plan_has_the_bytes_of_a_loaded_engine_with_experts(num_ranks, whole_experts, tmp_path, monkeypatch):
-    check_plan_against_engine("qwen3-moe-some-dense", num_ranks, "auto", tmp_path, monkeypatch, whole_experts)
-
-
-@pytest.mark.parametrize("family", ["smollm2", "llama"], ids=["tied", "untied"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("kv", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("family", "kv"), [("smollm2", "int8"), ("llama", "auto"), ("llama", "int8"), ("qwen3-moe-some-dense", "auto")]
+)
 def test_a_plan_has_the_bytes_of_a_loaded_engine(family, num_ranks, kv, tmp_path, monkeypatch):
-    check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch)
-
-
-def check_plan_against_engine(family, num_ranks, kv, tmp_path, monkeypatch, whole_experts=False) -> None:
     """Weights, K/V and what a step is given: rank 0 of a real engine, which is the fullest, against the plan."""
     monkeypatch.setattr("twophase.model.linear.can_pack", lambda dtype: False)
     sizes = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 64}
-    if whole_experts or family.startswith("qwen3-moe"):
+    if family.startswith("qwen3-moe"):
         sizes |= {"attention_bias": False}  # biases are not counted
     folder, _ = make_folder(family, tmp_path, intermediate_size=80, vocab_size=131, **sizes)
-    table = plan(
-        model=folder, dtype="float32", kv_cache_dtype=kv, max_model_len=64, max_num_seqs=8, max_num_batched_tokens=32,
-        tensor_parallel_size=num_ranks, enable_expert_parallel=str(whole_experts).lower(), workload="{rate: 1, prompt_tokens: 8, output_tokens: 8}",
-    ).memory  # fmt: skip
+    options = {"kv_cache_dtype": kv, "max_num_seqs": 8, "max_num_batched_tokens": 32, "tensor_parallel_size": num_ranks}
+    table = plan(model=folder, dtype="float32", max_model_len=64, workload=SHORT, **options).memory
     ranks = ranks_in_threads() if num_ranks > 1 else nullcontext()
-    options = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "kv_cache_dtype": kv, "skip_tokenizer_init": True}
-    options |= {"tensor_parallel_size": num_ranks, "enable_expert_parallel": whole_experts}
-    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, **options) as llm:
-        held = {
-            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors_in(llm.model.weights)
-        }
-        assert table.weight_bytes == sum(held.values())
-        assert (
-            table.block_bytes * 5
-            == llm.kv_cache.num_blocks * llm.kv_cache.spec.bytes_per_block
-            == sum(each.nbytes for each in llm.kv_cache.storage)
-        )
+    with ranks, LLM(folder, device="cpu", num_kv_blocks=5, skip_tokenizer_init=True, **options) as llm:
+        assert table.weight_bytes == bytes_held(llm.model.weights)
+        assert table.block_bytes * 5 == sum(each.nbytes for each in llm.kv_cache.storage)
         assert table.workspace_bytes == step_bytes(llm.model.config, llm.scheduler.config, torch.float32)

@@ -1,87 +1,21 @@
 """Planted bugs in the planner. Each check is given the mutated module itself, and calls nothing that would hide it."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from tests.mutation import KillTable, Mutant
-from tests.tools.capacity.plans import plan, text
+from tests.tools.capacity.plans import plan
+from tests.tools.capacity.test_config import check_units
+from tests.tools.capacity.test_engine_section import check_options
 from tests.tools.capacity.test_times import IDEAL, TOY, TOY_GPU, toy_cost
-from twophase.core.errors import ConfigError
-from twophase_tools.capacity.config import KEYS, Eviction, Workload
+from twophase_tools.capacity.config import Workload
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.model_shapes import MODELS, ModelShape
 from twophase_tools.simulate.step_load import StepLoad
 
 PACKAGE = "twophase_tools.capacity."
-
-
-def check_units(units):
-    assert units.bytes_of("80 GB") == 80 * 10**9
-    assert units.bytes_of("80 GiB") == 80 * 2**30
-    assert units.bytes_of("0.3 kB") == 300
-    with pytest.raises(ValueError, match=r"write 1 GB .powers of ten. or 1 GiB"):
-        units.bytes_of("1 gb")
-    assert units.in_both(16 * 2**30) == "17.18 GB (16.00 GiB)"
-
-
-def check_kinds(kinds):
-    def refused(kind, word, is_quoted=False, hint="must be"):
-        with pytest.raises(ValueError, match=hint):
-            kind(kinds.Scalar(word, is_quoted))
-
-    assert kinds.whole(1)(kinds.Scalar("1", False)) == 1
-    assert kinds.number(0)(kinds.Scalar("1e-3", False)) == 0.001
-    assert kinds.share(kinds.Scalar("1", False)) == 1
-    assert kinds.number_from(0)(kinds.Scalar("0", False)) == 0
-    for word in ("0", "yes", "1e2", "010", "12:30", "64.5"):
-        refused(kinds.whole(1), word)
-    refused(kinds.whole(1, most=9), "10")
-    refused(kinds.whole(1), "64", is_quoted=True, hint="write 64")
-    refused(kinds.whole(1), "1,024", hint="write 1024")
-    refused(kinds.number(0), "0")
-    refused(kinds.share, "1.5", hint="write 0.015")
-    refused(kinds.power_of_two, "24", hint="try 16")
-    refused(kinds.choice(("bfloat16", "int8")), "fp16x", hint="one of bfloat16, int8")
-    assert kinds.did_you_mean("max_num_seq", KEYS) == "; did you mean max_num_seqs?"
-    assert kinds.did_you_mean("fp8", ("fp8_e4m3",)) == "; did you mean fp8_e4m3?"
-
-
-def check_yaml_file(yaml_file):
-    def complaints(source):
-        keys = {name: yaml_file.Key(key.kind, inner(key), default(key)) for name, key in KEYS.items()}
-        with pytest.raises(ConfigError) as caught:
-            read(source, keys)
-        return str(caught.value).splitlines()
-
-    def read(source, keys):
-        file = yaml_file.YamlFile("a")
-        file.read(source, keys)
-        file.raise_complaints()
-
-    def inner(key):
-        # With this module's own mark for what must be given.
-        return key.keys and {name: yaml_file.Key(each.kind, None, default(each)) for name, each in key.keys.items()}
-
-    def default(key):
-        return yaml_file.REQUIRED if type(key.default) is object else key.default
-
-    assert complaints("") == ["a:1: the file is empty; `twophase plan --example` prints one to start from."]
-    assert complaints(text(blok_size=1)) == ["a:5: unknown key blok_size; did you mean block_size?"]
-    assert complaints(text() + "model: x\n") == ["a:5: model stands here a second time, first in line 1; remove one."]
-    assert complaints(text(slo="\n  ttft: 1")) == ["a:6: unknown key slo.ttft; did you mean ttft_s?"]
-    assert complaints(text(workload="{rate: 1, prompt_tokens: 2}")) == [
-        "a:4: workload.output_tokens is missing; `twophase plan --example` shows it."
-    ]
-    assert complaints(text(zzz=1, dtype="x", block_size=3))[0].startswith("a:5: unknown key zzz; known are")
-    assert [line[:4] for line in complaints(text(dtype="x", model=""))] == ["a:1:", "a:5:"]
-    assert complaints("a: 1\n\tb: 2") == ["a:2: a tab; YAML is indented with spaces."]
-    assert complaints("a: 1\nb: \x07") == ["a:2: character #x07 cannot stand in YAML; save the file as text."]
-    assert "has a tag, !x" in complaints(text(dtype="!x bfloat16"))[0]
-    assert 'got "16"; write 16' in complaints(text(block_size='"16"'))[0]
-    assert complaints(text(slo="")) == ["a:5: slo has no value; give one, or remove the line."]
 
 
 def check_memory(memory):
@@ -109,11 +43,12 @@ def check_memory(memory):
     assert memory.weight_bytes(odd, 2) - memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * 30 * 3 * 576 * 16
     assert at_limit(model="llama-3-70b")[0].num_blocks == 0
     assert at_limit(model="smollm2-135m", tensor_parallel_size=2)[0].kv_bytes_per_token == 15_360
-    table, fits = at_limit(eviction="{window: 1024, sinks: 4}")
-    assert (fits.num_blocks, fits.num_requests) == (66, (table.num_blocks - 512) // 66)
-    assert memory.blocks_of(10_000, 16, Eviction(18, 0)) == 3
-    assert memory.blocks_of(10_000, 16, Eviction(17, 0)) == 2
-    assert memory.blocks_of(20, 16, Eviction(1000, 4)) == 2
+    config = replace(plan().config, window=1024)
+    assert memory.fit(config, memory.memory_table(config), 4096).num_blocks == 65
+    table = memory.memory_table(config)
+    assert memory.fit(config, table, 4096).num_requests == (table.num_blocks - 512) // 65
+    assert [memory.blocks_of(10_000, 16, window) for window in (17, 18)] == [2, 3]
+    assert memory.blocks_of(20, 16, 1000) == 2
     assert [memory.workspace_bytes(TOY_TWO, n, 5, 100) for n in (1, 2)] == [17_040, 16_640]
     table, _ = at_limit(model="smollm2-135m", tensor_parallel_size=7)  # 49,152 rows are no multiple of 7
     step = 8192 * (3 * 576 + 64 * (2 * 2 + 2) + 3 * 224) * 2
@@ -174,85 +109,32 @@ def check_steady_state(module):
     assert two_chunks.ttft_s == pytest.approx(2 * 5.5 + (2 * (115_200 + 80) + 64 * 5050) / 1000)
 
 
-@cache
-def cached(**changes):
-    """A plan computes its figures once; the rules are not part of them."""
-    return plan(**changes)
-
-
-def check_cautions(cautions):
-    from tests.tools.capacity.test_cautions import CASES, load
-
-    for name, changes, numbers, words, cure in CASES:
-        found = {caution.name: caution for caution in cautions.cautions_of(cached(**changes))}
-        assert name in found, f"{name} is not said"
-        assert words in found[name].reason, found[name].reason
-        for number, expected in zip((found[name].value, found[name].limit), numbers, strict=True):
-            assert expected is None or number == pytest.approx(expected, rel=1e-3), name
-        assert name not in {each.name for each in cautions.cautions_of(cached(**(changes | cure)))}, f"{name} is said"
-    most = cached(max_num_seqs=64).saturated.requests_per_s
-    for share, expected in ((0.79, []), (0.81, ["crowded"]), (1.01, ["overloaded"])):
-        found = cautions.cautions_of(cached(max_num_seqs=64, workload=load(most * share)))
-        assert [caution.name for caution in found] == expected
-    found = cautions.cautions_of(cached(slo="{tpot_s: 0.001}", max_num_seqs=64))
-    assert [caution.name for caution in found] == ["tpot-out-of-reach"]
-
-
 def mutants(module, *replacements):
     return [Mutant(name, PACKAGE + module, old, new) for name, old, new in replacements]
 
 
 CHECKS = {
     "units": check_units,
-    "kinds": check_kinds,
-    "yaml_file": check_yaml_file,
     "memory": check_memory,
     "workload_cost": check_workload_cost,
     "steady_state": check_steady_state,
-    "cautions": check_cautions,
+    "engine_section": check_options,
 }
 
 MUTANTS = [
     *mutants(
         "units",
         ("a GB is a GiB", "GB = 10**9", "GB = 2**30"),
-        ("sizes in floats", "int(Fraction(number) * BYTES", "int(float(number)) * int(BYTES"),
+        ("sizes in floats", "int(Fraction(match[1]) * BYTES", "int(float(match[1])) * int(BYTES"),
         ("both the same", "{num_bytes / GIB:,.2f} GiB", "{num_bytes / GB:,.2f} GiB"),
-    ),
-    *mutants(
-        "kinds",
-        ("quotes do not matter", """return f'"{self.text}"' if self.is_quoted else self.text""", "return self.text"),
-        ("octal", "(?:0|[1-9][0-9_]{0,18})", "[0-9_]{1,18}"),
-        ("least is not allowed", "if value < least:", "if value <= least:"),
-        ("no most", "        if value > most:\n            raise ValueError(f\"must be at most {most:,}", "        if False:\n            raise ValueError(f\"must be at most {most:,}"),
-        ("any number is a power", "if value & (value - 1):", "if value < 1:"),
-        ("the power above", "1 << (value.bit_length() - 1)", "1 << value.bit_length()"),
-        ("zero is above zero", "lambda value: value >= above + TINIEST", "lambda value: value >= above"),
-        ("zero is not at least zero", "lambda value: value >= least", "lambda value: value > least"),
-        ("shares beyond the whole", "    if value > 1:", "    if value > 100:"),
-        ("only spelling counts", " or [name for name in known if lower and name.startswith(lower)]", ""),
-    ),
-    *mutants(
-        "yaml_file",
-        ("lines from 0", "line = name_node.start_mark.line + 1", "line = name_node.start_mark.line"),
-        ("the last of two counts", "elif name_node.value in found:", "elif False:"),
-        ("unknown keys are fine", "if name not in keys:", "if False:"),
-        ("nothing is required", "if key.default is REQUIRED:", "if False:"),
-        ("inner keys at the top", "self._mapping(node, key.keys, name + \".\")", "self._mapping(node, key.keys, \"\")"),
-        ("missing keys at line 1", "line = self.lines.get(prefix[:-1], 1)", "line = 1"),
-        ("in any order", "in sorted(self.complaints)", "in reversed(self.complaints)"),
-        ("tags do not matter", "node.tag not in _PLAIN_TAGS and", "False and"),
-        ("nothing is a value", "node.tag.endswith(\":null\") and not node.value", "False"),
-        ("quotes are forgotten", "is_quoted=node.style in (\"'\", '\"')", "is_quoted=False"),
-        ("characters at line 1", "line = source[: error.position].count(\"\\n\") + 1", "line = 1"),
     ),
     *mutants(
         "memory",
         ("heads rounded down", "return -(-count // (unit * num_gpus))", "return (count // (unit * num_gpus))"),
         ("query heads dealt round", "if num_gpus <= shape.num_kv_heads else", "if False else"),
         ("rows of the MLP dealt round", "1 if intermediate_size % MLP_UNIT else MLP_UNIT", "1"),
-        ("norms are shared", " + _norm_values(shape) * shape.value_bytes", ""),
-        ("each GPU has all weights", "weight_bytes=weight_bytes(config.shape, n, ", "weight_bytes=weight_bytes(config.shape, 1, "),
+        ("norms are shared", " + norms * shape.value_bytes", ""),
+        ("each GPU has all weights", "weight_bytes=weight_bytes(config.shape, n)", "weight_bytes=weight_bytes(config.shape, 1)"),
         ("each GPU has all K/V", "kv_bytes_per_token=shape.kv_bytes_per_token // n", "kv_bytes_per_token=shape.kv_bytes_per_token"),
         ("embeddings are shared", "even.memory_bytes_on(num_gpus) +", "even.memory_bytes_on(1) // num_gpus +"),
         ("no headroom", "headroom_bytes=total - int(total * config.gpu_memory_utilization)", "headroom_bytes=0"),
@@ -262,9 +144,8 @@ MUTANTS = [
         ("each GPU computes all heads", "num_heads=shape.num_heads // num_gpus", "num_heads=shape.num_heads"),
         ("logits of a rounded vocabulary", "vocab_size=config.shape.vocab_size)  #", "vocab_size=shape.vocab_size)  #"),
         ("half blocks", "num_blocks = -(-num_tokens // block_size)", "num_blocks = num_tokens // block_size"),
-        ("windows one longer", "SlidingWindow(eviction.window,", "SlidingWindow(eviction.window + 1,"),
-        ("sinks forgotten", "eviction.num_sinks).max_blocks", "0).max_blocks"),
-        ("windows of short sequences", "return min(num_blocks, SlidingWindow", "return max(0, SlidingWindow"),
+        ("windows one longer", "(window - 1)", "window"),
+        ("windows of short sequences", "else min(num_blocks, ", "else max(0, "),
         ("nothing set aside", "if is_cut else 0", "if False else 0"),
     ),
     *mutants(
@@ -300,21 +181,9 @@ MUTANTS = [
         ("the lower half", "(middle, high) if is_fine(middle) else (low, middle)", "(low, middle) if is_fine(middle) else (middle, high)"),
     ),
     *mutants(
-        "cautions",
-        ("does not fit by halves", "    if table.num_blocks:\n", "    if table.num_blocks or table.pool_bytes > -10**11:\n"),
-        ("weights are enough", "if fit(plan.config, table, plan.config.max_model_len).num_requests:", "if table.num_blocks:"),
-        ("places one more", "if places <= room or not room:", "if places < room or not room:"),
-        ("ridge as a floor", "batch <= ridge:", "batch >= ridge:"),
-        ("chunks at the budget", "chunk <= budget:", "chunk < budget:"),
-        ("chunks at the batch", "chunk > batch:", "chunk >= batch:"),
-        ("sinks not kept", "if eviction is None or eviction.window + eviction.num_sinks < longest:", "if eviction is None or eviction.window < longest:"),
-        ("an even split is uneven", "        if count % n:", "        if count:"),
-        ("odd splits are fine", "        if count % n:", "        if False:"),
-        ("never overloaded", "rate <= most.requests_per_s:", "rate <= 2 * most.requests_per_s:"),
-        ("crowded beyond the limit", "CROWDED < utilisation <= 1:", "CROWDED < utilisation:"),
-        ("crowded early", "not CROWDED < utilisation <= 1:", "not 0.7 < utilisation <= 1:"),
-        ("impossible and missed", " or state.keeps(slo) or not alone.keeps(slo):", " or state.keeps(slo):"),
-        ("links never matter", "share <= 0.5:", "share <= 0.99:"),
+        "engine_section",
+        ("places of memory", "    return options\n", "    return options | {\"max_num_seqs\": plan.max_requests}\n"),
+        ("one block less", "plan.memory.num_blocks}", "plan.memory.num_blocks - 1}"),
     ),
 ]  # fmt: skip
 

@@ -6,7 +6,6 @@ import statistics
 import pytest
 
 from tests.tools.capacity.plans import plan
-from twophase.core.errors import ConfigError
 from twophase.core.request import Request, SamplingParams
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import Workload
@@ -137,12 +136,13 @@ def test_one_token_only():
     assert found.at_rate.ttft_s > found.alone.ttft_s
 
 
-def test_what_a_window_and_a_narrow_cache_save():
-    base = plan(max_model_len=32768, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}")
-    for changes in ({"eviction": "{window: 2048, sinks: 4}"}, {"kv_cache_dtype": "int8"}):
-        saved = plan(max_model_len=32768, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}", **changes)
-        assert saved.alone.tpot_s < base.alone.tpot_s
-        assert saved.at_limit.num_requests > base.at_limit.num_requests
+def test_what_a_narrow_cache_saves():
+    base, saved = (
+        plan(max_model_len=32768, kv_cache_dtype=dtype, workload="{rate: 1, prompt_tokens: 16000, output_tokens: 500}")
+        for dtype in ("auto", "int8")
+    )
+    assert saved.alone.tpot_s < base.alone.tpot_s
+    assert saved.at_limit.num_requests > base.at_limit.num_requests
 
 
 def test_absurd_sizes_take_no_time():
@@ -192,11 +192,9 @@ def test_against_the_simulator(prompt, output, rate, places, chunk):
 
 
 def test_no_plan_is_beyond_arithmetic():
-    """Values at the ends of what a file may say: a share of next to nothing is refused, the rest is computed."""
+    """Values at the ends of what a file may say: all is computed."""
     slow = "{memory: 999999999 GB, flops_per_s: 1, bytes_per_s: 999999999}"
     extreme = {"hardware": slow, "workload": "{rate: 1e-9, prompt_tokens: 3000, output_tokens: 1}"}
     for efficiency in ("1e-11", "1"):
         found = plan(model="smollm2-135m", assumptions=f"{{compute_efficiency: {efficiency}}}", **extreme)
         assert found.saturated.ttft_s > 0
-    with pytest.raises(ConfigError, match="compute_efficiency must be a number above 0, got 1e-300"):
-        plan(assumptions="{compute_efficiency: 1e-300}")

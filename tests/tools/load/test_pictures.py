@@ -5,12 +5,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
-from tests.tools.load.timeline import BLOCK_SIZE, RECORDS, STEPS, A, B
+from tests.tools.load.timeline import RECORDS, STEPS, A
 from twophase_tools.load import pictures
-from twophase_tools.load.slo import Slo
 
 
 @pytest.fixture(autouse=True)
@@ -74,25 +72,6 @@ def test_panels_of_runs_share_one_axis_and_one_legend():
     assert len(legend.get_texts()) == 6
 
 
-def test_block_occupancy_by_hand():
-    axes = pictures.draw_block_occupancy(STEPS, block_size=BLOCK_SIZE).axes[0]
-    in_use, cached = axes.collections
-    assert in_use.get_paths()[0].get_extents().y1 == 5
-    assert cached.get_paths()[0].get_extents().y1 == 5
-    filled = axes.lines[0]
-    assert list(filled.get_xdata()) == [10, 20, 30, 50, 60, 70]
-    assert list(filled.get_ydata()) == [2, 3.5, 3.75, 2.5, 0, 0]
-    assert legend(axes) == [
-        "in use",
-        "cached, evictable",
-        "filled slots, in blocks",
-        "the pool: 10 blocks",
-        "preemption",
-    ]
-    assert axes.get_ylim()[1] > 10
-    assert "filled slots, in blocks" not in legend(pictures.draw_block_occupancy(STEPS).axes[0])
-
-
 def test_a_limit_far_above_is_named_and_left_outside():
     axes = pictures.draw_batch_composition(STEPS, token_budget=1000).axes[0]
     assert "token budget: 1,000, far above" in legend(axes)
@@ -109,39 +88,13 @@ def test_batches_by_hand():
     assert [(bar.get_y(), bar.get_height()) for bar in prefills] == [(0, 8), (1, 3), (1, 2), (1, 0), (0, 2), (0, 10)]
 
 
-def test_percentile_curves_are_percentiles():
-    figure = pictures.draw_percentile_curves({"one": RECORDS, "two": [A, B]}, slo=Slo(ttft_s=26))
-    ttft, itl, latency = figure.axes
-    one = ttft.lines[0]
-    percents = 100 * (1 - 10 ** -np.asarray(one.get_xdata()))
-    assert np.allclose(one.get_ydata(), np.percentile([10, 26, 48], percents))
-    assert max(percents) == pytest.approx(99.9)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
-    assert any(list(line.get_ydata()) == [26, 26] for line in ttft.lines)  # the SLO
-    assert np.allclose(itl.lines[0].get_ydata()[-1], np.percentile([10, 10, 40, 20], 99.9))
-    assert len(latency.lines) == 2
-
-
-def test_everything_on_one_page():
-    figure = pictures.draw_run(RECORDS, STEPS, title="page", token_budget=12, block_size=BLOCK_SIZE, slo=Slo(ttft_s=26))
-    assert len(figure.axes) == 6
-    assert figure.axes[1].get_xlim() == figure.axes[0].get_xlim()
-    assert all(axes.get_xlabel() for axes in figure.axes)
-    assert figure.get_facecolor() == (1, 1, 1, 1)
-
-
 def test_nothing_can_be_drawn(tmp_path):
     for figure in (
-        pictures.draw_run([], []),
         pictures.draw_swim_lanes([], []),
         pictures.draw_lane_panels({"none": ([], [])}),
-        pictures.draw_block_occupancy([]),
         pictures.draw_batch_composition([], token_budget=5),
-        pictures.draw_percentile_curves({"none": []}),
     ):
         figure.savefig(tmp_path / "empty.png")
-    texts = [text.get_text() for text in pictures.draw_percentile_curves({"none": []}).axes[0].texts]
-    assert texts == ["nothing to measure"]
 
 
 def test_many_lanes_have_no_names():

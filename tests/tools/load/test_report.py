@@ -3,32 +3,20 @@
 import dataclasses
 import json
 import math
-import random
 
 import pytest
 
 from tests.tools.load.timeline import BLOCK_SIZE, RECORDS, STEPS, A, B, D, step
-from twophase_tools.load import queue, report, steps
+from twophase_tools.load import report, steps
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 
 
 def test_the_queue_by_hand():
     # In the queue: A [0, 1), B [4, 11), C [12, 51), D [15, 65).
-    states = queue.queue_states(RECORDS, [0, 0.5, 1, 5, 11, 14, 15, 51, 64, 65])
-    assert states == [(1, 0), (1, 0.5), (0, None), (1, 1), (0, None), (1, 2), (2, 3), (1, 36), (1, 49), (0, None)]
-    found = queue.QueueSummary.of(RECORDS, (0, 100))
+    found = report.QueueSummary.of(RECORDS, (0, 100))
     assert (found.depth_mean, found.depth_max, found.age_max_s) == ((1 + 7 + 39 + 50) / 100, 2, 50)
-    assert queue.QueueSummary.of([], (0, 0)) == queue.QueueSummary(None, 0, None)
-
-
-def test_the_age_of_the_oldest_when_a_step_ends():
-    """B since 4, at 10; C since 12, at 20, 30 and 50; D since 15, at 60; nobody at 70."""
-    found = queue.QueueSummary.of(RECORDS, (0, 80), [10, 20, 30, 50, 60, 70]).ages
-    assert (found.count, found.p50, found.max, found.mean) == (5, 18, 45, (6 + 8 + 18 + 38 + 45) / 5)
-    text = report.ServingReport.of(RECORDS, STEPS).to_text()
-    assert "oldest there   18.0000   42.2000" in text
-    assert "oldest there" not in report.ServingReport.of(RECORDS).to_text()
+    assert report.QueueSummary.of([], (0, 0)) == report.QueueSummary(None, 0, None)
 
 
 def test_block_use_is_a_share_of_the_pool():
@@ -41,27 +29,9 @@ def test_block_use_is_a_share_of_the_pool():
 
 def test_the_queue_of_those_who_wait_still_ends_with_the_window():
     waiting = RequestRecord("w", 10, None, (), None, 1)
-    assert queue.QueueSummary.of([waiting], (0, 30)) == queue.QueueSummary(20 / 30, 1, 20.0)
+    assert report.QueueSummary.of([waiting], (0, 30)) == report.QueueSummary(20 / 30, 1, 20.0)
     at_once = RequestRecord("w", 10, 10, (11,), 11, 1, finish_reason="stop")
-    assert queue.QueueSummary.of([at_once], (0, 30)) == queue.QueueSummary(0.0, 0, None)
-
-
-def test_the_queue_of_any_records():
-    """Against the definition, at random: who is in it at t, one by one."""
-    rng = random.Random(3)
-    records = []
-    for number in range(60):
-        arrival_s = rng.randrange(50)
-        scheduled_s = None if arrival_s > 45 else arrival_s + rng.randrange(20)
-        records.append(RequestRecord(str(number), arrival_s, scheduled_s, (), None, 1))
-    times_s = sorted(rng.uniform(0, 80) for _ in range(40))
-    for time_s, state in zip(times_s, queue.queue_states(records, times_s), strict=True):
-        there = [
-            r
-            for r in records
-            if r.arrival_s <= time_s and (r.first_scheduled_s is None or r.first_scheduled_s > time_s)
-        ]
-        assert state == (len(there), max((time_s - r.arrival_s for r in there), default=None))
+    assert report.QueueSummary.of([at_once], (0, 30)) == report.QueueSummary(0.0, 0, None)
 
 
 def test_steps_by_hand():
@@ -122,7 +92,7 @@ def test_a_report_by_hand():
     assert found.cache_hit_rate == 2 / 17
     assert (found.goodput.num_met, found.goodput.requests_per_s) == (2, 2 / 80)
     assert found.steps == steps.StepSummary.of(STEPS, BLOCK_SIZE)
-    assert found.queue == queue.QueueSummary.of(RECORDS, (0, 80), [10, 20, 30, 50, 60, 70])
+    assert found.queue == report.QueueSummary.of(RECORDS, (0, 80))
 
 
 def test_without_a_window_it_is_from_the_first_arrival_to_the_last_event():

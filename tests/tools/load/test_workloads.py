@@ -38,12 +38,6 @@ def test_poisson_gaps_are_exponential():
     assert distance < 1.95 / math.sqrt(n)
 
 
-def test_a_surge_is_a_surge():
-    found = gaps(arrivals.Surge(2, 4, 5000, 10_000), 15_000)
-    means = [statistics.mean(found[start : start + 5000]) for start in (0, 5000, 10_000)]
-    assert means == pytest.approx([0.5, 0.125, 0.5], rel=5 / math.sqrt(5000))
-
-
 def test_all_at_once():
     assert times(arrivals.AtOnce(), 3) == [0, 0, 0]
 
@@ -54,7 +48,6 @@ def draws(distribution, count=20_000):
 
 
 def test_lengths():
-    assert set(draws(lengths.FixedLengths(7), 5)) == {7}
     uniform = draws(lengths.UniformLengths(3, 9))
     assert set(uniform) == set(range(3, 10))
     assert statistics.mean(uniform) == pytest.approx(6, rel=0.02)
@@ -76,9 +69,6 @@ def test_lengths():
         (lambda: arrivals.Poisson(math.inf), "got inf"),
         (lambda: arrivals.Bursty(1, 0), "coefficient of variation"),
         (lambda: arrivals.Bursty(0, 1), "arrival rate"),
-        (lambda: arrivals.Surge(1, 0, 0, 1), "factor"),
-        (lambda: arrivals.Surge(1, 2, 5, 4), "at least 5, got 4"),
-        (lambda: lengths.FixedLengths(0), "at least 1, got 0"),
         (lambda: lengths.UniformLengths(0, 5), "at least 1, got 0"),
         (lambda: lengths.UniformLengths(6, 5), "low=6 and high=5"),
         (lambda: lengths.LogNormalLengths(0, 1, 1, 5), "median"),
@@ -91,7 +81,6 @@ def test_lengths():
         (lambda: workloads.named_workload("nonsense"), "'nonsense'; there are chat, "),
         (lambda: workloads.named_workload("benchmark", workloads.Load(num_requests=257)), "1 to 256, got 257"),
         (lambda: workloads.named_workload("benchmark", workloads.Load(cv=2)), "needs a rate"),
-        (lambda: workloads.named_workload("overload", workloads.Load(cv=2)), "surge of its own"),
         (lambda: workloads.TimedRequest("r", -1, 1, 1), "arrival .* got -1"),
         (lambda: workloads.TimedRequest("r", math.nan, 1, 1), "arrival"),
         (lambda: workloads.TimedRequest("r", 0, 0, 1), "prompt"),
@@ -130,28 +119,9 @@ def test_the_benchmarks_variants():
     assert plain.pool_share is None
     pressure = workloads.named_workload("benchmark-pressure")
     assert (pressure.pool_share, pressure.requests) == (0.25, plain.requests)
-    overload = workloads.named_workload("benchmark-overload")
-    assert overload.requests[:256] == plain.requests
-    assert len({request.request_id for request in overload}) == len(overload.requests) == 1024
-    assert all(request.arrival_s == 0 for request in overload)
     timed = workloads.named_workload("benchmark", workloads.Load(num_requests=10, rate_per_s=5))
     assert [r.prompt_token_ids for r in timed] == [r.prompt_token_ids for r in plain.requests[:10]]
     assert 0 < timed.requests[0].arrival_s < timed.requests[9].arrival_s
-
-
-def test_shared_prefixes_change_no_length():
-    shared = workloads.named_workload("benchmark-shared-prefix").requests
-    assert totals(shared) == (256, 142_827, 133_966)
-    for group in range(4):
-        members = [request.prompt_token_ids for request in shared[group::4]]
-        longest = max(members, key=len)[:256]
-        for prompt in members:
-            common = min(256, len(prompt) - 1)
-            assert prompt[:common] == longest[:common]
-    assert len({request.prompt_token_ids[:256] for request in shared if request.num_prompt_tokens > 256}) == 4
-    plain = workloads.benchmark_requests()
-    assert all(a.prompt_token_ids[-1] == b.prompt_token_ids[-1] for a, b in zip(plain, shared, strict=True))
-    assert all(a.prompt_token_ids[256:] == b.prompt_token_ids[256:] for a, b in zip(plain, shared, strict=True))
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)

@@ -11,7 +11,7 @@ from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan, StepTrace
 from twophase_features.experts.config import ExpertsConfig
-from twophase_tools.simulate.calibrate import Calibration, StepSample, fit_cost_model, samples_of
+from twophase_tools.simulate.calibrate import StepSample, fit_cost_model, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
 from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
@@ -187,14 +187,3 @@ def test_samples_of_a_trace():
     samples = samples_of(steps)
     assert [sample.load.num_samples for sample in samples] == [1, 2, 1]
     assert samples[1] == StepSample(StepLoad(3, 2, 2, 9, 11, 6), 0.1, 0.2, 0.3)
-
-
-def test_calibration_survives_json():
-    model = LinearCostModel(1.5, 0.25)
-    calibration = Calibration(model, {"model": "m"}, {"num_blocks": 4}, {"cpu": "x"}, (1.0, 2.0), 5, 0.01, -0.2, {})
-    again = Calibration.from_json(calibration.to_json())
-    assert again.cost_model == model
-    assert again.to_json() == calibration.to_json()
-    for broken in ("", "[]", "{}", '{"cost_model": {}}', calibration.to_json().replace("1.5", "-1")):
-        with pytest.raises(ConfigError, match="calibrat"):
-            Calibration.from_json(broken)

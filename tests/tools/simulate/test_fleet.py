@@ -1,7 +1,5 @@
-"""Routers by hand, traffic by its rates, and memory that does not grow."""
+"""Routers by hand, and memory that does not grow."""
 
-import math
-import random
 import tracemalloc
 
 import pytest
@@ -12,10 +10,11 @@ from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload, TimedRequest
 from twophase_tools.simulate.cost_model import LinearCostModel
-from twophase_tools.simulate.fleet import LeastOutstanding, RoundRobin, Router, router_named, run_fleet
+from twophase_tools.simulate.fleet import run_fleet
 from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.routers import ROUTERS, LeastOutstanding, RoundRobin, Router, router_named
 from twophase_tools.simulate.simulator import Replica
-from twophase_tools.simulate.traffic import DAY_S, Diurnal, requests_of
+from twophase_tools.simulate.traffic import requests_of
 
 SECOND = LinearCostModel(1.0)
 
@@ -51,6 +50,7 @@ def test_bad_fleets():
         run_fleet([], [], RoundRobin())
     with pytest.raises(ConfigError, match="round-robin, least-outstanding"):
         router_named("random")
+    assert {name: type(router_named(name)) for name in ROUTERS} == ROUTERS
 
 
 def test_a_fleet_equals_its_replicas_alone():
@@ -80,26 +80,6 @@ def test_memory_does_not_grow():
 
     peak_bytes(50)  # whatever is cached once
     assert peak_bytes(400) < 1.5 * peak_bytes(100)
-
-
-def test_traffic_follows_the_sun():
-    """Arrivals in each eighth of a day against the integral of the rate."""
-    traffic = Diurnal(0.5, swing=0.6, peak_s=15 * 3600)
-    counts = [0] * 8
-    for time_s in traffic.times_s(random.Random(0)):
-        if time_s >= DAY_S:
-            break
-        counts[int(time_s * 8 // DAY_S)] += 1
-    for i, count in enumerate(counts):
-        start, end = (2 * math.pi * ((j * DAY_S / 8) - 15 * 3600) / DAY_S for j in (i, i + 1))
-        expected = 0.5 * DAY_S * (1 / 8 + 0.6 * (math.sin(end) - math.sin(start)) / (2 * math.pi))
-        assert count == pytest.approx(expected, abs=4 * math.sqrt(expected))
-    assert traffic.rate_per_s(15 * 3600) == pytest.approx(0.8)
-    assert traffic.rate_per_s(3 * 3600) == pytest.approx(0.2)
-    with pytest.raises(ConfigError, match="swing"):
-        Diurnal(1, swing=1.5)
-    with pytest.raises(ConfigError, match="arrival rate"):
-        Diurnal(-1)
 
 
 def test_prompts_share_what_they_should():

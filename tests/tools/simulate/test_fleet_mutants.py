@@ -9,7 +9,7 @@ from tests.tools.simulate import test_autoscale as scaling
 from tests.tools.simulate import test_pools as pools
 from tests.tools.simulate import test_routers as routers
 
-PREFIX, HASH = routers.TestPrefixAware(), routers.TestConsistentHash()
+PREFIX = routers.TestPrefixAware()
 ROUTERS, FLEET, SCALE, POOLS = (
     f"twophase_tools.simulate.{name}" for name in ("routers", "fleet", "autoscale", "pools")
 )
@@ -23,9 +23,6 @@ MUTANTS = [
     (Mutant("blocks without what precedes them", ROUTERS, "block_digest(digest, tokens", "block_digest(b'', tokens"), PREFIX.test_salts_are_kept_apart),
     (Mutant("nothing is forgotten", ROUTERS, "sent.popitem(last=False)", "break"), PREFIX.test_what_was_sent_long_ago_is_forgotten),
     (Mutant("those that left are remembered", ROUTERS, "self._sent = {replica:", "self._sent |= {replica:"), PREFIX.test_an_engine_that_left_is_forgotten),
-    (Mutant("no bound", ROUTERS, "if counts[index_of[name]] < most)", "if True)"), HASH.test_one_prefix_one_engine_until_it_is_full),
-    (Mutant("all of the prompt is hashed", ROUTERS, "request.prompt_token_ids[: self._num_tokens])", "request.prompt_token_ids)"), HASH.test_the_rest_of_the_prompt_does_not_matter),
-    (Mutant("names by place", ROUTERS, "name = known.get(replica)", "name = None"), HASH.test_when_an_engine_comes_few_prefixes_move),
     (Mutant("long and short change places", ROUTERS, "if len(request.prompt_token_ids) > self._limit_tokens:", "if len(request.prompt_token_ids) <= self._limit_tokens:"), routers.test_short_prompts_do_not_wait_behind_long_ones),
     (Mutant("ready at once", FLEET, "if life.ready_s <= time_s]", "if True]"), scaling.test_an_engine_takes_requests_when_it_has_started),
     (Mutant("no draining", FLEET, "if not life.replica.num_outstanding(time_s)]", "if True]"), scaling.test_an_engine_drains_before_it_leaves),
@@ -37,8 +34,6 @@ MUTANTS = [
     (Mutant("down at once", SCALE, "return max(wanted, min(num_engines, max(recent for _, recent in self._recent)))", "return wanted"), scaling.test_fewer_only_when_it_was_wanted_for_long),
     (Mutant("never down again", SCALE, "self._recent.popleft()", "break"), scaling.test_fewer_only_when_it_was_wanted_for_long),
     (Mutant("no limits", SCALE, "wanted = min(max(wanted, self.least), self.most)", "pass"), scaling.test_limits_are_kept),
-    (Mutant("rounded down", SCALE, "math.ceil(state.num_ready * ratio)", "math.floor(state.num_ready * ratio)"), scaling.test_target_utilisation_by_hand),
-    (Mutant("no patience with starters", SCALE, "return num_engines if state.num_starting else num_engines + 1", "return num_engines + 1"), scaling.test_queue_age_by_hand),
     (Mutant("links are shared by all", POOLS, "self._free_s.get(replica, 0.0)", "max(self._free_s.values(), default=0.0)"), pools.test_prompts_share_a_sender_s_link),
     (Mutant("links are never busy", POOLS, "self._free_s[replica] = end_s - self._link.latency_s", "pass"), pools.test_prompts_share_a_sender_s_link),
     (Mutant("latencies add up", POOLS, "= end_s - self._link.latency_s", "= end_s"), pools.test_prompts_share_a_sender_s_link),

@@ -8,9 +8,10 @@ from tests.cache.integrity import check_integrity
 from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.core.errors import ConfigError
 from twophase_tools.simulate.cost_model import LinearCostModel
-from twophase_tools.simulate.fleet import Fleet, LeastOutstanding, RoundRobin
+from twophase_tools.simulate.fleet import Fleet
 from twophase_tools.simulate.observers import Recorder, Tally
 from twophase_tools.simulate.pools import Link, run_pools
+from twophase_tools.simulate.routers import LeastOutstanding, RoundRobin
 from twophase_tools.simulate.simulator import Replica
 
 SECOND = LinearCostModel(1.0)

@@ -11,16 +11,12 @@ from twophase_tools.simulate.fleet import run_fleet
 from twophase_tools.simulate.fleet_report import FleetReport, Tallies
 from twophase_tools.simulate.observers import Recorder, Tally
 from twophase_tools.simulate.routers import (
-    ROUTERS,
     ByLength,
-    ConsistentHash,
     LeastOutstanding,
     LeastTokens,
     PrefixAware,
     RoundRobin,
     Router,
-    router_named,
-    usage,
 )
 from twophase_tools.simulate.simulator import Replica
 
@@ -155,31 +151,6 @@ class TestPrefixAware:
         assert list(router._sent) == [second]
 
 
-class TestConsistentHash:
-    def test_one_prefix_one_engine_until_it_is_full(self):
-        """With the mean of 2 requests and a bound of 1.5, an engine has 3 at most."""
-        requests = [request(str(i), i / 100, tuple(range(20)), 20) for i in range(6)]
-        sizes = sorted(len(served) for served in served_by(ConsistentHash(16, 1.5), requests, count=3))
-        assert sizes == [0, 3, 3]
-        assert sorted(map(len, served_by(ConsistentHash(16, 1e6), requests, count=3))) == [0, 0, 6]
-
-    def test_when_an_engine_comes_few_prefixes_move(self):
-        router, replicas = ConsistentHash(16, 1e6), replicas_of(5)
-        prompts = [request(str(i), 0, tuple(range(100 * i, 100 * i + 20)), 1) for i in range(200)]
-        before = [router.choose(replicas[:4], each) for each in prompts]
-        after = [router.choose(replicas, each) for each in prompts]
-        assert {new for old, new in zip(before, after, strict=True) if old != new} == {4}
-        assert 10 <= after.count(4) <= 80  # about 200 / 5
-        again = [router.choose(replicas[:4], each) for each in prompts]
-        assert again == before
-        assert min(before.count(i) for i in range(4)) > 20
-
-    def test_the_rest_of_the_prompt_does_not_matter(self):
-        router, replicas = ConsistentHash(16, 1e6), replicas_of(8)
-        ways = {router.choose(replicas, request(str(i), 0, (*range(16), 1000 + i), 1)) for i in range(20)}
-        assert len(ways) == 1
-
-
 def test_short_prompts_do_not_wait_behind_long_ones():
     """A long prompt of 60 tokens takes 60 steps' time; a short one beside it must not feel it."""
     requests = [request(f"{'L' if i % 4 == 0 else 's'}{i}", i * 0.15, 60 if i % 4 == 0 else 4, 2) for i in range(30)]
@@ -210,32 +181,19 @@ def test_a_router_of_your_own():
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("make", "complaint"),
     [
-        ("random", "round-robin, least-outstanding, least-tokens, prefix:weight=N"),
-        ("prefix:width=3", "no parameter 'width': write prefix:weight=N"),
-        ("prefix:weight=x", "must be a number, got 'x'"),
-        ("prefix:weight=-1", "from 0 to"),
-        ("prefix:weight=nan", "at most 1e"),
-        ("prefix:block_size=0.5", "whole number of at least 1"),
-        ("prefix:index_share=2", "in (0, 1]"),
-        ("hash:num_tokens=0", "at least 1"),
-        ("hash:load_bound=1", "above 1"),
-        ("length:num_long=0", "at least 1"),
-        ("length:limit_tokens=-1", "at least 0"),
-        ("round-robin:x=1", "no parameter 'x'"),
+        (lambda: PrefixAware(weight=-1), "from 0 to"),
+        (lambda: PrefixAware(weight=float("nan")), "from 0 to"),
+        (lambda: PrefixAware(block_size=0.5), "whole number of at least 1"),
+        (lambda: PrefixAware(index_share=2), r"in \(0, 1\]"),
+        (lambda: ByLength(num_long=0), "at least 1"),
+        (lambda: ByLength(limit_tokens=-1), "at least 0"),
     ],
 )
-def test_bad_names(text, complaint):
-    with pytest.raises(ConfigError) as caught:
-        router_named(text)
-    assert complaint in str(caught.value)
-
-
-def test_names():
-    assert {name: type(router_named(name)) for name in ROUTERS} == {name: make for name, (make, _) in ROUTERS.items()}
-    assert router_named("length:limit_tokens=10,num_long=2")._num_long == 2
-    assert usage("hash") == "hash:num_tokens=N,load_bound=N"
+def test_bad_parameters(make, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        make()
 
 
 def test_no_engine_left_for_short_prompts():

@@ -10,7 +10,7 @@ from twophase.scheduling.policy import Policy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lanes import lanes_of
-from twophase_tools.load.lengths import FixedLengths
+from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.workloads import RandomWorkload
 from twophase_tools.simulate.cost_model import LinearCostModel
@@ -115,7 +115,7 @@ def test_one_place_is_an_m_d_1_queue():
     rho / (2 (1 - rho)) seconds (Pollaczek-Khinchine for constant service).
     """
     load = 0.5
-    workload = RandomWorkload("m/d/1", 2500, Poisson(load), FixedLengths(1), FixedLengths(1), seed=1)
+    workload = RandomWorkload("m/d/1", 2500, Poisson(load), UniformLengths(1, 1), UniformLengths(1, 1), seed=1)
     records = simulate(requests_of(workload), make_scheduler(max_num_seqs=1), SECOND).records
     wait_s, arrival_s = 0.0, 0.0
     for record in records:

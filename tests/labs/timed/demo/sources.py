@@ -1,5 +1,5 @@
 """Where the lab's facts from elsewhere were read."""
 
-from twophase_labs.machine.sources import Source
+from twophase_labs.machine.sources import sources
 
-SOURCES = (Source(url="https://a.b/c", product="vLLM", version="0.11", says="what the box says"),)
+SOURCES = sources("vLLM, 0.11: https://a.b/c")
