@@ -149,6 +149,15 @@ def integers(value: Any) -> list[int] | None:
     return None if None in found else found  # type: ignore[return-value]
 
 
+def listed(value: Any) -> Any:
+    """Nested lists for a NumPy array or a tensor of at least one dimension; anything else as `plain` gives it."""
+    import numpy as np
+    import torch
+
+    value = plain(value)
+    return value.tolist() if type(value) in (np.ndarray, torch.Tensor) else value
+
+
 def tolerance(dtype: "torch.dtype") -> tuple[float, float]:
     """Relative and absolute difference that two right ways of computing may show.
 

@@ -127,7 +127,7 @@ def test_points_without_solving(lane, how):
         ("1.6", "class Lie(int):\n    def __ne__(self, o): return False\n    def __sub__(self, o): return 0\n    def __rsub__(self, o): return 0\n    def __abs__(self): return 0\n\n\nanswer_1_6 = Lie(3)\n"),
         ("1.6", "class Lie(float):\n    def __sub__(self, o): return 0.0\n    def __rsub__(self, o): return 0.0\n    def __le__(self, o): return True\n\n\nanswer_1_6 = Lie(3)\n"),
         ("1.2", "class Lie(str):\n    def strip(self): return self\n    def lower(self): return 'b'\n\n\nanswer_1_2 = Lie('c')\n"),
-        ("1.2", "from twophase_labs.machine.questions import seal\nfrom tests.labs.demo.demo.exercises.basics import EXERCISES\nanswer_1_2 = next(c for c in 'abc' if seal('1.2', c) == EXERCISES[1].question.sealed)\n"),
+        ("1.2", "from twophase_labs.machine.questions import seal\nfrom tests.labs.demo.demo.exercises.basics import ANSWER_1_2\nanswer_1_2 = next(c for c in 'abc' if seal('1.2', c) == ANSWER_1_2.question.sealed)\n"),
         ("1.6", "import gc\nfrom twophase_labs.machine.questions import Number\nanswer_1_6 = next(n for n in gc.get_objects() if type(n) is Number and n.unit == 'bytes').expected()\n"),
     ],
     ids=["an int", "a float", "a string", "the seal, by trying", "the question's own arithmetic"],
