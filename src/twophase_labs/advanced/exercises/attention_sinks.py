@@ -9,15 +9,9 @@ from twophase_labs.machine.checks import Draw, compare, integers, reject, unchan
 from twophase_labs.machine.exercise import exercise
 
 SINKS = exercise(
-    "5.11",
-    "Blocks that no query reads any more",
-    "kept_blocks",
-    points=3,
-    minutes=8,
-    lines=4,
-    difficulty=2,
-    time_limit_s=10,
+    "5.11", "Blocks that no query reads any more", "kept_blocks", points=3, minutes=8, lines=4, difficulty=2
 )
+SINKS.time_limit_s = 10
 SINKS.objective = "bound a sequence's memory without giving up a block that is still read"
 SINKS.hints = (
     "Ask what the *next* token sees: it stands at position num_tokens, because positions count from 0.",

@@ -8,16 +8,9 @@ from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import exercise
 
 SPEED = exercise(
-    "5.7",
-    "What a draft is worth",
-    "expected_tokens speed_up best_num_draft",
-    points=2,
-    minutes=9,
-    lines=4,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=10,
+    "5.7", "What a draft is worth", "expected_tokens speed_up best_num_draft", points=2, minutes=9, lines=4
 )
+SPEED.time_limit_s, SPEED.is_extra, SPEED.difficulty = 10, True, 2
 SPEED.objective = "compute the speed-up from acceptance and costs, and when to draft nothing"
 SPEED.hints = (
     "A pass yields 1 token for sure, a second one with probability alpha, a third with alpha squared, ...",

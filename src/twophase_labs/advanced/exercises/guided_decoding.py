@@ -22,15 +22,9 @@ FORMS = {
 ALL_FORMS = tuple({"form": form} for form in FORMS)
 
 MACHINE = exercise(
-    "5.8",
-    "Which tokens may come next",
-    "advance token_mask",
-    points=3,
-    minutes=10,
-    lines=3,
-    difficulty=2,
-    time_limit_s=10,
+    "5.8", "Which tokens may come next", "advance token_mask", points=3, minutes=10, lines=3, difficulty=2
 )
+MACHINE.time_limit_s = 10
 MACHINE.objective = "turn a machine over characters into a mask over tokens"
 MACHINE.hints = (
     "A token may be several characters. All of them must be readable, one after another, from the state you are in.",
@@ -193,16 +187,9 @@ def knows_machines_apart(answer: Any, draw: Draw) -> None:
 
 
 ALLOWED = exercise(
-    "5.9",
-    "A mask from a trie",
-    "allowed_ids",
-    points=3,
-    minutes=7,
-    lines=8,
-    difficulty=2,
-    time_limit_s=10,
-    checked_in="answer",
+    "5.9", "A mask from a trie", "allowed_ids", points=3, minutes=7, lines=8, difficulty=2, time_limit_s=10
 )
+ALLOWED.checked_in = "answer"
 ALLOWED.objective = "rule out all tokens that share a beginning at once"
 ALLOWED.hints = (
     "Walk through the trie and the machine at the same time: going down by a character in the trie is going along "
@@ -345,15 +332,9 @@ def leaves_the_trie(answer: Any, draw: Draw) -> None:
 
 
 GUESS_5_10 = exercise(
-    "5.10",
-    "How many would have been thrown away",
-    kind="prediction",
-    points=1,
-    minutes=3,
-    is_extra=True,
-    needs=("model",),
-    time_limit_s=120,
+    "5.10", "How many would have been thrown away", kind="prediction", points=1, minutes=3, is_extra=True
 )
+GUESS_5_10.time_limit_s, GUESS_5_10.needs = 120, ("model",)
 GUESS_5_10.objective = "estimate what a mask saves in retries"
 GUESS_5_10.question = Number(
     guided_answers.num_valid_unguided,

@@ -17,16 +17,9 @@ SIZES = tuple(
 
 
 HEAVY = exercise(
-    "5.12",
-    "Keep what gets attention",
-    "heavy_hitters",
-    points=3,
-    minutes=10,
-    lines=8,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=15,
+    "5.12", "Keep what gets attention", "heavy_hitters", points=3, minutes=10, lines=8, difficulty=2, is_extra=True
 )
+HEAVY.time_limit_s = 15
 HEAVY.objective = "evict by accumulated attention, and see what that rule keeps that a window does not"
 HEAVY.hints = (
     "Go through the queries in order. Each one brings a key of its own, then adds its row to the scores of the keys "

@@ -11,15 +11,9 @@ from twophase_labs.machine.checks import Draw, compare, finite, reject, unchange
 from twophase_labs.machine.exercise import exercise
 
 MEASURES = exercise(
-    "5.14",
-    "Perplexity and divergence",
-    "surprises perplexity divergences",
-    points=3,
-    minutes=10,
-    lines=4,
-    difficulty=2,
-    time_limit_s=10,
+    "5.14", "Perplexity and divergence", "surprises perplexity divergences", points=3, minutes=10, lines=4, difficulty=2
 )
+MEASURES.time_limit_s = 10
 MEASURES.objective = "measure what a change of the cache does to a model's predictions"
 MEASURES.hints = (
     "Everything comes from log_softmax of the logits: it is log p, safe for large logits.",
@@ -157,17 +151,8 @@ def survives_large(answer: Any, draw: Draw) -> None:
         finite(got, what=name, axes=("position",))
 
 
-GATE = exercise(
-    "5.15",
-    "Enough text to decide",
-    "decide",
-    points=2,
-    minutes=7,
-    lines=4,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=10,
-)
+GATE = exercise("5.15", "Enough text to decide", "decide", points=2, minutes=7, lines=4, difficulty=2, is_extra=True)
+GATE.time_limit_s = 10
 GATE.objective = "tell 'not kept' from 'not known yet'"
 GATE.hints = (
     "The interval is the mean plus and minus z standard errors.",

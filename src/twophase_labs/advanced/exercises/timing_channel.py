@@ -9,15 +9,9 @@ from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 RECOVER = exercise(
-    "5.3",
-    "Read a stranger's prompt with a clock",
-    "recover",
-    points=2,
-    minutes=8,
-    lines=3,
-    difficulty=2,
-    time_limit_s=10,
+    "5.3", "Read a stranger's prompt with a clock", "recover", points=2, minutes=8, lines=3, difficulty=2
 )
+RECOVER.time_limit_s = 10
 RECOVER.objective = "see shared state as a channel: what can be measured can be read"
 RECOVER.hints = (
     "Begin with the first part: one of its options is the beginning of what the engine has seen, and a prompt of "

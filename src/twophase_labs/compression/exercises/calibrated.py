@@ -137,16 +137,9 @@ def bears_small_inputs(answer: Any, draw: Draw, alpha: float) -> None:
 
 
 AWQ = exercise(
-    "6.8",
-    "Weights that matter: the search",
-    "awq",
-    points=3,
-    minutes=9,
-    lines=8,
-    difficulty=2,
-    uses=("6.2", "6.7"),
-    time_limit_s=30,
+    "6.8", "Weights that matter: the search", "awq", points=3, minutes=9, lines=8, difficulty=2, uses=("6.2", "6.7")
 )
+AWQ.time_limit_s = 30
 AWQ.objective = "find the factors that make the output's error small after rounding"
 AWQ.hints = (
     "One alpha at a time: factors, then the weight whose columns are multiplied by them, rounded, and the columns "
@@ -181,7 +174,7 @@ def finds_the_best(
     compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
-@AWQ.check("tries alpha 0 and alpha 1", {})
+@AWQ.check("tries alpha 0 and alpha 1")
 def ends_count(answer: Any, draw: Draw) -> None:
     """With two steps alpha is 0, then 1."""
     # Two steps are alpha 0 and alpha 1, and either can be best; alpha 2, which would be better still, is not tried.
@@ -196,7 +189,7 @@ def ends_count(answer: Any, draw: Draw) -> None:
         compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
-@AWQ.check("tries eleven steps unless it is told otherwise", {})
+@AWQ.check("tries eleven steps unless it is told otherwise")
 def eleven_steps(answer: Any, draw: Draw) -> None:
     """`num_steps=11`: alpha is 0, 0.1, ..., 1."""
     # The number of steps left out.
@@ -205,7 +198,7 @@ def eleven_steps(answer: Any, draw: Draw) -> None:
     compare(got, expected.float(), what="the best factors of eleven", axes=("input",), rtol=1e-3)
 
 
-@AWQ.check("goes by the sum of the squared errors", {})
+@AWQ.check("goes by the sum of the squared errors")
 def squares_the_error(answer: Any, draw: Draw) -> None:
     """Square the differences of the outputs before you add them up: a large one counts for more than two of half
     its size."""

@@ -13,16 +13,9 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 KERNEL = exercise(
-    "6.11",
-    "Four bits into the multiplier",
-    "int4_linear_kernel",
-    kind="kernel",
-    points=5,
-    minutes=12,
-    lines=5,
-    difficulty=3,
-    time_limit_s=60,
+    "6.11", "Four bits into the multiplier", "int4_linear_kernel", "kernel", points=5, minutes=12, lines=5
 )
+KERNEL.time_limit_s, KERNEL.difficulty = 60, 3
 KERNEL.objective = "read a weight as packed codes, and make it a number only in registers"
 KERNEL.hints = (
     "Follow one input i of one output o: in which word of the row is its code, and at which bit of the word? Which "

@@ -24,16 +24,9 @@ from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.kernels import device
 
 KERNEL = exercise(
-    "3.8",
-    "The paged decode kernel",
-    "paged_decode_kernel",
-    kind="kernel",
-    points=6,
-    minutes=14,
-    lines=5,
-    difficulty=3,
-    time_limit_s=60,
+    "3.8", "The paged decode kernel", "paged_decode_kernel", "kernel", points=6, minutes=14, lines=5, difficulty=3
 )
+KERNEL.time_limit_s = 60
 KERNEL.objective = "read keys and values where they lie, a tile at a time, for a whole group of query heads"
 KERNEL.hints = (
     "Go through the prefill kernel line by line with a chunk of one token: which lines become constants, and which "

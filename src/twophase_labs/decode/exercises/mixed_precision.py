@@ -11,17 +11,9 @@ COUNTS = cases(tokens=(5, 4, 3, 2, 5), recent=(2, 0, 3, 9, 7))
 MANY = {"tokens": 700, "recent": 130}
 
 MIXED = exercise(
-    "3.14",
-    "Recent tokens in fp16, older ones in int8",
-    "store_mixed",
-    points=3,
-    minutes=9,
-    lines=6,
-    difficulty=2,
-    is_extra=True,
-    uses=("3.13",),
-    time_limit_s=10,
+    "3.14", "Recent tokens in fp16, older ones in int8", "store_mixed", points=3, minutes=9, lines=6, difficulty=2
 )
+MIXED.time_limit_s, MIXED.uses, MIXED.is_extra = 10, ("3.13",), True
 MIXED.objective = "keep the tokens that matter most at full precision, and count what that costs"
 MIXED.hints = (
     "Five tokens, two of them recent: which rows of x go through `quantise`, which through `.half()`?",

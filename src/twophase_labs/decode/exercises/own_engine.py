@@ -14,17 +14,9 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 ENGINE = exercise(
-    "3.16",
-    "Your decode in the engine",
-    "own_engine",
-    points=6,
-    minutes=12,
-    lines=5,
-    difficulty=3,
-    needs=("triton",),
-    uses=("3.3", "3.4", "3.5", "3.11", "3.12"),
-    time_limit_s=60,
+    "3.16", "Your decode in the engine", "own_engine", points=6, minutes=12, lines=5, difficulty=3, needs=("triton",)
 )
+ENGINE.time_limit_s, ENGINE.uses = 60, ("3.3", "3.4", "3.5", "3.11", "3.12")
 ENGINE.objective = "run a real engine on your own allocator, forks, split kernel and merge"
 ENGINE.hints = (
     "The check says which of your parts the engine does not use yet, or which token differs.",

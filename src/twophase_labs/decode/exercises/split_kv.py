@@ -15,16 +15,9 @@ from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, u
 from twophase_labs.machine.exercise import exercise
 
 SPLIT = exercise(
-    "3.11",
-    "Attention over a split of the keys",
-    "paged_decode_split_kernel",
-    kind="kernel",
-    points=4,
-    minutes=11,
-    lines=5,
-    difficulty=3,
-    time_limit_s=60,
+    "3.11", "Attention over a split of the keys", "paged_decode_split_kernel", "kernel", points=4, minutes=11, lines=5
 )
+SPLIT.time_limit_s, SPLIT.difficulty = 60, 3
 SPLIT.objective = "divide one sequence's keys among programs, so that the parts can be merged"
 SPLIT.hints = (
     "Take 37 keys, tiles of 16 and 4 splits on paper: how many tiles are there, how many does a split get, and "

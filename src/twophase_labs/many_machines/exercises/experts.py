@@ -159,16 +159,9 @@ SHAPES = (
 )
 
 EXCHANGE = exercise(
-    "7.10",
-    "Rows that travel",
-    "dispatch combine",
-    points=3,
-    minutes=12,
-    lines=6,
-    difficulty=3,
-    is_extra=True,
-    time_limit_s=10,
+    "7.10", "Rows that travel", "dispatch combine", points=3, minutes=12, lines=6, difficulty=3, is_extra=True
 )
+EXCHANGE.time_limit_s = 10
 EXCHANGE.objective = "send each row to the rank of its expert, and bring it back to its token"
 EXCHANGE.hints = (
     "Flatten the [T, K] choices: entry i is choice i % K of token i // K. Sorting the entries by expert also sorts "

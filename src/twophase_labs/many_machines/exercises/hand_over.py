@@ -20,15 +20,9 @@ from twophase_labs.many_machines.layer_blocks import (
 )
 
 LAYERS = exercise(
-    "7.1",
-    "Blocks change hands",
-    "slots_of take_layer put_layer",
-    points=3,
-    minutes=8,
-    lines=4,
-    difficulty=2,
-    time_limit_s=10,
+    "7.1", "Blocks change hands", "slots_of take_layer put_layer", points=3, minutes=8, lines=4, difficulty=2
 )
+LAYERS.time_limit_s = 10
 LAYERS.objective = "move a prompt's K and V between pools whose blocks have other ids"
 LAYERS.hints = (
     "All three functions rest on one map, from positions to slots: position p is in the sequence's block number p "

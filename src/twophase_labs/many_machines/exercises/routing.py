@@ -24,15 +24,9 @@ GUESS_7_14.question = Number(
 )
 
 ROUTER = exercise(
-    "7.11",
-    "To the engine that has the prefix",
-    "PrefixRouter",
-    points=4,
-    minutes=15,
-    lines=20,
-    difficulty=3,
-    time_limit_s=20,
+    "7.11", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=15, lines=20, difficulty=3
 )
+ROUTER.time_limit_s = 20
 ROUTER.objective = "choose an engine by its cache and its load together"
 ROUTER.hints = (
     "For each engine a set of the blocks that were sent to it. A block is the same only if all before it is the "

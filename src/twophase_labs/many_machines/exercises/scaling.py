@@ -25,15 +25,9 @@ GUESS_7_12.question = Number(
 )
 
 SCALING = exercise(
-    "7.13",
-    "More engines at once, fewer with patience",
-    "Scaling",
-    points=3,
-    minutes=8,
-    lines=5,
-    difficulty=2,
-    time_limit_s=10,
+    "7.13", "More engines at once, fewer with patience", "Scaling", points=3, minutes=8, lines=5, difficulty=2
 )
+SCALING.time_limit_s = 10
 SCALING.objective = "decide how many engines there should be, from a load that jumps"
 SCALING.hints = (
     "If 4 engines carry 1.5 times their target each, how many carry the target each?",

@@ -14,15 +14,9 @@ from twophase_labs.many_machines.shards_attention import AttentionWeights, atten
 from twophase_tools.simulate.model_shapes import MODELS
 
 MLP = exercise(
-    "7.4",
-    "Half an MLP each",
-    "split_mlp mlp_part all_reduce mlp_block",
-    points=3,
-    minutes=9,
-    lines=6,
-    difficulty=2,
-    time_limit_s=10,
+    "7.4", "Half an MLP each", "split_mlp mlp_part all_reduce mlp_block", points=3, minutes=9, lines=6, difficulty=2
 )
+MLP.time_limit_s = 10
 MLP.objective = "split an MLP so that its ranks need one sum and nothing else"
 MLP.hints = (
     "Which of the two products can be cut so that silu sees whole elements, not parts of sums?",
@@ -122,16 +116,9 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
 
 
 HEADS = exercise(
-    "7.6",
-    "Heads that stay together",
-    "kv_heads_of split_attention",
-    points=3,
-    minutes=12,
-    lines=5,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=10,
+    "7.6", "Heads that stay together", "kv_heads_of split_attention", points=3, minutes=12, lines=5, difficulty=2
 )
+HEADS.time_limit_s, HEADS.is_extra = 10, True
 HEADS.objective = "split attention by groups of heads, evenly or not"
 HEADS.hints = (
     "A group is one KV head and the G query heads that read it. Cut between groups.",

@@ -9,15 +9,9 @@ from twophase_labs.machine.checks import Draw, Rejected, compare, number, reject
 from twophase_labs.machine.exercise import exercise
 
 QUANTILE = exercise(
-    "8.3",
-    "A quantile out of buckets",
-    "histogram_quantile",
-    points=3,
-    minutes=5,
-    lines=5,
-    difficulty=2,
-    time_limit_s=15,
+    "8.3", "A quantile out of buckets", "histogram_quantile", points=3, minutes=5, lines=5, difficulty=2
 )
+QUANTILE.time_limit_s = 15
 QUANTILE.objective = "estimate a quantile from a histogram's buckets as Prometheus does, and know its error"
 QUANTILE.hints = (
     "Of 10 values, 4 are at most 1 s and 9 at most 2 s. Where does the fifth lie? It is the first of five that lie "
@@ -133,17 +127,8 @@ def any_histogram(answer: Any, draw: Draw) -> None:
         follows(answer, draw.integer(1, 65) / 64, cumulative(counts, bounds))
 
 
-RATE = exercise(
-    "8.4",
-    "A counter that starts again",
-    "rate",
-    points=2,
-    minutes=5,
-    lines=8,
-    difficulty=1,
-    is_extra=True,
-    time_limit_s=10,
-)
+RATE = exercise("8.4", "A counter that starts again", "rate", points=2, minutes=5, lines=8, difficulty=1, is_extra=True)
+RATE.time_limit_s = 10
 RATE.objective = "turn a counter into a rate, across restarts and missing samples"
 RATE.hints = (
     "A counter only grows, unless its process was started anew: then it began at 0. What has been counted between "

@@ -26,16 +26,9 @@ ANSWER_8_6.question = Matching(
 )
 
 DIAGNOSE = exercise(
-    "8.8",
-    "A diagnosis from scraped samples",
-    "diagnose",
-    points=4,
-    minutes=15,
-    lines=16,
-    difficulty=3,
-    is_extra=True,
-    time_limit_s=180,
+    "8.8", "A diagnosis from scraped samples", "diagnose", points=4, minutes=15, lines=16, difficulty=3, is_extra=True
 )
+DIAGNOSE.time_limit_s = 180
 DIAGNOSE.objective = "name an incident's cause from counters and gauges, on hours never seen"
 DIAGNOSE.hints = (
     "Ask for causes first, in any order, and for what follows from them last: invalid JSON, lost needles and slow "

@@ -6,17 +6,8 @@ from typing import Any
 from twophase_labs.machine.checks import Draw, plain, reject, shown, unchanged
 from twophase_labs.machine.exercise import exercise
 
-TRIAGE = exercise(
-    "8.9",
-    "What to give up first",
-    "triage",
-    points=3,
-    minutes=7,
-    lines=12,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=30,
-)
+TRIAGE = exercise("8.9", "What to give up first", "triage", points=3, minutes=7, lines=12, difficulty=2, is_extra=True)
+TRIAGE.time_limit_s = 30
 TRIAGE.objective = "choose among ways to save memory by bytes won per harm done"
 TRIAGE.hints = (
     "What does a step win *now*? missing(taken) - missing([*taken, step]).",

@@ -178,16 +178,9 @@ CHAIN.check(
 ROWS = cases(num_rows=(1, 3, 5, 2), width=(16, 24, 576, 1))
 
 NORM = exercise(
-    "2.14",
-    "Residual and norm in one kernel",
-    "add_rmsnorm_kernel",
-    kind="kernel",
-    points=4,
-    minutes=15,
-    lines=8,
-    difficulty=2,
-    is_extra=True,
+    "2.14", "Residual and norm in one kernel", "add_rmsnorm_kernel", "kernel", points=4, minutes=15, lines=8
 )
+NORM.is_extra, NORM.difficulty = True, 2
 NORM.objective = "write a fused kernel in Triton from an empty body"
 NORM.hints = (
     "It is `row_max_kernel` of section 6 with two loads instead of one, and two stores.",

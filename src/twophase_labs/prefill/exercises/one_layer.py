@@ -16,15 +16,9 @@ LAYERS = cases(length=(1, 5, 3, 6, 80), num_heads=(1, 4, 3, 9, 2), num_kv_heads=
 MAPS = cases(num_heads=(4, 9, 5, 24), num_kv_heads=(2, 3, 1, 12))
 
 LAYER = exercise(
-    "2.1",
-    "One layer, with heads that share keys",
-    "layer_attention",
-    points=4,
-    minutes=11,
-    lines=7,
-    difficulty=2,
-    time_limit_s=40,
+    "2.1", "One layer, with heads that share keys", "layer_attention", points=4, minutes=11, lines=7, difficulty=2
 )
+LAYER.time_limit_s = 40
 LAYER.objective = "build the attention of a real layer with rotation and grouped heads"
 LAYER.hints = (
     "Write the shapes down first. `x @ layer.w_q` is [L, H * D]; `naive_attention` wants [L, H, D] three times, and "

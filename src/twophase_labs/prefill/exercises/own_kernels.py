@@ -23,17 +23,9 @@ from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
 OWN = exercise(
-    "2.15",
-    "Your kernels in the engine",
-    "own_write own_prefill",
-    points=4,
-    minutes=7,
-    lines=5,
-    difficulty=2,
-    needs=("triton", "model"),
-    uses=("2.9", "2.12"),
-    time_limit_s=120,
+    "2.15", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2
 )
+OWN.time_limit_s, OWN.uses, OWN.needs = 120, ("2.9", "2.12"), ("triton", "model")
 OWN.objective = "choose a grid, launch kernels, and run a real model on them"
 OWN.hints = (
     "Write down which program does what, for chunks of 3 and 50 tokens, 9 heads and 3 KV heads.",

@@ -101,7 +101,7 @@ def keeps_nothing(answer: Any, draw: Draw, num_entries: int) -> None:
 
 
 WRITE = exercise(
-    "2.9", "The K/V write kernel", "kv_write_kernel", kind="kernel", points=3, minutes=10, lines=4, difficulty=2
+    "2.9", "The K/V write kernel", "kv_write_kernel", "kernel", points=3, minutes=10, lines=4, difficulty=2
 )
 WRITE.objective = "scatter new keys and values into blocks"
 WRITE.hints = (

@@ -26,16 +26,9 @@ from twophase_labs.prefill.weights import (
 BATCHES = cases(query_lens=((4,), (3, 2)), cached=((0,), (0, 6)))
 
 KERNEL = exercise(
-    "2.12",
-    "The paged prefill kernel",
-    "paged_prefill_kernel",
-    kind="kernel",
-    points=4,
-    minutes=14,
-    lines=6,
-    difficulty=3,
-    time_limit_s=60,
+    "2.12", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=4, minutes=14, lines=6, difficulty=3
 )
+KERNEL.time_limit_s = 60
 KERNEL.objective = "attend over a paged cache, for a ragged batch of prompt chunks with grouped heads"
 KERNEL.hints = (
     "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q = 2, "

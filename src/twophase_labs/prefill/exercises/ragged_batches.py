@@ -12,15 +12,9 @@ from twophase_labs.machine.exercise import cases, exercise
 LENGTHS = cases(lengths=((1,), (4,), (3, 4, 5)))
 
 PACKED = exercise(
-    "2.10",
-    "Attention over a packed batch",
-    "packed_attention",
-    points=3,
-    minutes=10,
-    lines=4,
-    difficulty=2,
-    is_extra=True,
+    "2.10", "Attention over a packed batch", "packed_attention", points=3, minutes=10, lines=4, difficulty=2
 )
+PACKED.is_extra = True
 PACKED.objective = "mask a packed batch from its cumulative lengths"
 PACKED.hints = (
     "Write down the owners of the tokens for cu_lens = [0, 3, 7].",

@@ -281,16 +281,9 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
 
 
 SWAP = exercise(
-    "4.9",
-    "Swap or recompute",
-    "swap_s recompute_s cheaper_way",
-    points=3,
-    minutes=10,
-    lines=5,
-    difficulty=2,
-    is_extra=True,
-    time_limit_s=10,
+    "4.9", "Swap or recompute", "swap_s recompute_s cheaper_way", points=3, minutes=10, lines=5, difficulty=2
 )
+SWAP.time_limit_s, SWAP.is_extra = 10, True
 SWAP.objective = "compare bytes to move with arithmetic to repeat"
 SWAP.hints = (
     "Swapping moves blocks, not tokens, and each of them twice.",

@@ -19,16 +19,10 @@ from twophase_tools.load.steps import num_tokens
 from twophase_tools.load.workloads import TimedRequest
 
 POLICY = exercise(
-    "4.4",
-    "Decodes first, prefills in chunks",
-    "DecodesFirst",
-    points=4,
-    minutes=15,
-    lines=15,
-    difficulty=3,
-    time_limit_s=15,
-    checked_in="answer",
+    "4.4", "Decodes first, prefills in chunks", "DecodesFirst", points=4, minutes=15, lines=15, difficulty=3
 )
+POLICY.time_limit_s = 15
+POLICY.checked_in = "answer"
 POLICY.objective = "write a scheduling policy that runs in the engine"
 POLICY.hints = (
     "Three groups in this order: those that decode, those whose prefill has begun, those that wait. `room` is what "
