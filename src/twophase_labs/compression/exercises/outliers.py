@@ -185,11 +185,9 @@ def products_stay(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int, 
 
 @SMOOTH.check(
     "has the factors of the formula",
-    {"num_inputs": 3, "outputs": (2,), "alpha": 0.5},
-    {"num_inputs": 12, "outputs": (6, 3, 3), "alpha": 0.5},
-    {"num_inputs": 12, "outputs": (3, 6), "alpha": 0.8},
-    {"num_inputs": 5, "outputs": (4, 4), "alpha": 0.0},
-    {"num_inputs": 5, "outputs": (4, 4), "alpha": 1.0},
+    num_inputs=(3, 12, 12, 5, 5),
+    outputs=((2,), (6, 3, 3), (3, 6), (4, 4), (4, 4)),
+    alpha=(0.5, 0.5, 0.8, 0.0, 1.0),
 )
 def has_the_factors(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int, ...], alpha: float) -> None:
     """x_max to the power of alpha, over w_max to the power of 1 - alpha; w_max is the largest magnitude among all

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, listed, plain, reject, unchanged
-from twophase_labs.machine.exercise import exercise
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.machine.questions import Number
 
 MIXTURE = exercise(
@@ -149,13 +149,8 @@ def leaves_others_alone(answer: Any, draw: Draw, num_experts: int) -> None:
             reject(f"{num_tokens} tokens with k=2: experts {called} were called, expected {2 * num_tokens} of them")
 
 
-SHAPES = (
-    {"num_tokens": 1, "num_experts": 2, "k": 1, "n": 2},
-    {"num_tokens": 3, "num_experts": 4, "k": 2, "n": 2},
-    {"num_tokens": 7, "num_experts": 6, "k": 2, "n": 3},
-    {"num_tokens": 90, "num_experts": 64, "k": 8, "n": 4},
-    {"num_tokens": 4, "num_experts": 132, "k": 66, "n": 2},
-    {"num_tokens": 0, "num_experts": 4, "k": 2, "n": 2},
+SHAPES = cases(
+    num_tokens=(1, 3, 7, 90, 4, 0), num_experts=(2, 4, 6, 64, 132, 4), k=(1, 2, 2, 8, 66, 2), n=(2, 2, 3, 4, 2, 2)
 )
 
 EXCHANGE = exercise(

@@ -86,13 +86,8 @@ def hides_the_future(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
 
 @PACKED.check(
     "matches each prompt alone",
-    {"lengths": (1,), "heads": (1, 1)},
-    {"lengths": (3, 4, 5), "heads": (6, 2)},
-    {"lengths": (2, 0, 5, 1), "heads": (4, 2)},
-    {"lengths": (0, 3, 0, 2, 0), "heads": (3, 1)},
-    {"lengths": (90, 5), "heads": (2, 2)},
-    {"lengths": (2, 1), "heads": (49, 7)},
-    {"lengths": (2, 1), "heads": (128, 128)},
+    lengths=((1,), (3, 4, 5), (2, 0, 5, 1), (0, 3, 0, 2, 0), (90, 5), (2, 1), (2, 1)),
+    heads=((1, 1), (6, 2), (4, 2), (3, 1), (2, 2), (49, 7), (128, 128)),
 )
 def matches_one_by_one(answer: Any, draw: Draw, lengths: Sequence[int], heads: tuple[int, int]) -> None:
     """The mask is right, so compare heads and scale; and a prompt may have no tokens at all."""

@@ -7,19 +7,12 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject
-from twophase_labs.machine.exercise import Test, exercise
+from twophase_labs.machine.exercise import Test, cases, exercise
 from twophase_labs.prefill.exercises.one_layer import loop_attention
 from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory, standard_attention
 
-CASES = (
-    {"length": 1, "block_q": 1, "block_k": 1},
-    {"length": 4, "block_q": 4, "block_k": 4},
-    {"length": 7, "block_q": 4, "block_k": 3},
-    {"length": 9, "block_q": 2, "block_k": 5},
-    {"length": 11, "block_q": 4, "block_k": 2},
-    {"length": 5, "block_q": 8, "block_k": 16},
-    {"length": 70, "block_q": 33, "block_k": 24},
-    {"length": 72, "block_q": 70, "block_k": 66},
+CASES = cases(
+    length=(1, 4, 7, 9, 11, 5, 70, 72), block_q=(1, 4, 4, 2, 4, 8, 33, 70), block_k=(1, 4, 3, 5, 2, 16, 24, 66)
 )
 
 TILED = exercise("2.6", "Attention, tile by tile", "tiled_attention", points=4, minutes=8, lines=4, difficulty=2)
@@ -194,14 +187,11 @@ def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
         )
 
 
-TRAFFIC = (
-    {"length": 1, "width": 4, "block_q": 1, "block_k": 1},
-    {"length": 8, "width": 4, "block_q": 4, "block_k": 2},
-    {"length": 9, "width": 3, "block_q": 2, "block_k": 5},
-    {"length": 30, "width": 8, "block_q": 16, "block_k": 7},
-    {"length": 5, "width": 4, "block_q": 8, "block_k": 16},
-    {"length": 2, "width": 3, "block_q": 1, "block_k": 1},
-    {"length": 300, "width": 10, "block_q": 130, "block_k": 48},
+TRAFFIC = cases(
+    length=(1, 8, 9, 30, 5, 2, 300),
+    width=(4, 4, 3, 8, 4, 3, 10),
+    block_q=(1, 4, 2, 16, 8, 1, 130),
+    block_k=(1, 2, 5, 7, 16, 1, 48),
 )
 
 TRAFFIC_2_7 = exercise("2.7", "Counting traffic", "count_traffic", points=3, minutes=5, lines=2, difficulty=2)
