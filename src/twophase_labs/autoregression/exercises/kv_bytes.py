@@ -23,12 +23,7 @@ CONFIGS: dict[str, dict[str, int]] = {
         "hidden_size": 576,
         "head_dim": 64,
     },
-    "Llama-3-8B": {
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "hidden_size": 4096,
-    },
+    "Llama-3-8B": {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096},
 }
 
 

@@ -124,10 +124,7 @@ def write_and_compare(
     k_cache, v_cache = (draw.normal(num_pages, num_kv_heads, page, head_dim) for _ in range(2))
     inputs = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots}
     got = run_guarded(
-        lambda **tensors: launch_kv_write(answer.kv_write_kernel, **tensors),
-        inputs,
-        {},
-        mutable=("k_cache", "v_cache"),
+        lambda **tensors: launch_kv_write(answer.kv_write_kernel, **tensors), inputs, {}, mutable=("k_cache", "v_cache")
     )
     token_of = {int(slot): token for token, slot in enumerate(slots.tolist()) if slot >= 0}
     for name, new, other, before in (("k", k, v, k_cache), ("v", v, k, v_cache)):

@@ -18,9 +18,7 @@ GUESS_4_1 = exercise("4.1", "The share that works", kind="prediction", points=1,
 GUESS_4_1.objective = "predict the waste of static batching"
 GUESS_4_1.hints = ("Of eight lengths drawn from 1 to 200, how long is the longest, roughly? And the mean?",)
 GUESS_4_1.question = Number(
-    static_use,
-    abs=0.08,
-    hint="The batch lasts as long as its longest; the mean of 1 to 200 is half of 200.",
+    static_use, abs=0.08, hint="The batch lasts as long as its longest; the mean of 1 to 200 is half of 200."
 )
 
 ITERATION = exercise(
