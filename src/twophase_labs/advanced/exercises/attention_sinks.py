@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 SINKS = exercise(

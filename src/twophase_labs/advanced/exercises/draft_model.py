@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.exercises.verification import far_from, rows
-from twophase_labs.machine.checks import Draw, reject
+from twophase_labs.machine.checks import Draw, amount, reject
 from twophase_labs.machine.exercise import exercise
 
 DRAFT = exercise(

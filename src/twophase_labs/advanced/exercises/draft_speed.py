@@ -3,8 +3,7 @@
 from fractions import Fraction
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, integer, reject
+from twophase_labs.machine.checks import Draw, amount, compare, integer, reject
 from twophase_labs.machine.exercise import exercise
 
 SPEED = exercise(

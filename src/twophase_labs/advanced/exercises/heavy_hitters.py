@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 # num_recent is 0 to budget. These are cases, so that where an answer raises an error the learner is shown both.

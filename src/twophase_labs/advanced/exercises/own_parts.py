@@ -5,7 +5,6 @@ from typing import Any
 
 from twophase import SamplingParams
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.exercises.guided_decoding import (
     FORMS,
@@ -17,7 +16,7 @@ from twophase_labs.advanced.exercises.guided_decoding import (
 )
 from twophase_labs.advanced.guided_machine import PRICE, Machine, chain
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
-from twophase_labs.machine.checks import Draw, compare, reject
+from twophase_labs.machine.checks import Draw, amount, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 TIMING = exercise(

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_hashing import as_bytes, digest
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 HASHES = exercise(

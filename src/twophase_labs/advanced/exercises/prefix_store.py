@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 STORE = exercise(

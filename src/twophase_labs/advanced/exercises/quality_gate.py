@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 MEASURES = exercise(

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 RECOVER = exercise(

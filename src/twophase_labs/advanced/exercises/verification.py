@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
-from twophase_labs.machine.checks import Draw, reject
+from twophase_labs.machine.checks import Draw, amount, reject
 from twophase_labs.machine.exercise import exercise
 
 PLACES = tuple(

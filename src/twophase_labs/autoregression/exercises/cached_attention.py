@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from twophase_labs.autoregression.gap import times_a_token_read
-from twophase_labs.autoregression.shapes import compare_shapes
 from twophase_labs.autoregression.toy import KeysValues, ToyModel
-from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, compare_shapes, fresh, reject, unchanged
 from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.machine.questions import Number
 

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.autoregression.shapes import compare_shapes
 from twophase_labs.autoregression.toy import Counted, count_up
 from twophase_labs.kit.models import is_decided, random_llama, transformers_greedy
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, compare_shapes, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 SKELETON = """In words of code:

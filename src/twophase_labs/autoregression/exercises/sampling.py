@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, compare_shapes, reject, unchanged
 from twophase_labs.machine.exercise import cases, exercise
 
 ROWS = cases(rows=(1, 3, 2), size=(5, 12, 400))
@@ -46,7 +46,7 @@ def ranked(row: Tensor) -> list[int]:
 
 def compare_distributions(got: Any, logits: Tensor, expected: Sequence[Sequence[float]]) -> None:
     """What softmax makes of `got` against the distributions expected, row by row."""
-    compare(torch.zeros_like(got) if isinstance(got, Tensor) else got, torch.zeros_like(logits), axes=("row", "token"))
+    compare_shapes(got, logits, axes=("row", "token"))
     for name, bad in (("NaN", got.isnan()), ("plus infinity", got == torch.inf)):
         if bool(bad.any()):
             row, token = bad.nonzero()[0].tolist()

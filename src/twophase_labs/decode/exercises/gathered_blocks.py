@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.decode.lasting import lasting
 from twophase_labs.decode.paged_inputs import PagedInputs, one_hot_values, random_pages
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, lasting, reject, unchanged
 from twophase_labs.machine.exercise import cases, exercise
 
 LENGTHS = cases(lengths=((1,), (4,), (9, 4, 6)))

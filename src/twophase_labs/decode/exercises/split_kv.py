@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from twophase_labs.decode.decode_cases import AXES, DecodeCase, map_case, naive_decode, random_case, slot_order
-from twophase_labs.decode.lasting import lasting
 from twophase_labs.decode.launch import launch_paged_decode_split
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, lasting, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 SPLIT = exercise(
