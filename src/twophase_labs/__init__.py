@@ -6,7 +6,7 @@ Author's guide
 A lab is three things: the notebook's source, the exercises with their checks, the bank that proves the checks.
 
     labsolutions/01_autoregression.py             jupytext percent format, solved; the only notebook file you edit
-    src/twophase_labs/autoregression/exercises/   EXERCISES = (Exercise(...), ...) and their checks; a file per section
+    src/twophase_labs/autoregression/exercises/   exercises with their checks; a file per section
     src/twophase_labs/autoregression/*.py         what the notebook imports: pictures, small models
     tests/labs/autoregression/answers_*.py        BANKS = {"1.3": Bank(wrong=(...), right=(...))}
 
@@ -47,16 +47,19 @@ function it raises when reached, at a cell's top level it is a value that raises
 untouched if it says `greedy = use("1.3")`, under the learner's own name: the learner's function if it passes, else the
 reference, labelled.
 
-**Exercises** are `Exercise(...)` (exercise.py). Code and kernels have `checks`, properties tested in order; every
-property has its own hint, the one that fits when it is the first to fail:
+**Exercises** are made by `exercise(...)` (exercise.py). Code and kernels have checks, properties tested in the order in
+which they follow it; every property has its own hint, the docstring, which fits when it is the first to fail:
 
+    GREEDY = exercise("1.3", "The greedy loop", "greedy", points=3, minutes=6)
+    GREEDY.objective = "write the loop of generation"
+    GREEDY.hints = ("Symptom.", "Cause.", "Nudge.")
+
+    @GREEDY.check("picks the most likely token", length=(1, 7))
     def picks_the_argmax(answer, draw, length):
+        '''Which row predicts the next token?'''
         ids = draw.integers(0, 50, length)
         expected = oracle(ids, 3)  # first: the answer might modify its input
         compare(answer.greedy(toy_model, ids, 3), expected, what="the ids", axes=("position",))
-
-    Property("picks the most likely token", picks_the_argmax, "Which row predicts the next token?",
-             cases=({"length": 1}, {"length": 7}))
 
 `answer` holds the learner's objects by name; `draw` makes random inputs, new in each run; cases go from small to
 large. Helpers are in checks.py: `compare`, `unchanged`, `fresh`, `finite`, `raises`, `reject`. The oracle is
@@ -69,7 +72,7 @@ An exercise is *open* if its one blank is the body of a function, all but the do
 units and has two examples (`>>>`), which a test runs; the last of its three hints is a skeleton, several lines of code,
 shown as it stands.
 
-**Questions** have `question=Choice(...)`, `Matching(...)` or `Number(...)` (questions.py) and one name, a top-level
+**Questions** have `question = Choice(...)`, `Matching(...)` or `Number(...)` (questions.py), and one name, a top-level
 `answer_1_2 = "b"  # SOLUTION: one letter`. `python -m twophase_labs.machine.questions 1.2 b` prints the seal to store.
 A prediction has kind 'prediction' and a `Number`; it earns its point when it is committed before the measurement, right
 or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it

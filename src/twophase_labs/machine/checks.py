@@ -4,6 +4,7 @@ compare(got, expected, axes=("position", "head"))     type, shape, dtype, NaN, t
 number(got), integer(got), integers(got)              a plain number, int or list of ints, or None if it is none
 with unchanged(q=q, k=k): ...                         the call inside must not modify these tensors
 fresh(got, q=q)                                       the result must not share memory with an input
+with lasting(out=got): ...                            the call inside must not modify an earlier result
 raises(ValueError, f, ...)                            the call must refuse
 reject("...")                                         anything else
 draw.normal(3, 4), draw.integer(1, 9), ...            random inputs, new in every run
@@ -149,6 +150,15 @@ def integers(value: Any) -> list[int] | None:
     return None if None in found else found  # type: ignore[return-value]
 
 
+def listed(value: Any) -> Any:
+    """Nested lists for a NumPy array or a tensor of at least one dimension; anything else as `plain` gives it."""
+    import numpy as np
+    import torch
+
+    value = plain(value)
+    return value.tolist() if type(value) in (np.ndarray, torch.Tensor) else value
+
+
 def tolerance(dtype: "torch.dtype") -> tuple[float, float]:
     """Relative and absolute difference that two right ways of computing may show.
 
@@ -210,6 +220,14 @@ def compare(
             reject(f"{what} is {got:.6g}, expected {expected:.6g}", f"off by {abs(got - expected):.3g}")
     elif got != expected:
         reject(f"{what} is {shown(got)}, expected {shown(expected)}")
+
+
+def compare_shapes(got: Any, expected: "torch.Tensor", *, what: str = "the result", axes: Sequence[str] = ()) -> None:
+    """Reject what is no tensor of this shape and dtype; values do not matter."""
+    import torch
+
+    blank = torch.zeros_like(got) if isinstance(got, torch.Tensor) else got
+    compare(blank, torch.zeros_like(expected), what=what, axes=axes)
 
 
 def _require_type(got: Any, expected: Any, what: str) -> None:
@@ -347,6 +365,11 @@ def shown(value: Any, limit: int = 120) -> str:
     return text if len(text) <= limit else f"{text[: limit - 20]} ... {text[-15:]}"
 
 
+def amount(number: int, thing: str, things: str = "") -> str:
+    """'1 draft', '2 drafts'; `things` where the plural takes more than an s."""
+    return f"{number} {thing if number == 1 else things or thing + 's'}"
+
+
 @contextmanager
 def unchanged(**inputs: Any) -> Iterator[None]:
     """Reject a call that modifies any of these tensors or lists."""
@@ -367,6 +390,21 @@ def unchanged(**inputs: Any) -> Iterator[None]:
             reject(
                 f"the call modified its input `{name}`",
                 "Work on a copy, or use operations without a trailing underscore.",
+            )
+
+
+@contextmanager
+def lasting(**results: "torch.Tensor") -> Iterator[None]:
+    """Reject calls inside that change what an earlier call returned: a buffer that is used again, for instance."""
+    import torch
+
+    before = {name: value.clone() for name, value in results.items()}
+    yield
+    for name, value in results.items():
+        if not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
+            reject(
+                f"a second call, with other inputs, changed `{name}` of the first one's result",
+                "Make a new tensor in each call; what is kept between calls belongs to all of them.",
             )
 
 

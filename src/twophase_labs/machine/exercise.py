@@ -1,16 +1,33 @@
-"""What an exercise is: plain data, standing beside its check in `<chapter>/exercises/<topic>.py`."""
+"""What an exercise is: its facts, and below them its check, in `<chapter>/exercises/<topic>.py`.
 
-from collections.abc import Callable, Mapping
+GREEDY = exercise("1.3", "The greedy loop", "greedy", points=3, minutes=6)
+GREEDY.objective = "write the loop of generation"
+GREEDY.hints = ("Symptom.", "Cause.", "Nudge.")
+
+@GREEDY.check("picks the most likely token", length=(1, 7))
+def picks_the_argmax(answer, draw, length):
+    '''Which row predicts the next token?'''
+    ...
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from twophase_labs.machine.questions import Number, Question
 
 Kind = Literal["code", "kernel", "prediction", "matching", "choice", "numeric"]
 Need = Literal["cpu", "triton", "gpu", "model"]
 Test = Callable[..., None]
+Cases = tuple[Mapping[str, Any], ...]
+T = TypeVar("T", bound=Test)
 
 MAX_HINTS = 3
+
+
+def cases(**columns: Sequence[Any]) -> Cases:
+    """`cases(new=(1, 4), cached=(0, 5))`: first new 1 and cached 0, then new 4 and cached 5."""
+    return tuple(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -28,10 +45,10 @@ class Property:
     name: str
     test: Test
     hint: str
-    cases: tuple[Mapping[str, Any], ...] = ({},)
+    cases: Cases = ({},)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exercise:
     """One exercise.
 
@@ -61,7 +78,7 @@ class Exercise:
     names: tuple[str, ...]
     points: int
     minutes: int
-    objective: str
+    objective: str = ""
     hints: tuple[str, ...] = ()
     checks: tuple[Property, ...] = ()
     question: Question | None = None
@@ -75,7 +92,23 @@ class Exercise:
     is_extra: bool = False
     compiled: Test | None = None
 
-    def __post_init__(self) -> None:
+    def check(self, name: str, *given: Mapping[str, Any], hint: str = "", **columns: Sequence[Any]) -> Callable[[T], T]:
+        """The function below this decorator tests the property of that name. Properties are told in their order.
+
+        Args:
+            given: The cases; or `columns` has each argument's values (see `cases`).
+            hint: In place of the function's docstring.
+        """
+
+        def add(test: T) -> T:
+            said = hint or " ".join((test.__doc__ or "").split())
+            self.checks += (Property(name, test, said, given or cases(**columns) or ({},)),)
+            return test
+
+        return add
+
+    def validate(self) -> None:
+        """Refuse an exercise that makes no sense, once it has its checks."""
         is_code = self.kind in ("code", "kernel")
         rules = {
             "names something to define": bool(self.names),
@@ -87,6 +120,7 @@ class Exercise:
             "a prediction is a Number": self.kind != "prediction" or isinstance(self.question, Number),
             "is a kernel if it is compiled": self.compiled is None or self.kind == "kernel",
             "has distinct property names": len({p.name for p in self.checks}) == len(self.checks),
+            "has a hint for each property": all(p.hint for p in self.checks),
         }
         broken = [rule for rule, holds in rules.items() if not holds]
         if broken:
@@ -126,6 +160,16 @@ class Exercise:
             Property(name, _on_value(self.names[0], test), hint)
             for name, test, hint in (steps[:1] if self.kind == "prediction" else steps)
         )
+
+
+def exercise(
+    id: str, title: str, names: str = "", kind: Kind = "code", *, points: int, minutes: int, **facts: Any
+) -> Exercise:
+    """An exercise, whose objective, hints, checks or question follow. A question's name comes from its id."""
+    names = names or f"{'guess' if kind == 'prediction' else 'answer'}_{id.replace('.', '_')}"
+    if kind == "kernel":
+        facts.setdefault("needs", ("triton",))
+    return Exercise(id, title, kind, tuple(names.split()), points, minutes, **facts)
 
 
 def _on_value(name: str, test: Callable[[Any], None]) -> Test:

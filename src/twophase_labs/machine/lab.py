@@ -85,13 +85,15 @@ class Lab:
 
     @cached_property
     def exercises(self) -> Mapping[str, Exercise]:
-        """By id, in order. Taken from `EXERCISES` of every module in the chapter's `exercises`."""
-        modules = self._modules(f"{self.package}.exercises")
-        found = [e for module in modules for e in importlib.import_module(module).EXERCISES]
+        """By id, in order: those of every module in the chapter's `exercises`."""
+        modules = [importlib.import_module(name) for name in self._modules(f"{self.package}.exercises")]
+        found = [e for module in modules for e in vars(module).values() if isinstance(e, Exercise)]
         found.sort(key=lambda e: [int(part) if part.isdigit() else part for part in re.split(r"[._]", e.id)])
         ids = [e.id for e in found]
         if len(set(ids)) != len(ids):
             raise WorkbookError(f"lab {self.number} has two exercises of one id among {', '.join(ids)}")
+        for exercise in found:
+            exercise.validate()
         return {e.id: e for e in found}
 
     @property

@@ -145,7 +145,7 @@ def test_what_the_emulator_does_not_cover_is_not_held_against_it():
 
 def test_only_kernels_are_compiled():
     with pytest.raises(ValueError, match="is a kernel if it is compiled"):
-        Exercise(**{**vars(EXERCISE), "kind": "code"})
+        Exercise(**{**vars(EXERCISE), "kind": "code"}).validate()
 
 
 def test_a_kernel_that_was_not_launched_has_no_report():

@@ -5,11 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance
 from twophase_labs.advanced.exercises.verification import far_from, rows
-from twophase_labs.machine.checks import Draw, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, reject
+from twophase_labs.machine.exercise import exercise
+
+DRAFT = exercise(
+    "5.6", "Drafts of a small model", "draft_with_model", points=3, minutes=8, lines=6, difficulty=2, time_limit_s=20
+)
+DRAFT.checked_in = "answer"
+DRAFT.objective = "draft with a model so that the verifier can be exact"
+DRAFT.hints = (
+    "One token after the other: the row for the second draft depends on the first one.",
+    "Ask `next_probs` about the text with all drafts so far, draw from the row, and keep both, token and row. "
+    "`np.stack` makes an array of a list of rows.",
+    "drafts, q = [], []\nfor _ in range(num_draft):\n    row = ...  # behind all that is there by now\n"
+    "    ...  # draw, and keep two things\nreturn drafts, ...",
+)
 
 NUM_RUNS = 4_000
 
@@ -50,7 +62,9 @@ def drafted(answer: Any, model: ToyModel, text: list[int], num_draft: int, chanc
     return drafts, q
 
 
+@DRAFT.check("asks behind its own drafts", num_draft=(1, 5))
 def asks_behind_its_drafts(answer: Any, draw: Draw, num_draft: int) -> None:
+    """Draft i follows the text and drafts 0 to i - 1; one call of next_probs for each draft, none besides."""
     for length in (1, 2, 7):
         model = ToyModel(draw)
         text = draw.integers(0, 5, length).tolist()
@@ -68,7 +82,14 @@ def asks_behind_its_drafts(answer: Any, draw: Draw, num_draft: int) -> None:
             reject(f"for draft {wrong} next_probs was asked about {got}, expected {expected[wrong]}")
 
 
+@DRAFT.check(
+    "gives the rows the drafts were drawn from",
+    {"num_draft": 1},
+    {"num_draft": 4},
+    {"num_draft": 3, "is_certain": True},
+)
 def gives_the_rows(answer: Any, draw: Draw, num_draft: int, is_certain: bool = False) -> None:
+    """Row i of q is what next_probs said before draft i was drawn, unchanged."""
     model = ToyModel(draw, is_certain=is_certain)
     text = draw.integers(0, 5, 4).tolist()
     drafts, q = drafted(answer, model, text, num_draft, Chance(draw.integer(0, 2**31)))
@@ -81,7 +102,9 @@ def gives_the_rows(answer: Any, draw: Draw, num_draft: int, is_certain: bool = F
             )
 
 
+@DRAFT.check("says what a certain model says")
 def follows_certain_rows(answer: Any, draw: Draw) -> None:
+    """A row with all its weight on one token leaves nothing to chance."""
     for num_draft in (1, 6, draw.integer(65, 90)):
         model, text = ToyModel(draw, 7, is_certain=True), draw.integers(0, 7, 3).tolist()
         drafts, _ = drafted(answer, model, text, num_draft, Chance(0))
@@ -92,8 +115,11 @@ def follows_certain_rows(answer: Any, draw: Draw) -> None:
             reject(f"the model is certain of {expected[3:]}, and the drafts are {drafts}")
 
 
+@DRAFT.check("draws, and does not choose", place=(0, 1))
 def draws_from_the_rows(answer: Any, draw: Draw, place: int) -> None:
-    """Each draft, given those before it, comes as often as its row says."""
+    """Token x must be drafted with probability q[i, x], or p/q is not the share that may be kept: use
+    chance.draw(row)."""
+    # Each draft, given those before it, comes as often as its row says.
     model, text, chance = ToyModel(draw, 3), [0], Chance(draw.integer(0, 2**31))
     counts: dict[tuple[int, ...], np.ndarray] = {}
     for _ in range(NUM_RUNS):
@@ -110,8 +136,10 @@ def draws_from_the_rows(answer: Any, draw: Draw, place: int) -> None:
         )
 
 
+@DRAFT.check("can be verified without a trace")
 def is_verified_without_a_trace(answer: Any, draw: Draw) -> None:
-    """Drafts and rows in the exact rule: what comes out is distributed as the large model says."""
+    """With these drafts and rows, the rule of 5.5 must lead to the large model's distribution."""
+    # Drafts and rows in the exact rule: what comes out is distributed as the large model says.
     small, large = ToyModel(draw, 4), ToyModel(draw, 4)
     text, chance = [1], Chance(draw.integer(0, 2**31))
     counts, num_kept = np.zeros(4), 0
@@ -130,58 +158,3 @@ def is_verified_without_a_trace(answer: Any, draw: Draw) -> None:
         token, share = found
         reject(f"verified by the exact rule, token {token} comes in {share:.1%}; the large model says "
                f"{large.row(text)[token]:.1%}")  # fmt: skip
-
-
-EXERCISES = (
-    Exercise(
-        id="5.6",
-        title="Drafts of a small model",
-        kind="code",
-        checked_in="answer",
-        names=("draft_with_model",),
-        points=3,
-        minutes=8,
-        lines=6,
-        difficulty=2,
-        objective="draft with a model so that the verifier can be exact",
-        hints=(
-            "One token after the other: the row for the second draft depends on the first one.",
-            "Ask `next_probs` about the text with all drafts so far, draw from the row, and keep both, token and row. "
-            "`np.stack` makes an array of a list of rows.",
-            "drafts, q = [], []\nfor _ in range(num_draft):\n    row = ...  # behind all that is there by now\n"
-            "    ...  # draw, and keep two things\nreturn drafts, ...",
-        ),
-        checks=(
-            Property(
-                "asks behind its own drafts",
-                asks_behind_its_drafts,
-                "Draft i follows the text and drafts 0 to i - 1; one call of next_probs for each draft, none besides.",
-                ({"num_draft": 1}, {"num_draft": 5}),
-            ),
-            Property(
-                "gives the rows the drafts were drawn from",
-                gives_the_rows,
-                "Row i of q is what next_probs said before draft i was drawn, unchanged.",
-                ({"num_draft": 1}, {"num_draft": 4}, {"num_draft": 3, "is_certain": True}),
-            ),
-            Property(
-                "says what a certain model says",
-                follows_certain_rows,
-                "A row with all its weight on one token leaves nothing to chance.",
-            ),
-            Property(
-                "draws, and does not choose",
-                draws_from_the_rows,
-                "Token x must be drafted with probability q[i, x], or p/q is not the share that may be kept: use "
-                "chance.draw(row).",
-                ({"place": 0}, {"place": 1}),
-            ),
-            Property(
-                "can be verified without a trace",
-                is_verified_without_a_trace,
-                "With these drafts and rows, the rule of 5.5 must lead to the large model's distribution.",
-            ),
-        ),
-        time_limit_s=20,
-    ),
-)

@@ -5,7 +5,6 @@ from typing import Any
 
 from twophase import SamplingParams
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.capstone import Asked, open_engine, serve
 from twophase_labs.advanced.exercises.guided_decoding import (
     FORMS,
@@ -17,8 +16,21 @@ from twophase_labs.advanced.exercises.guided_decoding import (
 )
 from twophase_labs.advanced.guided_machine import PRICE, Machine, chain
 from twophase_labs.decode.tiny_llama import VOCAB, tiny_llama
-from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, compare, reject
+from twophase_labs.machine.exercise import exercise
+
+TIMING = exercise(
+    "5.16", "Wire them", "names_to_ask num_allowed", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=60
+)
+TIMING.checked_in = "answer"
+TIMING.objective = "make parts that are right alone right together"
+TIMING.hints = (
+    "The engine computes the last token of every prompt, because it needs its logits. So the block with that token "
+    "may not be a hit.",
+    "A pending block, and all that is behind it, cannot be used yet: stop at the first pending name.",
+    "(num_tokens - 1) // block_size blocks end before the last token. For the drafts: `advance(machine, state, "
+    "texts[draft])` gives the next state or None; a token without text leads nowhere, though `advance` can read it.",
+)
 
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True, "block_size": 4, "max_num_batched_tokens": 32, "num_blocks": 40,
@@ -44,20 +56,52 @@ def expect_names(answer: Any, names: list[Any], num_tokens: int, block_size: int
         )
 
 
+@TIMING.check("leaves the last token to be computed")
 def leaves_the_last_token(answer: Any, draw: Draw) -> None:
+    """Only blocks that end before the prompt's last token may be asked for."""
     for block_size in (1, 4, 16):
         for num_tokens in (0, 1, block_size, block_size + 1, 5 * block_size, 6 * block_size - 1, 80 * block_size + 1):
             names = [f"h{i}" for i in range(num_tokens // block_size)]
             expect_names(answer, names, num_tokens, block_size, frozenset())
 
 
+@TIMING.check("stops at the first pending name")
 def stops_at_pending(answer: Any, draw: Draw) -> None:
+    """A prefix ends where the first of its blocks is not there yet."""
     for _ in range(12):
         num = draw.integer(1, 9)
         names = [f"h{i}" for i in range(num)]
         pending = frozenset(draw.choice([*names, "of another prompt"]) for _ in range(draw.integer(0, 3)))
         expect_names(answer, names, 4 * num + draw.integer(0, 4), 4, pending)
     expect_names(answer, ["a", "b", "c"], 13, 4, frozenset({"b"}), "; what is behind a pending block is behind a gap")
+
+
+@TIMING.check("counts drafts that follow one another")
+def counts_right_runs(answer: Any, draw: Draw) -> None:
+    """Each draft is read from the state after the drafts before it."""
+    texts = ["1", "2.", "50", ".", "x", "", "0"]
+    for state, drafts in (
+        (0, []),
+        (0, [0, 1, 2]),
+        (0, [0, 0, 3, 2, 0]),
+        (0, [4, 0]),
+        (2, [2]),
+        (3, [6, 6]),
+        (0, [0, 4, 0]),
+    ):
+        expect_allowed(answer, PRICE, state, drafts, texts)
+    # Back in state 0 the run goes on, however long.
+    for drafts in ([0, 0, 1], [0] * draw.integer(65, 90)):
+        expect_allowed(answer, LOOPS["ab"], 0, drafts, ["ab", "b"])
+
+
+@TIMING.check("ends a run at a token without text")
+def stops_at_the_end(answer: Any, draw: Draw) -> None:
+    """Nothing can follow the end, and a token without text never gets any further."""
+    # A token without text ends the answer, or is of no form at all.
+    texts = ["1", "", "2"]
+    for drafts in ([1], [0, 1, 2], [0, 2, 1], [1, 1]):
+        expect_allowed(answer, PRICE, 0, drafts, texts)
 
 
 def expect_allowed(answer: Any, machine: Machine, state: int, drafts: list[int], texts: list[str]) -> None:
@@ -83,36 +127,14 @@ def advance(machine: Machine, state: int, text: str) -> int | None:
     return here
 
 
+@TIMING.check("counts drafts under any form", *tuple({"form": form} for form in FORMS))
 def counts_drafts(answer: Any, draw: Draw, form: str) -> None:
+    """The first draft that the form does not allow ends the run; later ones do not count."""
     machine, language = chain(*FORMS[form][0]), language_of(FORMS[form][0])
     for _ in range(10):
         texts = tokens_for(draw, language)[:-1]
         state = state_after(machine, drawn_prefix(draw, language))
         expect_allowed(answer, machine, state, draw.integers(0, len(texts), draw.integer(0, 6)).tolist(), texts)
-
-
-def counts_right_runs(answer: Any, draw: Draw) -> None:
-    texts = ["1", "2.", "50", ".", "x", "", "0"]
-    for state, drafts in (
-        (0, []),
-        (0, [0, 1, 2]),
-        (0, [0, 0, 3, 2, 0]),
-        (0, [4, 0]),
-        (2, [2]),
-        (3, [6, 6]),
-        (0, [0, 4, 0]),
-    ):
-        expect_allowed(answer, PRICE, state, drafts, texts)
-    # Back in state 0 the run goes on, however long.
-    for drafts in ([0, 0, 1], [0] * draw.integer(65, 90)):
-        expect_allowed(answer, LOOPS["ab"], 0, drafts, ["ab", "b"])
-
-
-def stops_at_the_end(answer: Any, draw: Draw) -> None:
-    """A token without text ends the answer, or is of no form at all."""
-    texts = ["1", "", "2"]
-    for drafts in ([1], [0, 1, 2], [0, 2, 1], [1, 1]):
-        expect_allowed(answer, PRICE, 0, drafts, texts)
 
 
 class PlainStore:
@@ -163,8 +185,10 @@ def hashes_of(token_ids: Any, block_size: int, salt: str = "") -> list[bytes]:
     return names
 
 
+@TIMING.check("serves the plain engine's tokens")
 def serves_the_same(answer: Any, draw: Draw) -> None:
-    """Seven requests in the same step, with shared beginnings, some of them equal, in blocks of four."""
+    """In the engine itself, with requests that arrive in the same step and begin alike."""
+    # Seven requests in the same step, with shared beginnings, some of them equal, in blocks of four.
     folder, _ = tiny_llama()
     head = draw.integers(3, VOCAB, 16).tolist()
     prompts = [head, head, *([*head[: 4 * i], *draw.integers(3, VOCAB, 3).tolist()] for i in range(5))]
@@ -184,62 +208,3 @@ def serves_the_same(answer: Any, draw: Draw) -> None:
             reject(f"request {index} got {own.token_ids[index]}, the plain engine gives {plain.token_ids[index]}")
     if own.num_hit_tokens == 0:
         reject("no request found a block, and they begin alike")
-
-
-EXERCISES = (
-    Exercise(
-        id="5.16",
-        title="Wire them",
-        kind="code",
-        checked_in="answer",
-        names=("names_to_ask", "num_allowed"),
-        points=3,
-        minutes=7,
-        lines=4,
-        difficulty=2,
-        objective="make parts that are right alone right together",
-        hints=(
-            "The engine computes the last token of every prompt, because it needs its logits. So the block with that "
-            "token may not be a hit.",
-            "A pending block, and all that is behind it, cannot be used yet: stop at the first pending name.",
-            "(num_tokens - 1) // block_size blocks end before the last token. For the drafts: `advance(machine, state, "
-            "texts[draft])` gives the next state or None; a token without text leads nowhere, though `advance` can "
-            "read "
-            "it.",
-        ),
-        checks=(
-            Property(
-                "leaves the last token to be computed",
-                leaves_the_last_token,
-                "Only blocks that end before the prompt's last token may be asked for.",
-            ),
-            Property(
-                "stops at the first pending name",
-                stops_at_pending,
-                "A prefix ends where the first of its blocks is not there yet.",
-            ),
-            Property(
-                "counts drafts that follow one another",
-                counts_right_runs,
-                "Each draft is read from the state after the drafts before it.",
-            ),
-            Property(
-                "ends a run at a token without text",
-                stops_at_the_end,
-                "Nothing can follow the end, and a token without text never gets any further.",
-            ),
-            Property(
-                "counts drafts under any form",
-                counts_drafts,
-                "The first draft that the form does not allow ends the run; later ones do not count.",
-                tuple({"form": form} for form in FORMS),
-            ),
-            Property(
-                "serves the plain engine's tokens",
-                serves_the_same,
-                "In the engine itself, with requests that arrive in the same step and begin alike.",
-            ),
-        ),
-        time_limit_s=60,
-    ),
-)

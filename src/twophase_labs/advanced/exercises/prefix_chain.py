@@ -2,10 +2,20 @@
 
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_hashing import as_bytes, digest
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
+from twophase_labs.machine.exercise import exercise
+
+HASHES = exercise(
+    "5.1", "A name for everything up to here", "block_hashes", points=2, minutes=6, lines=3, time_limit_s=10
+)
+HASHES.checked_in = "answer"
+HASHES.objective = "name a block by its contents and by all that precedes it"
+HASHES.hints = (
+    "K and V of a token depend on every token before it. So must the name of the block that holds them.",
+    "A block's hash is made of two things: the hash of the block before it, and its own tokens.",
+    "The first block has nothing before it; its chain starts at the digest of the salt: `digest(salt.encode())`.",
+)
 
 
 def tokens(draw: Draw, num_tokens: int) -> list[int]:
@@ -21,7 +31,9 @@ def chain_of(answer: Any, token_ids: list[int], block_size: int, *salt: str) -> 
     return got
 
 
+@HASHES.check("names full blocks, and only these", num_tokens=(4, 3, 9, 0, 5, 1000), block_size=(4, 4, 4, 16, 1, 12))
 def covers_full_blocks(answer: Any, draw: Draw, num_tokens: int, block_size: int) -> None:
+    """A block that is not full will be written to again: nobody else may rely on it."""
     got = chain_of(answer, tokens(draw, num_tokens), block_size)
     expected = sum(1 for end in range(1, num_tokens + 1) if end % block_size == 0)
     if len(got) != expected:
@@ -29,7 +41,9 @@ def covers_full_blocks(answer: Any, draw: Draw, num_tokens: int, block_size: int
         reject(f"{of}: yours gives {amount(len(got), 'hash', 'hashes')}, expected {expected}")
 
 
+@HASHES.check("gives equal prefixes equal names", block_size=(1, 4, 16))
 def finds_equal_prefixes(answer: Any, draw: Draw, block_size: int) -> None:
+    """Nothing but the salt and the tokens up to a block's end may go into its hash."""
     shared = tokens(draw, 4 * block_size)
     one = chain_of(answer, shared + tokens(draw, 2 * block_size), block_size)
     other = chain_of(answer, shared + tokens(draw, block_size + 1), block_size)
@@ -37,7 +51,18 @@ def finds_equal_prefixes(answer: Any, draw: Draw, block_size: int) -> None:
     compare(chain_of(answer, list(shared), block_size), one[:4], what="the same, asked again", axes=("block",))
 
 
+@HASHES.check("tells different blocks apart")
+def tells_blocks_apart(answer: Any, draw: Draw) -> None:
+    """`as_bytes` writes each token in 8 bytes, so that nothing runs together; order matters, too."""
+    # Digits that run together, and sums that agree.
+    for one, other in (([1, 23], [12, 3]), ([1, 2], [2, 1]), ([0, 3], [1, 2]), ([256, 0], [0, 256])):
+        if chain_of(answer, one, 2) == chain_of(answer, other, 2):
+            reject(f"the blocks {one} and {other} have the same hash")
+
+
+@HASHES.check("depends on each of a block's tokens", block_size=(1, 5))
 def sees_every_token(answer: Any, draw: Draw, block_size: int) -> None:
+    """Does every token of the block go into its digest, with all of its bytes?"""
     token_ids = tokens(draw, 3 * block_size)
     before = chain_of(answer, token_ids, block_size)
     for position in {0, block_size - 1, block_size, 2 * block_size - 1, 3 * block_size - 1}:
@@ -52,7 +77,10 @@ def sees_every_token(answer: Any, draw: Draw, block_size: int) -> None:
                 )
 
 
+@HASHES.check("depends on everything before", block_size=(1, 4))
 def remembers_the_past(answer: Any, draw: Draw, block_size: int) -> None:
+    """The same 16 tokens behind another text have other K and V. Chain: the parent's hash goes into the child's,
+    and with it the whole past."""
     token_ids = tokens(draw, 4 * block_size)
     before = chain_of(answer, token_ids, block_size)
     for changed_block in range(3):
@@ -67,14 +95,9 @@ def remembers_the_past(answer: Any, draw: Draw, block_size: int) -> None:
         reject("one and the same block three times in a row: two of its hashes are equal, and their pasts are not")
 
 
-def tells_blocks_apart(answer: Any, draw: Draw) -> None:
-    """Digits that run together, and sums that agree."""
-    for one, other in (([1, 23], [12, 3]), ([1, 2], [2, 1]), ([0, 3], [1, 2]), ([256, 0], [0, 256])):
-        if chain_of(answer, one, 2) == chain_of(answer, other, 2):
-            reject(f"the blocks {one} and {other} have the same hash")
-
-
+@HASHES.check("depends on the salt", num_blocks=(1, 3))
 def keeps_salts_apart(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """If the chain starts at the salt's digest, every block of the chain depends on it."""
     token_ids = tokens(draw, 3 * num_blocks)
     chains = {salt: chain_of(answer, token_ids, 3, salt) for salt in ("", "blue", "green")}
     for one, other in (("", "blue"), ("blue", "green")):
@@ -85,7 +108,10 @@ def keeps_salts_apart(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(chain_of(answer, token_ids, 3, "blue"), chains["blue"], what="the hashes of a salt", axes=("block",))
 
 
+@HASHES.check("is the chain of the text", salt=("", "blue", "Zürich", "東京"), num_blocks=(1, 3, 2, 200))
 def is_the_texts_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> None:
+    """hash[0] = digest(digest(salt) + tokens of block 0), then hash[i] = digest(hash[i - 1] + tokens of block i). A
+    salt is any string; `encode()` gives its bytes."""
     token_ids, parent, expected = tokens(draw, 3 * num_blocks + 1), digest(salt.encode()), []
     for start in range(0, 3 * num_blocks, 3):
         parent = digest(parent + as_bytes(token_ids[start : start + 3]))
@@ -96,8 +122,10 @@ def is_the_texts_chain(answer: Any, draw: Draw, salt: str, num_blocks: int) -> N
             reject(f"with the salt {salt!r} the hash of block {block} is not {place}")
 
 
+@HASHES.check("reads each token once")
 def reads_each_token_once(answer: Any, draw: Draw) -> None:
-    """The bytes that go through `digest`: in a chain as many as there are tokens, times 8, and 16 for each link."""
+    """The parent's hash stands for all that precedes: no need to digest it again."""
+    # The bytes that go through `digest`: in a chain as many as there are tokens, times 8, and 16 for each link.
     names, num_bytes = getattr(answer.block_hashes, "__globals__", {}), 0
 
     def counted(data: bytes) -> bytes:
@@ -115,87 +143,3 @@ def reads_each_token_once(answer: Any, draw: Draw) -> None:
         names["digest"] = real
     if num_bytes > 2 * (8 * 400 + 16 * 101):
         reject(f"{num_bytes:,} bytes are digested for 400 tokens in blocks of 4", "in a chain it is 4,800")
-
-
-EXERCISES = (
-    Exercise(
-        id="5.1",
-        checked_in="answer",
-        title="A name for everything up to here",
-        kind="code",
-        names=("block_hashes",),
-        points=2,
-        minutes=6,
-        lines=3,
-        objective="name a block by its contents and by all that precedes it",
-        hints=(
-            "K and V of a token depend on every token before it. So must the name of the block that holds them.",
-            "A block's hash is made of two things: the hash of the block before it, and its own tokens.",
-            "The first block has nothing before it; its chain starts at the digest of the salt: "
-            "`digest(salt.encode())`.",
-        ),
-        checks=(
-            Property(
-                "names full blocks, and only these",
-                covers_full_blocks,
-                "A block that is not full will be written to again: nobody else may rely on it.",
-                (
-                    {"num_tokens": 4, "block_size": 4},
-                    {"num_tokens": 3, "block_size": 4},
-                    {"num_tokens": 9, "block_size": 4},
-                    {"num_tokens": 0, "block_size": 16},
-                    {"num_tokens": 5, "block_size": 1},
-                    {"num_tokens": 1000, "block_size": 12},
-                ),
-            ),
-            Property(
-                "gives equal prefixes equal names",
-                finds_equal_prefixes,
-                "Nothing but the salt and the tokens up to a block's end may go into its hash.",
-                ({"block_size": 1}, {"block_size": 4}, {"block_size": 16}),
-            ),
-            Property(
-                "tells different blocks apart",
-                tells_blocks_apart,
-                "`as_bytes` writes each token in 8 bytes, so that nothing runs together; order matters, too.",
-            ),
-            Property(
-                "depends on each of a block's tokens",
-                sees_every_token,
-                "Does every token of the block go into its digest, with all of its bytes?",
-                ({"block_size": 1}, {"block_size": 5}),
-            ),
-            Property(
-                "depends on everything before",
-                remembers_the_past,
-                "The same 16 tokens behind another text have other K and V. Chain: the parent's hash goes into the "
-                "child's, and with it the whole past.",
-                ({"block_size": 1}, {"block_size": 4}),
-            ),
-            Property(
-                "depends on the salt",
-                keeps_salts_apart,
-                "If the chain starts at the salt's digest, every block of the chain depends on it.",
-                ({"num_blocks": 1}, {"num_blocks": 3}),
-            ),
-            Property(
-                "is the chain of the text",
-                is_the_texts_chain,
-                "hash[0] = digest(digest(salt) + tokens of block 0), then hash[i] = digest(hash[i - 1] + tokens of "
-                "block i). A salt is any string; `encode()` gives its bytes.",
-                (
-                    {"salt": "", "num_blocks": 1},
-                    {"salt": "blue", "num_blocks": 3},
-                    {"salt": "Zürich", "num_blocks": 2},
-                    {"salt": "東京", "num_blocks": 200},
-                ),
-            ),
-            Property(
-                "reads each token once",
-                reads_each_token_once,
-                "The parent's hash stands for all that precedes: no need to digest it again.",
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

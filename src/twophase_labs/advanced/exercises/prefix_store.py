@@ -3,9 +3,98 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
+from twophase_labs.machine.exercise import exercise
+
+STORE = exercise(
+    "5.2", "Find, share, overwrite", "PrefixStore", points=4, minutes=14, lines=7, difficulty=3, time_limit_s=15
+)
+STORE.objective = "look up prefixes, share blocks, and overwrite the right one when there is no other"
+STORE.hints = (
+    "Three states: in use (`num_users` above 0, not in `free`), free and remembered, free and blank.",
+    "`free` is in the order of overwriting: what stands first goes first, what is closed is added at its end.",
+    "A block without what precedes it is worthless. So of one request's blocks the last should go first.",
+)
+
+
+@STORE.check("finds the longest known prefix")
+def finds_longest_prefix(answer: Any, draw: Draw) -> None:
+    """Go through the hashes in order, and stop at the first that is not known: what comes later could only be found
+    by accident."""
+    ledger = Ledger(answer.PrefixStore(8), 8)
+    ledger.run("A", chain("a", 4))
+    for hashes, expected in (
+        (["a0", "a1", "a2", "a3"], 4),
+        (["a0", "a1", "x2"], 2),
+        (["x0", "a1", "a2"], 0),
+        (["a0", "x1", "a2", "a3"], 1),
+        ([], 0),
+    ):
+        expect_known(ledger, hashes, expected, "after a request with the blocks a0 a1 a2 a3")
+
+
+@STORE.check("shares a block with each request that needs it")
+def shares_blocks(answer: Any, draw: Draw) -> None:
+    """A hit costs no new block: only another user of one that is there."""
+    ledger = Ledger(answer.PrefixStore(6), 6)
+    ledger.open("A", chain("a", 4))
+    num_hit = ledger.open("B", chain("a", 4))
+    if num_hit != 4 or ledger.in_use["A"] != ledger.in_use["B"]:
+        reject(f"A and B have the same four blocks; A got {ledger.in_use['A']}, B {ledger.in_use['B']}")
+    ledger.open("C", chain("c", 2))  # the pool's last two
+
+
+@STORE.check("keeps what a request reads")
+def keeps_what_is_read(answer: Any, draw: Draw) -> None:
+    """A block that is hit must leave `free` before new ones are taken from it; and it comes back only when its last
+    user has gone."""
+    ledger = Ledger(answer.PrefixStore(6), 6)
+    ledger.open("A", chain("a", 4))
+    ledger.open("B", chain("a", 4))
+    ledger.close("A")
+    ledger.run("X", chain("x", 2))  # the blank ones are gone, and X's come after what A may have given back
+    ledger.open("C", chain("c", 2))
+    expect_known(ledger, chain("a", 4), 4, "A has ended, B still uses the same blocks, X and C came")
+    ledger = Ledger(answer.PrefixStore(4), 4)
+    ledger.run("A", chain("a", 3))
+    ledger.run("X", chain("x", 1))
+    ledger.open("C", chain("a", 3))  # they were free, and first in line
+    ledger.open("D", chain("d", 1))
+    expect_known(ledger, chain("a", 3), 3, "C uses a0 a1 a2, and D has just got the only other block")
+
+
+@STORE.check("forgets what it overwrites")
+def forgets(answer: Any, draw: Draw) -> None:
+    """Once a block is overwritten, nobody may find its old contents there."""
+    ledger = Ledger(answer.PrefixStore(4), 4)
+    ledger.run("A", chain("a", 4))
+    ledger.run("B", chain("b", 4))
+    expect_known(ledger, chain("a", 4), 0, "a pool of four blocks, all overwritten by B")
+    expect_known(ledger, chain("b", 4), 4, "a pool of four blocks, all written by B")
+
+
+@STORE.check("overwrites the least recently used")
+def overwrites_the_oldest(answer: Any, draw: Draw) -> None:
+    """The first of `free` has been unused for longest, if those that are closed are added at its end."""
+    ledger = Ledger(answer.PrefixStore(6), 6)
+    for name in "abc":
+        ledger.run(name, chain(name, 2))
+    ledger.run("again", chain("a", 2))
+    ledger.run("D", chain("d", 2))
+    expect_known(ledger, chain("b", 2), 0, "a, b, c, then a again, then d in a pool for three of them")
+    expect_known(ledger, chain("a", 2), 2, "a, b, c, then a again, then d in a pool for three of them")
+    expect_known(ledger, chain("c", 2), 2, "a, b, c, then a again, then d in a pool for three of them")
+
+
+@STORE.check("overwrites the end of a prefix before its beginning", num_new=(1, 2, 3))
+def overwrites_ends_first(answer: Any, draw: Draw, num_new: int) -> None:
+    """If a0 is overwritten first, nobody finds a1, a2 and a3 any more, though they are there. In which order must a
+    request's blocks be added to `free`?"""
+    ledger = Ledger(answer.PrefixStore(4), 4)
+    ledger.run("A", chain("a", 4))
+    ledger.run("B", chain("b", num_new))
+    story = f"{num_new} of A's four blocks {'was' if num_new == 1 else 'were'} overwritten"
+    expect_known(ledger, chain("a", 4), 4 - num_new, story)
 
 
 class Ledger:
@@ -78,15 +167,19 @@ def expect_known(ledger: Ledger, hashes: Sequence[str], expected: int, story: st
         reject(f"{story}: lookup of {' '.join(hashes)} finds {amount(got, 'block')}, expected {expected}")
 
 
+@STORE.check("gives the examples of the text")
 def knows_the_example(answer: Any, draw: Draw) -> None:
+    """Of the second request one block is known: a0."""
     ledger = Ledger(answer.PrefixStore(4), 4)
     for name, hashes, num_blocks, num_hit in (("A", ["a0", "a1"], 3, 0), ("B", ["a0", "b1"], 2, 1)):
         what = f"the number of hits of open({hashes}, {num_blocks}) in the text's example"
         compare(ledger.open(name, hashes, num_blocks), num_hit, what=what)
 
 
+@STORE.check("finds long prefixes")
 def finds_long_prefixes(answer: Any, draw: Draw) -> None:
-    """Two stores at once, with prompts of hundreds of blocks."""
+    """A prompt may have hundreds of blocks, and a pool knows what was written to it, not to another."""
+    # Two stores at once, with prompts of hundreds of blocks.
     one, other = Ledger(answer.PrefixStore(400), 400), Ledger(answer.PrefixStore(5), 5)
     one.run("A", chain("a", 300))
     other.run("B", chain("b", 5))
@@ -94,71 +187,6 @@ def finds_long_prefixes(answer: Any, draw: Draw) -> None:
     compare(one.run("A", chain("a", 300)), 300, what="the number of hits of the same request again")
     expect_known(other, chain("a", 3), 0, "in another pool")
     expect_known(other, chain("b", 5), 5, "in another pool")
-
-
-def finds_longest_prefix(answer: Any, draw: Draw) -> None:
-    ledger = Ledger(answer.PrefixStore(8), 8)
-    ledger.run("A", chain("a", 4))
-    for hashes, expected in (
-        (["a0", "a1", "a2", "a3"], 4),
-        (["a0", "a1", "x2"], 2),
-        (["x0", "a1", "a2"], 0),
-        (["a0", "x1", "a2", "a3"], 1),
-        ([], 0),
-    ):
-        expect_known(ledger, hashes, expected, "after a request with the blocks a0 a1 a2 a3")
-
-
-def shares_blocks(answer: Any, draw: Draw) -> None:
-    ledger = Ledger(answer.PrefixStore(6), 6)
-    ledger.open("A", chain("a", 4))
-    num_hit = ledger.open("B", chain("a", 4))
-    if num_hit != 4 or ledger.in_use["A"] != ledger.in_use["B"]:
-        reject(f"A and B have the same four blocks; A got {ledger.in_use['A']}, B {ledger.in_use['B']}")
-    ledger.open("C", chain("c", 2))  # the pool's last two
-
-
-def keeps_what_is_read(answer: Any, draw: Draw) -> None:
-    ledger = Ledger(answer.PrefixStore(6), 6)
-    ledger.open("A", chain("a", 4))
-    ledger.open("B", chain("a", 4))
-    ledger.close("A")
-    ledger.run("X", chain("x", 2))  # the blank ones are gone, and X's come after what A may have given back
-    ledger.open("C", chain("c", 2))
-    expect_known(ledger, chain("a", 4), 4, "A has ended, B still uses the same blocks, X and C came")
-    ledger = Ledger(answer.PrefixStore(4), 4)
-    ledger.run("A", chain("a", 3))
-    ledger.run("X", chain("x", 1))
-    ledger.open("C", chain("a", 3))  # they were free, and first in line
-    ledger.open("D", chain("d", 1))
-    expect_known(ledger, chain("a", 3), 3, "C uses a0 a1 a2, and D has just got the only other block")
-
-
-def forgets(answer: Any, draw: Draw) -> None:
-    ledger = Ledger(answer.PrefixStore(4), 4)
-    ledger.run("A", chain("a", 4))
-    ledger.run("B", chain("b", 4))
-    expect_known(ledger, chain("a", 4), 0, "a pool of four blocks, all overwritten by B")
-    expect_known(ledger, chain("b", 4), 4, "a pool of four blocks, all written by B")
-
-
-def overwrites_the_oldest(answer: Any, draw: Draw) -> None:
-    ledger = Ledger(answer.PrefixStore(6), 6)
-    for name in "abc":
-        ledger.run(name, chain(name, 2))
-    ledger.run("again", chain("a", 2))
-    ledger.run("D", chain("d", 2))
-    expect_known(ledger, chain("b", 2), 0, "a, b, c, then a again, then d in a pool for three of them")
-    expect_known(ledger, chain("a", 2), 2, "a, b, c, then a again, then d in a pool for three of them")
-    expect_known(ledger, chain("c", 2), 2, "a, b, c, then a again, then d in a pool for three of them")
-
-
-def overwrites_ends_first(answer: Any, draw: Draw, num_new: int) -> None:
-    ledger = Ledger(answer.PrefixStore(4), 4)
-    ledger.run("A", chain("a", 4))
-    ledger.run("B", chain("b", num_new))
-    story = f"{num_new} of A's four blocks {'was' if num_new == 1 else 'were'} overwritten"
-    expect_known(ledger, chain("a", 4), 4 - num_new, story)
 
 
 class Plain:
@@ -194,8 +222,10 @@ class Plain:
             self.freed[block] = self.clock
 
 
+@STORE.check("agrees with a plain store for long", num_blocks=(8, 16, 24), num_events=(60, 300, 600))
 def agrees_for_long(answer: Any, draw: Draw, num_blocks: int, num_events: int) -> None:
-    """Conversations that share beginnings come and go; the store sees what a plain one sees."""
+    """Some mixture of requests goes wrong; the details name the first one."""
+    # Conversations that share beginnings come and go; the store sees what a plain one sees.
     ledger, plain = Ledger(answer.PrefixStore(num_blocks), num_blocks), Plain(num_blocks)
     plain_blocks: dict[str, list[int]] = {}
     for event in range(num_events):
@@ -219,78 +249,3 @@ def agrees_for_long(answer: Any, draw: Draw, num_blocks: int, num_events: int) -
                 f"pool of {num_blocks}",
             )
     Ledger(answer.PrefixStore(100), 100).run("long", chain("a", 70), 90)
-
-
-EXERCISES = (
-    Exercise(
-        id="5.2",
-        title="Find, share, overwrite",
-        kind="code",
-        names=("PrefixStore",),
-        points=4,
-        minutes=14,
-        lines=7,
-        difficulty=3,
-        objective="look up prefixes, share blocks, and overwrite the right one when there is no other",
-        hints=(
-            "Three states: in use (`num_users` above 0, not in `free`), free and remembered, free and blank.",
-            "`free` is in the order of overwriting: what stands first goes first, what is closed is added at its end.",
-            "A block without what precedes it is worthless. So of one request's blocks the last should go first.",
-        ),
-        checks=(
-            Property(
-                "finds the longest known prefix",
-                finds_longest_prefix,
-                "Go through the hashes in order, and stop at the first that is not known: what comes later could only "
-                "be found by accident.",
-            ),
-            Property(
-                "shares a block with each request that needs it",
-                shares_blocks,
-                "A hit costs no new block: only another user of one that is there.",
-            ),
-            Property(
-                "keeps what a request reads",
-                keeps_what_is_read,
-                "A block that is hit must leave `free` before new ones are taken from it; and it comes back only when "
-                "its last user has gone.",
-            ),
-            Property(
-                "forgets what it overwrites",
-                forgets,
-                "Once a block is overwritten, nobody may find its old contents there.",
-            ),
-            Property(
-                "overwrites the least recently used",
-                overwrites_the_oldest,
-                "The first of `free` has been unused for longest, if those that are closed are added at its end.",
-            ),
-            Property(
-                "overwrites the end of a prefix before its beginning",
-                overwrites_ends_first,
-                "If a0 is overwritten first, nobody finds a1, a2 and a3 any more, though they are there. In which "
-                "order must a request's blocks be added to `free`?",
-                ({"num_new": 1}, {"num_new": 2}, {"num_new": 3}),
-            ),
-            Property(
-                "gives the examples of the text", knows_the_example, "Of the second request one block is known: a0."
-            ),
-            Property(
-                "finds long prefixes",
-                finds_long_prefixes,
-                "A prompt may have hundreds of blocks, and a pool knows what was written to it, not to another.",
-            ),
-            Property(
-                "agrees with a plain store for long",
-                agrees_for_long,
-                "Some mixture of requests goes wrong; the details name the first one.",
-                (
-                    {"num_blocks": 8, "num_events": 60},
-                    {"num_blocks": 16, "num_events": 300},
-                    {"num_blocks": 24, "num_events": 600},
-                ),
-            ),
-        ),
-        time_limit_s=15,
-    ),
-)

@@ -3,10 +3,23 @@
 from collections.abc import Callable
 from typing import Any
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, compare, reject, unchanged
+from twophase_labs.machine.exercise import exercise
+
+RECOVER = exercise(
+    "5.3", "Read a stranger's prompt with a clock", "recover", points=2, minutes=8, lines=3, difficulty=2
+)
+RECOVER.time_limit_s = 10
+RECOVER.objective = "see shared state as a channel: what can be measured can be read"
+RECOVER.hints = (
+    "Begin with the first part: one of its options is the beginning of what the engine has seen, and a prompt of "
+    "known blocks is fast.",
+    "By asking for a prompt you put it into the cache: there is no second first time. No warm-up, no best of three; "
+    "one question for each option.",
+    "known, found = [], []\nfor options in parts:\n    times = ...  # one request per option, behind `known`\n"
+    "    pick = ...  # of the shortest time\n    found.append(pick)\n    known = ...\nreturn found",
+)
 
 Parts = list[list[list[int]]]
 
@@ -29,97 +42,50 @@ def recovered(answer: Any, draw: Draw, service: PaperService, parts: Parts) -> i
     return service.num_requests - 1
 
 
+@RECOVER.check("finds a prompt of one part", num=(2, 6, 40))
 def finds_one_part(answer: Any, draw: Draw, num: int) -> None:
+    """Of the options one is known. Ask once for each and compare the times: only the first question tells anything,
+    since your own request makes a prompt known, too."""
     for _ in range(12):
         recovered(answer, draw, PaperService(), random_parts(draw, [num], lambda: 4 * BLOCK))
 
 
+@RECOVER.check("finds all parts", num_parts=(2, 4, 12))
 def finds_all_parts(answer: Any, draw: Draw, num_parts: int) -> None:
+    """The second part was computed behind the first. Alone, or behind a wrong one, it is as new as any."""
     for _ in range(4):
         nums = [draw.integer(2, 5) for _ in range(num_parts)]
         recovered(answer, draw, PaperService(), random_parts(draw, nums, lambda: 4 * BLOCK))
 
 
-def of_any_length(answer: Any, draw: Draw) -> None:
-    for _ in range(4):
-        recovered(answer, draw, PaperService(), random_parts(draw, [3, 4, 2], lambda: draw.integer(52, 90)))
-
-
+@RECOVER.check("asks once for each option")
 def asks_little(answer: Any, draw: Draw) -> None:
+    """Trying whole prompts takes the product of the numbers of options. Part by part it is their sum."""
     nums = [4, 5, 3, 4]
     num_asked = recovered(answer, draw, PaperService(), random_parts(draw, nums, lambda: 4 * BLOCK))
     if num_asked > sum(nums):
         reject(f"{num_asked} questions for parts of {nums} options; {sum(nums)} are enough: one for each option")
 
 
+@RECOVER.check("finds parts of any length")
+def of_any_length(answer: Any, draw: Draw) -> None:
+    """Parts need not be whole blocks: put the options right behind what you know, without a gap."""
+    for _ in range(4):
+        recovered(answer, draw, PaperService(), random_parts(draw, [3, 4, 2], lambda: draw.integer(52, 90)))
+
+
+@RECOVER.check("works on any machine", base_s=(0.3, 0.001), token_s=(0.01, 0.0001))
 def on_any_machine(answer: Any, draw: Draw, base_s: float, token_s: float) -> None:
+    """Compare times with each other, not with a number of seconds."""
     for _ in range(3):
         service = PaperService(base_s, token_s)
         recovered(answer, draw, service, random_parts(draw, [4, 3, 4], lambda: 4 * BLOCK))
 
 
+@RECOVER.check("stands some noise")
 def with_noise(answer: Any, draw: Draw) -> None:
-    """Every request takes up to a fifth longer than it should."""
+    """No two times are equal on a real machine: look for the shortest."""
+    # Every request takes up to a fifth longer than it should.
     for _ in range(4):
         service = PaperService(slip=lambda: 1 + 0.2 * draw.random.random())
         recovered(answer, draw, service, random_parts(draw, [4, 3, 4], lambda: draw.integer(60, 80)))
-
-
-EXERCISES = (
-    Exercise(
-        id="5.3",
-        title="Read a stranger's prompt with a clock",
-        kind="code",
-        names=("recover",),
-        points=2,
-        minutes=8,
-        lines=3,
-        difficulty=2,
-        objective="see shared state as a channel: what can be measured can be read",
-        hints=(
-            "Begin with the first part: one of its options is the beginning of what the engine has seen, and a prompt "
-            "of known blocks is fast.",
-            "By asking for a prompt you put it into the cache: there is no second first time. No warm-up, no best of "
-            "three; one question for each option.",
-            "known, found = [], []\nfor options in parts:\n    times = ...  # one request per option, behind `known`\n"
-            "    pick = ...  # of the shortest time\n    found.append(pick)\n    known = ...\nreturn found",
-        ),
-        checks=(
-            Property(
-                "finds a prompt of one part",
-                finds_one_part,
-                "Of the options one is known. Ask once for each and compare the times: only the first question tells "
-                "anything, since your own request makes a prompt known, too.",
-                ({"num": 2}, {"num": 6}, {"num": 40}),
-            ),
-            Property(
-                "finds all parts",
-                finds_all_parts,
-                "The second part was computed behind the first. Alone, or behind a wrong one, it is as new as any.",
-                ({"num_parts": 2}, {"num_parts": 4}, {"num_parts": 12}),
-            ),
-            Property(
-                "asks once for each option",
-                asks_little,
-                "Trying whole prompts takes the product of the numbers of options. Part by part it is their sum.",
-            ),
-            Property(
-                "finds parts of any length",
-                of_any_length,
-                "Parts need not be whole blocks: put the options right behind what you know, without a gap.",
-            ),
-            Property(
-                "works on any machine",
-                on_any_machine,
-                "Compare times with each other, not with a number of seconds.",
-                ({"base_s": 0.3, "token_s": 0.01}, {"base_s": 0.001, "token_s": 0.0001}),
-            ),
-            Property(
-                "stands some noise",
-                with_noise,
-                "No two times are equal on a real machine: look for the shortest.",
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

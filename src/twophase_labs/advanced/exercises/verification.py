@@ -5,13 +5,35 @@ from typing import Any
 
 import numpy as np
 
-from twophase_labs.advanced.amounts import amount
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
-from twophase_labs.machine.checks import Draw, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, amount, reject
+from twophase_labs.machine.exercise import exercise
+
+PLACES = tuple(
+    {"vocab_size": vocab_size, "place": place, "is_lookup": is_lookup}
+    for vocab_size, place, is_lookup in ((2, 0, False), (5, 0, False), (5, 0, True), (4, 1, False), (4, 2, False))
+)
+
+VERIFY = exercise(
+    "5.5", "Accept, or draw from what is left", "verify", points=3, minutes=12, lines=4, difficulty=3, time_limit_s=30
+)
+VERIFY.checked_in = "answer"
+VERIFY.objective = "verify drafts so that nobody can tell from the output that there were any"
+VERIFY.hints = (
+    "A token that the draft says less often than the model may always be kept. One that it says twice as often as "
+    "the model may be kept every second time.",
+    "So keep it with probability min(1, p/q). What is missing from p then is where p is larger than q: the "
+    "replacement is drawn in proportion to max(p - q, 0).",
+    "tokens = []\nfor i, token in enumerate(draft):\n    if chance.uniform() >= ...:  # not kept\n"
+    "        return [*tokens, chance.draw(...)]  # from what p has more of\n    tokens.append(token)\n"
+    "return [*tokens, chance.draw(...)]  # the row behind the last",
+)
+
 
 # Right answers exceed it once in ten million cells; a bias of two percentage points is far beyond at 10,000 passes.
 FAR = 5.4
+
+
 NUM_PASSES = 10_000
 
 
@@ -52,7 +74,9 @@ def far_from(counts: np.ndarray, expected: np.ndarray) -> tuple[int, float] | No
     return None
 
 
+@VERIFY.check("keeps drafts in front", num_draft=(1, 4, 12))
 def keeps_drafts_in_front(answer: Any, draw: Draw, num_draft: int) -> None:
+    """A pass yields the drafts up to the first that is rejected, then one token that is drawn."""
     p, q = rows(draw, num_draft + 1, 5), rows(draw, num_draft, 5)
     if num_draft > 4:
         p[:-1] = 0.02 * p[:-1] + 0.98 * q  # so that many are kept
@@ -71,7 +95,9 @@ def keeps_drafts_in_front(answer: Any, draw: Draw, num_draft: int) -> None:
             reject(f"the drafts {draft} gave {tokens}: all but its last token must be drafts, the first ones in order")
 
 
+@VERIFY.check("accepts a draft that says the same", num_draft=(1, 3, 12, 70))
 def accepts_its_own(answer: Any, draw: Draw, num_draft: int) -> None:
+    """Where p and q are equal, p/q is 1, and no number in [0, 1) is rejected. And then one more is drawn."""
     p = rows(draw, num_draft + 1, 6)
     for tokens in passes(answer, draw, p, p[:num_draft].copy(), 300 if num_draft < 20 else 5):
         if len(tokens) != num_draft + 1:
@@ -81,7 +107,10 @@ def accepts_its_own(answer: Any, draw: Draw, num_draft: int) -> None:
             )
 
 
+@VERIFY.check("never says what the model never says")
 def never_says_the_impossible(answer: Any, draw: Draw) -> None:
+    """p of the draft's token may be 0: then it must be rejected, however sure the draft was. And what replaces it
+    must be possible under p."""
     p, q = rows(draw, 3, 6), rows(draw, 2, 6)
     p[:, [1, 4]] = 0
     p /= p.sum(axis=1, keepdims=True)
@@ -90,8 +119,14 @@ def never_says_the_impossible(answer: Any, draw: Draw) -> None:
             reject(f"a pass gave {tokens}, and the model says that tokens 1 and 4 are impossible")
 
 
+@VERIFY.check(
+    "works where nothing is left to chance",
+    wanted=((2, 3, 1), (0, 0, 29, 7, 5, 1, 0)),
+    drafted=((2, 0), (0, 0, 29, 7, 5, 2)),
+)
 def works_without_chance(answer: Any, draw: Draw, wanted: tuple[int, ...], drafted: tuple[int, ...]) -> None:
-    """One-hot drafts, as a lookup makes them; one-hot models, as temperature 0 makes them."""
+    """One-hot rows: drafts are right up to one that is not, and the model's token takes its place."""
+    # One-hot drafts, as a lookup makes them; one-hot models, as temperature 0 makes them.
     p, q = np.eye(30)[list(wanted)], np.eye(30)[list(drafted)]
     num_kept = next((i for i, token in enumerate(drafted) if token != wanted[i]), len(drafted))
     expected = list(wanted[: num_kept + 1])
@@ -101,15 +136,35 @@ def works_without_chance(answer: Any, draw: Draw, wanted: tuple[int, ...], draft
                    f"expected {expected}")  # fmt: skip
 
 
+@VERIFY.check("draws the last token from the model", num_draft=(1, 2))
+def draws_the_bonus(answer: Any, draw: Draw, num_draft: int) -> None:
+    """All drafts accepted: the next token comes from the row behind the last of them, p[len(draft)]."""
+    # The token after drafts that were all accepted.
+    p = rows(draw, num_draft + 1, 4)
+    outputs = passes(answer, draw, p, p[:num_draft].copy(), NUM_PASSES // 2)
+    found = far_from(counts_at(outputs, num_draft, 4), p[num_draft])
+    if found is not None:
+        token, share = found
+        reject(
+            f"after {amount(num_draft, 'accepted draft')} token {token} comes in {share:.1%} of the passes, and the "
+            f"model's row says {p[num_draft, token]:.1%}"
+        )
+
+
+@VERIFY.check("takes long runs")
 def takes_long_runs(answer: Any, draw: Draw) -> None:
-    """All drafts are right, and the token behind them is that of the last row."""
+    """If all drafts are right, however many, one more token comes, from p[len(draft)]."""
+    # All drafts are right, and the token behind them is that of the last row.
     num_drafts = draw.integer(65, 90)
     wanted = draw.integers(0, 30, num_drafts + 1).tolist()
     wanted[-1] = next(token for token in range(30) if token not in wanted[-1:] + wanted[60:70])
     works_without_chance(answer, draw, tuple(wanted), tuple(wanted[:-1]))
 
 
+@VERIFY.check("keeps the distribution", *PLACES)
 def keeps_the_distribution(answer: Any, draw: Draw, vocab_size: int, place: int, is_lookup: bool) -> None:
+    """Add up the two ways in which a token x can come: accepted, q(x) min(1, p(x)/q(x)), or drawn after a
+    rejection. The sum must be p(x)."""
     num_draft = place + 1
     p, q = unlike_rows(draw, num_draft, vocab_size)
     p = np.concatenate([p, rows(draw, 1, vocab_size)])
@@ -130,20 +185,9 @@ def keeps_the_distribution(answer: Any, draw: Draw, vocab_size: int, place: int,
         )
 
 
-def draws_the_bonus(answer: Any, draw: Draw, num_draft: int) -> None:
-    """The token after drafts that were all accepted."""
-    p = rows(draw, num_draft + 1, 4)
-    outputs = passes(answer, draw, p, p[:num_draft].copy(), NUM_PASSES // 2)
-    found = far_from(counts_at(outputs, num_draft, 4), p[num_draft])
-    if found is not None:
-        token, share = found
-        reject(
-            f"after {amount(num_draft, 'accepted draft')} token {token} comes in {share:.1%} of the passes, and the "
-            f"model's row says {p[num_draft, token]:.1%}"
-        )
-
-
+@VERIFY.check("accepts as often as possible")
 def accepts_as_often_as_possible(answer: Any, draw: Draw) -> None:
+    """Exact, and useless if it rejects more than it has to: min(1, p/q) is the most that can be accepted."""
     p, q = unlike_rows(draw, 1, 6)
     p = np.concatenate([p, rows(draw, 1, 6)])
     outputs = passes(answer, draw, p, q, NUM_PASSES // 2)
@@ -156,87 +200,3 @@ def accepts_as_often_as_possible(answer: Any, draw: Draw) -> None:
             f"model {p[0].round(3).tolist()}",
             f"draft {q[0].round(3).tolist()}",
         )
-
-
-PLACES = tuple(
-    {"vocab_size": vocab_size, "place": place, "is_lookup": is_lookup}
-    for vocab_size, place, is_lookup in ((2, 0, False), (5, 0, False), (5, 0, True), (4, 1, False), (4, 2, False))
-)
-
-EXERCISES = (
-    Exercise(
-        id="5.5",
-        checked_in="answer",
-        title="Accept, or draw from what is left",
-        kind="code",
-        names=("verify",),
-        points=3,
-        minutes=12,
-        lines=4,
-        difficulty=3,
-        objective="verify drafts so that nobody can tell from the output that there were any",
-        hints=(
-            "A token that the draft says less often than the model may always be kept. One that it says twice as often "
-            "as the model may be kept every second time.",
-            "So keep it with probability min(1, p/q). What is missing from p then is where p is larger than q: "
-            "the replacement is drawn in proportion to max(p - q, 0).",
-            "tokens = []\nfor i, token in enumerate(draft):\n    if chance.uniform() >= ...:  # not kept\n"
-            "        return [*tokens, chance.draw(...)]  # from what p has more of\n    tokens.append(token)\n"
-            "return [*tokens, chance.draw(...)]  # the row behind the last",
-        ),
-        checks=(
-            Property(
-                "keeps drafts in front",
-                keeps_drafts_in_front,
-                "A pass yields the drafts up to the first that is rejected, then one token that is drawn.",
-                ({"num_draft": 1}, {"num_draft": 4}, {"num_draft": 12}),
-            ),
-            Property(
-                "accepts a draft that says the same",
-                accepts_its_own,
-                "Where p and q are equal, p/q is 1, and no number in [0, 1) is rejected. And then one more is drawn.",
-                ({"num_draft": 1}, {"num_draft": 3}, {"num_draft": 12}, {"num_draft": 70}),
-            ),
-            Property(
-                "never says what the model never says",
-                never_says_the_impossible,
-                "p of the draft's token may be 0: then it must be rejected, however sure the draft was. And what "
-                "replaces "
-                "it must be possible under p.",
-            ),
-            Property(
-                "works where nothing is left to chance",
-                works_without_chance,
-                "One-hot rows: drafts are right up to one that is not, and the model's token takes its place.",
-                (
-                    {"wanted": (2, 3, 1), "drafted": (2, 0)},
-                    {"wanted": (0, 0, 29, 7, 5, 1, 0), "drafted": (0, 0, 29, 7, 5, 2)},
-                ),
-            ),
-            Property(
-                "draws the last token from the model",
-                draws_the_bonus,
-                "All drafts accepted: the next token comes from the row behind the last of them, p[len(draft)].",
-                ({"num_draft": 1}, {"num_draft": 2}),
-            ),
-            Property(
-                "takes long runs",
-                takes_long_runs,
-                "If all drafts are right, however many, one more token comes, from p[len(draft)].",
-            ),
-            Property(
-                "keeps the distribution",
-                keeps_the_distribution,
-                "Add up the two ways in which a token x can come: accepted, q(x) min(1, p(x)/q(x)), or drawn after a "
-                "rejection. The sum must be p(x).",
-                PLACES,
-            ),
-            Property(
-                "accepts as often as possible",
-                accepts_as_often_as_possible,
-                "Exact, and useless if it rejects more than it has to: min(1, p/q) is the most that can be accepted.",
-            ),
-        ),
-        time_limit_s=30,
-    ),
-)

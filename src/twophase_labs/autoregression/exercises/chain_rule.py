@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+SUM = "The chain rule adds one term per predicted token: a sum, neither a mean nor a vector."
+NEXT = "Row t of the logits was computed from tokens 0 to t. Which token does it predict? And the last row?"
+
+LOG_PROB = exercise("1.1", "The log-probability of a text", "text_log_prob", points=4, minutes=6, lines=4)
+LOG_PROB.objective = "write a text's probability as a sum of log-probabilities"
+LOG_PROB.hints = (
+    "T tokens make T rows of logits, but only T - 1 of the tokens are predicted. Which token is not?",
+    "Row t has seen tokens 0 to t and predicts token t + 1: rows without the last, tokens without the first.",
+    "`log_softmax(-1)`, cut both, then `gather(-1, tokens[:, None])` picks one entry per row; add them up.",
+)
 
 
 def naive_log_prob(logits: Tensor, ids: Tensor) -> float:
@@ -31,11 +42,14 @@ def number(got: object) -> float:
     return float(got)
 
 
+@LOG_PROB.check("gives one number", length=(2, 5), hint=SUM)
 def gives_one_number(answer: Any, draw: Draw, length: int) -> None:
     number(answer.text_log_prob(*text(draw, length)))
 
 
+@LOG_PROB.check("turns each row into log-probabilities", length=(2, 6))
 def ignores_a_rows_level(answer: Any, draw: Draw, length: int) -> None:
+    """Logits are no log-probabilities yet. Each row must be normalised over the vocabulary, its last axis."""
     logits, ids = text(draw, length)
     before = number(answer.text_log_prob(logits, ids))
     raised = logits.clone()
@@ -44,6 +58,7 @@ def ignores_a_rows_level(answer: Any, draw: Draw, length: int) -> None:
     compare(after, before, what="the log-probability, with 3 added to every logit of row 0,", rtol=1e-4, atol=1e-3)
 
 
+@LOG_PROB.check("leaves out the last row", length=(2, 5), hint=NEXT)
 def leaves_out_the_last_row(answer: Any, draw: Draw, length: int) -> None:
     logits, ids = text(draw, length)
     before = number(answer.text_log_prob(logits, ids))
@@ -52,8 +67,9 @@ def leaves_out_the_last_row(answer: Any, draw: Draw, length: int) -> None:
     compare(after, before, what="the log-probability, with other logits in the last row,", rtol=1e-4, atol=1e-3)
 
 
+@LOG_PROB.check("adds up over the text", length=(3, 30), hint=SUM)
 def adds_up(answer: Any, draw: Draw, length: int) -> None:
-    """Wherever the text is cut, the parts have the probability of the whole."""
+    # Wherever the text is cut, the parts have the probability of the whole.
     logits, ids = text(draw, length)
     whole = number(answer.text_log_prob(logits, ids))
     for cut in range(1, length - 1):
@@ -62,14 +78,25 @@ def adds_up(answer: Any, draw: Draw, length: int) -> None:
         compare(whole, first + rest, what=f"log p of all {length} tokens", rtol=1e-4, atol=1e-3)
 
 
+@LOG_PROB.check(
+    "matches a loop over the tokens",
+    {"length": 1},
+    {"length": 2},
+    {"length": 7},
+    {"length": 150, "vocab": 300},
+    hint=NEXT,
+)
 def matches_a_loop(answer: Any, draw: Draw, length: int, vocab: int = 11) -> None:
     logits, ids = text(draw, length, vocab)
     expected = naive_log_prob(logits, ids)
     compare(number(answer.text_log_prob(logits, ids)), expected, what="the log-probability", rtol=1e-4, atol=1e-3)
 
 
+@LOG_PROB.check("survives confident logits", forbidden=(0, 4))
 def survives_confidence(answer: Any, draw: Draw, forbidden: int) -> None:
-    """`forbidden` tokens of each row have the logit -inf, as an earlier processor leaves it; the text has none."""
+    """A probability of e^-200 is 0 in float32, and its logarithm minus infinity: take `log_softmax` in one step,
+    not the log of a softmax. And 0 times minus infinity is NaN: pick terms, do not multiply."""
+    # `forbidden` tokens of each row have the logit -inf, as an earlier processor leaves it; the text has none.
     logits, ids = text(draw, 6, scale=500)
     for row, token in enumerate(ids[1:].tolist()):
         logits[row, [(token + 1 + i) % logits.shape[1] for i in range(forbidden)]] = -torch.inf
@@ -80,55 +107,9 @@ def survives_confidence(answer: Any, draw: Draw, forbidden: int) -> None:
     compare(got, expected, what="the log-probability", rtol=1e-4, atol=1e-3)
 
 
+@LOG_PROB.check("leaves its inputs alone")
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    """Operations ending in _ write in place."""
     logits, ids = text(draw, 4)
     with unchanged(logits=logits, ids=ids):
         answer.text_log_prob(logits, ids)
-
-
-SUM = "The chain rule adds one term per predicted token: a sum, neither a mean nor a vector."
-NEXT = "Row t of the logits was computed from tokens 0 to t. Which token does it predict? And the last row?"
-
-EXERCISES = (
-    Exercise(
-        id="1.1",
-        title="The log-probability of a text",
-        kind="code",
-        names=("text_log_prob",),
-        points=4,
-        minutes=6,
-        lines=4,
-        objective="write a text's probability as a sum of log-probabilities",
-        hints=(
-            "T tokens make T rows of logits, but only T - 1 of the tokens are predicted. Which token is not?",
-            "Row t has seen tokens 0 to t and predicts token t + 1: rows without the last, tokens without the first.",
-            "`log_softmax(-1)`, cut both, then `gather(-1, tokens[:, None])` picks one entry per row; add them up.",
-        ),
-        checks=(
-            Property("gives one number", gives_one_number, SUM, ({"length": 2}, {"length": 5})),
-            Property(
-                "turns each row into log-probabilities",
-                ignores_a_rows_level,
-                "Logits are no log-probabilities yet. Each row must be normalised over the vocabulary, its last axis.",
-                ({"length": 2}, {"length": 6}),
-            ),
-            Property("leaves out the last row", leaves_out_the_last_row, NEXT, ({"length": 2}, {"length": 5})),
-            Property("adds up over the text", adds_up, SUM, ({"length": 3}, {"length": 30})),
-            Property(
-                "matches a loop over the tokens",
-                matches_a_loop,
-                NEXT,
-                ({"length": 1}, {"length": 2}, {"length": 7}, {"length": 150, "vocab": 300}),
-            ),
-            Property(
-                "survives confident logits",
-                survives_confidence,
-                "A probability of e^-200 is 0 in float32, and its logarithm minus infinity: "
-                "take `log_softmax` in one step, not the log of a softmax. And 0 times minus infinity is NaN: pick "
-                "terms, do not multiply.",
-                ({"forbidden": 0}, {"forbidden": 4}),
-            ),
-            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
-        ),
-    ),
-)

@@ -6,11 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.autoregression.shapes import compare_shapes
 from twophase_labs.autoregression.toy import Counted, count_up
 from twophase_labs.kit.models import is_decided, random_llama, transformers_greedy
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, compare, compare_shapes, reject, unchanged
+from twophase_labs.machine.exercise import exercise
+
+SKELETON = """In words of code:
+    for each of num_new passes:
+        logits = the model's logits for ids as a batch of one, [1, T, V]
+        next_id = the place of the largest of the last row
+        ids = ids with next_id behind it (a new tensor)
+        stop if next_id is the end token
+    return ids"""
+
+GREEDY = exercise("1.3", "The greedy loop", "greedy", points=5, minutes=9, lines=6, time_limit_s=15)
+GREEDY.objective = "write the loop that turns next-token predictions into text"
+GREEDY.hints = (
+    "A model takes a batch, so one text goes in as `ids[None]`. Print the shape of the logits for a prompt of five "
+    "tokens: how many rows are there, and which of them is about the future?",
+    "Row t predicts token t + 1, so only the last row matters. `argmax` gives the token; `torch.cat` needs it as a "
+    "tensor of one element, `next_id[None]`. Look for the end token after it has been appended.",
+    SKELETON,
+)
 
 NO_END = -1
 NUM_SEEDS = 5
@@ -30,7 +47,9 @@ def model_and_prompt(draw: Draw, make: Callable[[], Tensor], num_new: int) -> tu
             return model, ids
 
 
+@GREEDY.check("returns the prompt and the new tokens", length=(1, 5, 4), num_new=(1, 3, 0))
 def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    """One token joins the text per pass; the prompt stays in front of it, and the types stay integers."""
     left = MOST_PASSES
 
     def counted(batch: Any, **options: Any) -> Counted:
@@ -46,7 +65,17 @@ def keeps_the_prompt(answer: Any, draw: Draw, length: int, num_new: int) -> None
     compare(got[:length], ids, what="the prompt", axes=("position",))
 
 
+@GREEDY.check(
+    "picks the likeliest next token",
+    {"length": 1},
+    {"length": 2},
+    {"length": 6},
+    {"length": 9},
+    {"length": 3, "level": 2000},
+    {"length": 3, "level": -2000},
+)
 def picks_the_likeliest(answer: Any, draw: Draw, length: int, level: int = 0) -> None:
+    """Of the T rows one predicts the next token; of that row's entries, take the place of the largest."""
     if level:  # beyond what exp can take, and below what it keeps
         table = level + 100 * draw.normal(100, 100)
         table[:, 0] = level - 1000  # the place that argmax finds in a row of NaN, never right by luck
@@ -63,17 +92,23 @@ def picks_the_likeliest(answer: Any, draw: Draw, length: int, level: int = 0) ->
             reject(f"the first new token is {got}, expected {expected}")
 
 
+@GREEDY.check("matches transformers token for token", length=(1, 5, 70), num_new=(4, 12, 80))
 def matches_transformers(answer: Any, draw: Draw, length: int, num_new: int) -> None:
+    """What was chosen must be part of the text that the next pass reads."""
     model, ids = model_and_prompt(draw, lambda: draw.integers(0, 100, length), num_new)
     expected = transformers_greedy(model, ids, num_new)
     compare(answer.greedy(model, ids.clone(), num_new, NO_END), expected, what="the text", axes=("position",))
 
 
+@GREEDY.check("stops after the end token", length=(2, 3, 6, 6), at=(1, 3, 0, -1))
 def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
-    """The end token is whichever the model writes as its `at`-th; it may have come up before.
-
-    With `at` 0 it is a token of the prompt, with -1 the prompt's last one, that the model does not write at once.
-    """
+    """The end token is part of the text: append it first, then stop. Only a token that was just written can end the
+    text, not one of the prompt."""
+    # The end token is whichever the model writes as its `at`-th; it may have come up before.
+    # With `at` 0 it is a token of the prompt, with -1 the prompt's last one, that the model does not write at once.
+    counting = torch.eye(600).roll(1, 1)  # says the next id; of those above 256 Python makes a new object each time
+    got = answer.greedy(lambda batch, **options: Counted(counting[batch]), torch.tensor([500]), 9, 503)
+    compare(got, torch.arange(500, 504), what="a text that counts up from 500 to its end token, 503,")
     num_new = max(at, 0) + 6
     model, ids = model_and_prompt(draw, lambda: draw.permutation(100)[:length], num_new)
     eos_id = int(transformers_greedy(model, ids, max(1, at))[-1])
@@ -97,7 +132,43 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     compare(got, expected, what="the text", axes=("position",))
 
 
+@GREEDY.check("does what its examples say")
+def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
+    """Follow the example with pencil and paper: after 3, 4 the model predicts 5, then 6."""
+    for prompt, num_new, eos_id, expected in (
+        ([3, 4], 2, 0, [3, 4, 5, 6]),
+        ([3, 4], 8, 7, [3, 4, 5, 6, 7]),
+        ([3, 4], 0, 7, [3, 4]),
+        ([3, 4], 3, 4, [3, 4, 5, 6, 7]),
+        ([8], 5, 0, [8, 9, 0]),
+    ):
+        got = answer.greedy(count_up, torch.tensor(prompt), num_new, eos_id)
+        what = f"greedy(count_up, tensor({prompt}), {num_new}, eos_id={eos_id})"
+        compare_shapes(got, torch.tensor(expected), what=what)
+        compare(got, torch.tensor(expected), what=what, axes=("position",))
+
+
+@GREEDY.check("starts anew in each call")
+def keeps_nothing_between_calls(answer: Any, draw: Draw) -> None:
+    """Nothing may be kept between calls: the model and the end token come in as arguments."""
+    # The same prompt for two models, and for one of them again with an end token.
+    seed = draw.integer(0, NUM_SEEDS)
+    models = [random_llama(seed), random_llama((seed + 1) % NUM_SEEDS)]
+    while True:
+        ids = draw.integers(0, 100, 4)
+        if all(is_decided(model, transformers_greedy(model, ids, 5), 5) for model in models):
+            break
+    end = int(transformers_greedy(models[0], ids, 2)[-1])
+    for model, eos_id in ((models[0], NO_END), (models[1], NO_END), (models[0], end), (models[0], NO_END)):
+        expected = transformers_greedy(model, ids, 5, None if eos_id == NO_END else eos_id)
+        got = answer.greedy(model, ids.clone(), 5, eos_id)
+        what = "the text, of a prompt that an earlier call had with another model or end token,"
+        compare(got, expected, what=what, axes=("position",))
+
+
+@GREEDY.check("takes one pass per new token", num_new=(4, 4, 8), ends=(False, True, True))
 def takes_one_pass_per_token(answer: Any, draw: Draw, num_new: int, ends: bool) -> None:
+    """A pass whose token is not appended is wasted: none follows the last token or the end token."""
     num_passes = 0
 
     def counted(batch: Any, **options: Any) -> Counted:
@@ -113,127 +184,9 @@ def takes_one_pass_per_token(answer: Any, draw: Draw, num_new: int, ends: bool) 
         reject(f"{num_passes} passes for {num_written} new tokens{then}", "each new token takes one pass, and no more")
 
 
-def keeps_nothing_between_calls(answer: Any, draw: Draw) -> None:
-    """The same prompt for two models, and for one of them again with an end token."""
-    seed = draw.integer(0, NUM_SEEDS)
-    models = [random_llama(seed), random_llama((seed + 1) % NUM_SEEDS)]
-    while True:
-        ids = draw.integers(0, 100, 4)
-        if all(is_decided(model, transformers_greedy(model, ids, 5), 5) for model in models):
-            break
-    end = int(transformers_greedy(models[0], ids, 2)[-1])
-    for model, eos_id in ((models[0], NO_END), (models[1], NO_END), (models[0], end), (models[0], NO_END)):
-        expected = transformers_greedy(model, ids, 5, None if eos_id == NO_END else eos_id)
-        got = answer.greedy(model, ids.clone(), 5, eos_id)
-        what = "the text, of a prompt that an earlier call had with another model or end token,"
-        compare(got, expected, what=what, axes=("position",))
-
-
+@GREEDY.check("leaves the prompt alone")
 def leaves_the_prompt_alone(answer: Any, draw: Draw) -> None:
+    """`torch.cat` makes a new tensor; use it."""
     ids = draw.integers(0, 10, 4)
     with unchanged(ids=ids):
         answer.greedy(count_up, ids, 3, NO_END)
-
-
-def does_what_its_examples_say(answer: Any, draw: Draw) -> None:
-    for prompt, num_new, eos_id, expected in (
-        ([3, 4], 2, 0, [3, 4, 5, 6]),
-        ([3, 4], 8, 7, [3, 4, 5, 6, 7]),
-        ([3, 4], 0, 7, [3, 4]),
-        ([3, 4], 3, 4, [3, 4, 5, 6, 7]),
-        ([8], 5, 0, [8, 9, 0]),
-    ):
-        got = answer.greedy(count_up, torch.tensor(prompt), num_new, eos_id)
-        what = f"greedy(count_up, tensor({prompt}), {num_new}, eos_id={eos_id})"
-        compare_shapes(got, torch.tensor(expected), what=what)
-        compare(got, torch.tensor(expected), what=what, axes=("position",))
-
-
-SKELETON = """In words of code:
-    for each of num_new passes:
-        logits = the model's logits for ids as a batch of one, [1, T, V]
-        next_id = the place of the largest of the last row
-        ids = ids with next_id behind it (a new tensor)
-        stop if next_id is the end token
-    return ids"""
-
-EXERCISES = (
-    Exercise(
-        id="1.3",
-        title="The greedy loop",
-        kind="code",
-        names=("greedy",),
-        points=5,
-        minutes=9,
-        lines=6,
-        objective="write the loop that turns next-token predictions into text",
-        hints=(
-            "A model takes a batch, so one text goes in as `ids[None]`. Print the shape of the logits for a prompt of "
-            "five tokens: how many rows are there, and which of them is about the future?",
-            "Row t predicts token t + 1, so only the last row matters. `argmax` gives the token; `torch.cat` needs it "
-            "as a tensor of one element, `next_id[None]`. Look for the end token after it has been appended.",
-            SKELETON,
-        ),
-        checks=(
-            Property(
-                "returns the prompt and the new tokens",
-                keeps_the_prompt,
-                "One token joins the text per pass; the prompt stays in front of it, and the types stay integers.",
-                ({"length": 1, "num_new": 1}, {"length": 5, "num_new": 3}, {"length": 4, "num_new": 0}),
-            ),
-            Property(
-                "picks the likeliest next token",
-                picks_the_likeliest,
-                "Of the T rows one predicts the next token; of that row's entries, take the place of the largest.",
-                (
-                    {"length": 1},
-                    {"length": 2},
-                    {"length": 6},
-                    {"length": 9},
-                    {"length": 3, "level": 2000},
-                    {"length": 3, "level": -2000},
-                ),
-            ),
-            Property(
-                "matches transformers token for token",
-                matches_transformers,
-                "What was chosen must be part of the text that the next pass reads.",
-                ({"length": 1, "num_new": 4}, {"length": 5, "num_new": 12}, {"length": 70, "num_new": 80}),
-            ),
-            Property(
-                "stops after the end token",
-                stops_at_the_end,
-                "The end token is part of the text: append it first, then stop. Only a token that was just written "
-                "can end the text, not one of the prompt.",
-                (
-                    {"length": 2, "at": 1},
-                    {"length": 3, "at": 3},
-                    {"length": 6, "at": 0},
-                    {"length": 6, "at": -1},
-                ),
-            ),
-            Property(
-                "does what its examples say",
-                does_what_its_examples_say,
-                "Follow the example with pencil and paper: after 3, 4 the model predicts 5, then 6.",
-            ),
-            Property(
-                "starts anew in each call",
-                keeps_nothing_between_calls,
-                "Nothing may be kept between calls: the model and the end token come in as arguments.",
-            ),
-            Property(
-                "takes one pass per new token",
-                takes_one_pass_per_token,
-                "A pass whose token is not appended is wasted: none follows the last token or the end token.",
-                (
-                    {"num_new": 4, "ends": False},
-                    {"num_new": 4, "ends": True},
-                    {"num_new": 8, "ends": True},
-                ),
-            ),
-            Property("leaves the prompt alone", leaves_the_prompt_alone, "`torch.cat` makes a new tensor; use it."),
-        ),
-        time_limit_s=15,
-    ),
-)

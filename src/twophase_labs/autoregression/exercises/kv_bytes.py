@@ -3,7 +3,15 @@
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+KV_BYTES = exercise("1.9", "Bytes per token", "kv_bytes_per_token", points=3, minutes=4, lines=2, time_limit_s=5)
+KV_BYTES.objective = "compute what a token's keys and values take, from a model's configuration"
+KV_BYTES.hints = (
+    "Work out Llama-3-8B on paper: 32 layers, 8 key/value heads of 128 elements, 2 bytes each.",
+    "Two tensors per layer, K and V; their rows belong to the key/value heads, not to the query heads.",
+    "`config.get(name, default)` covers what a file may leave out. The product has five factors.",
+)
 
 CONFIGS: dict[str, dict[str, int]] = {
     "grouped": {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
@@ -15,12 +23,7 @@ CONFIGS: dict[str, dict[str, int]] = {
         "hidden_size": 576,
         "head_dim": 64,
     },
-    "Llama-3-8B": {
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "hidden_size": 4096,
-    },
+    "Llama-3-8B": {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096},
 }
 
 
@@ -44,7 +47,11 @@ def random_config(draw: Draw) -> dict[str, int]:
     }
 
 
+@KV_BYTES.check(
+    "counts keys and values of all layers", model=("grouped", "one KV head", "SmolLM2", "Llama-3-8B", "random")
+)
 def counts_keys_and_values(answer: Any, draw: Draw, model: str) -> None:
+    """Per layer: one K and one V, a row of head_dim values for each key/value head."""
     config = CONFIGS.get(model) or random_config(draw)
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     expected = measured_bytes(config["num_hidden_layers"], config["num_key_value_heads"], head_dim, 2)
@@ -54,13 +61,17 @@ def counts_keys_and_values(answer: Any, draw: Draw, model: str) -> None:
     compare(got, expected, what=f"the number of bytes of {config}")
 
 
+@KV_BYTES.check("follows the width of a value", bytes_per_value=(1, 4))
 def scales_with_width(answer: Any, draw: Draw, bytes_per_value: int) -> None:
+    """fp32 has 4 bytes, fp16 and bf16 have 2, int8 has 1: the second argument says which."""
     config = CONFIGS["grouped"]
     got = answer.kv_bytes_per_token(dict(config), bytes_per_value)
     compare(got, measured_bytes(3, 2, 32, bytes_per_value), what="the number of bytes")
 
 
+@KV_BYTES.check("believes a head_dim that the file states", is_larger=(True, False))
 def believes_the_head_dim(answer: Any, draw: Draw, is_larger: bool) -> None:
+    """In some models (Qwen3, Mistral Nemo) heads * head_dim is not hidden_size; then the file says so."""
     head_dim = 8 * (draw.integer(9, 20) if is_larger else draw.integer(2, 8))  # not 1024 / 16
     kv_heads = draw.choice((1, 2, 4, 8))
     config = {
@@ -75,8 +86,10 @@ def believes_the_head_dim(answer: Any, draw: Draw, is_larger: bool) -> None:
         compare(answer.kv_bytes_per_token(config, 2), expected, what="the number of bytes")
 
 
+@KV_BYTES.check("reads files without num_key_value_heads", head_dim=(16, 16, 24, 8), max_heads=(5, 10, 40, 20))
 def knows_older_files(answer: Any, draw: Draw, head_dim: int, max_heads: int) -> None:
-    """`head_dim` 16 follows from the width, and is not stated. No number of heads suits all cases."""
+    """Without the entry every attention head has its own keys and values. A head_dim may be stated all the same."""
+    # `head_dim` 16 follows from the width, and is not stated. No number of heads suits all cases.
     num_heads = draw.integer(max_heads // 2 + 1, max_heads + 1)
     config = {"num_hidden_layers": 2, "num_attention_heads": num_heads, "hidden_size": 16 * num_heads}
     if head_dim != 16:
@@ -87,61 +100,3 @@ def knows_older_files(answer: Any, draw: Draw, head_dim: int, max_heads: int) ->
     except KeyError as error:
         reject(f"a config.json without {error} is refused", "Files older than grouped-query attention lack it.")
     compare(got, measured_bytes(2, num_heads, head_dim, 2), what="the number of bytes")
-
-
-EXERCISES = (
-    Exercise(
-        id="1.9",
-        title="Bytes per token",
-        kind="code",
-        names=("kv_bytes_per_token",),
-        points=3,
-        minutes=4,
-        lines=2,
-        objective="compute what a token's keys and values take, from a model's configuration",
-        hints=(
-            "Work out Llama-3-8B on paper: 32 layers, 8 key/value heads of 128 elements, 2 bytes each.",
-            "Two tensors per layer, K and V; their rows belong to the key/value heads, not to the query heads.",
-            "`config.get(name, default)` covers what a file may leave out. The product has five factors.",
-        ),
-        checks=(
-            Property(
-                "counts keys and values of all layers",
-                counts_keys_and_values,
-                "Per layer: one K and one V, a row of head_dim values for each key/value head.",
-                (
-                    {"model": "grouped"},
-                    {"model": "one KV head"},
-                    {"model": "SmolLM2"},
-                    {"model": "Llama-3-8B"},
-                    {"model": "random"},
-                ),
-            ),
-            Property(
-                "follows the width of a value",
-                scales_with_width,
-                "fp32 has 4 bytes, fp16 and bf16 have 2, int8 has 1: the second argument says which.",
-                ({"bytes_per_value": 1}, {"bytes_per_value": 4}),
-            ),
-            Property(
-                "believes a head_dim that the file states",
-                believes_the_head_dim,
-                "In some models (Qwen3, Mistral Nemo) heads * head_dim is not hidden_size; then the file says so.",
-                ({"is_larger": True}, {"is_larger": False}),
-            ),
-            Property(
-                "reads files without num_key_value_heads",
-                knows_older_files,
-                "Without the entry every attention head has its own keys and values. "
-                "A head_dim may be stated all the same.",
-                (
-                    {"head_dim": 16, "max_heads": 5},
-                    {"head_dim": 16, "max_heads": 10},
-                    {"head_dim": 24, "max_heads": 40},
-                    {"head_dim": 8, "max_heads": 20},
-                ),
-            ),
-        ),
-        time_limit_s=5,
-    ),
-)

@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Matching
+
+FACTORS = exercise("6.7", "Weights that matter: factors", "factors_of", points=2, minutes=5, lines=3, difficulty=1)
+FACTORS.objective = "turn the sizes of a layer's inputs into factors about 1"
+FACTORS.hints = (
+    "The mean is over tokens, of magnitudes: one number for each input, [I]. The floor is for these means.",
+    "`x.abs().mean(0).clamp(min=1e-4)`, to the power of alpha. What is the number by which all are divided, so that "
+    "the largest factor is as far above 1 as the smallest is below?",
+    "means = x.abs()...                 # [I], 1e-4 at least\n"
+    "powers = means ** ...\n"
+    "return powers / ...                # the root of the largest times the smallest",
+)
 
 DAMPING, SMALLEST = 0.01, 1e-4
 
@@ -30,9 +41,6 @@ def to_nearest(weight: Tensor, bits: int, group_size: int) -> Tensor:
 def output_error(rounded: Tensor, weight: Tensor, x: Tensor) -> float:
     """Sum of squares."""
     return float((x.double() @ (rounded.double() - weight.double()).T).square().sum())
-
-
-# -- AWQ
 
 
 def right_factors(x: Tensor, alpha: float) -> Tensor:
@@ -92,42 +100,84 @@ def factors(answer: Any, x: Tensor, alpha: float) -> Tensor:
     return got
 
 
+@FACTORS.check("gives inputs of one size the factor 1", num_inputs=(4, 16), alpha=(0.5, 1.0))
 def one_size_one_factor(answer: Any, draw: Draw, num_inputs: int, alpha: float) -> None:
-    """Inputs of the same mean magnitude: every alpha gives 1."""
+    """Divide the powers by the square root of the largest times the smallest."""
+    # Inputs of the same mean magnitude: every alpha gives 1.
     signs = 2 * draw.integers(0, 2, 6, num_inputs) - 1
     got = factors(answer, 3.0 * signs, alpha)
     compare(got, torch.ones(num_inputs), what="the factors of inputs of the same size", axes=("input",))
 
 
+@FACTORS.check(
+    "has the factors of the formula", num_tokens=(1, 7, 12, 3), num_inputs=(2, 12, 5, 4), alpha=(1.0, 0.5, 0.3, 0.0)
+)
 def has_the_formula(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, alpha: float) -> None:
+    """Mean magnitudes over the tokens, to the power of alpha; then over the root of the largest power times the
+    smallest."""
     x = 100 * draw.normal(num_tokens, num_inputs) * draw.normal(num_inputs).exp()
     what = f"the factors of {num_inputs} inputs over {num_tokens} token{'s' * (num_tokens > 1)}, alpha {alpha:g},"
     compare(factors(answer, x, alpha), right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-3)
 
 
+@FACTORS.check("bears inputs that are 0 or nearly 0", alpha=(0.5, 1.0))
 def bears_small_inputs(answer: Any, draw: Draw, alpha: float) -> None:
-    """An input that is 0 in all of x, one whose mean is below the least that counts, and one little above it."""
+    """A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4, and one above
+    it as what it is."""
+    # An input that is 0 in all of x, one whose mean is below the least that counts, and two a little above it.
     x = draw.normal(5, 6)
     x[:, 2] = 0
     x[:, 4] = 0.5 * SMALLEST * (2 * draw.integers(0, 2, 5) - 1)
     x[:, 5] = 3 * SMALLEST
+    x[:, 3], x[0, 3] = 0, 15 * SMALLEST  # the same mean, of one value: what counts least is a mean
     got = factors(answer, x, alpha)
-    what = "the factors where input 2 is always 0 and inputs 4 and 5 have means of 0.00005 and 0.0003,"
+    what = "the factors where input 2 is always 0 and inputs 3, 4 and 5 have means of 0.0003, 0.00005 and 0.0003,"
     finite(got, what, ("input",))
     compare(got, right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-4)
 
 
+AWQ = exercise(
+    "6.8", "Weights that matter: the search", "awq", points=3, minutes=9, lines=8, difficulty=2, uses=("6.2", "6.7")
+)
+AWQ.time_limit_s = 30
+AWQ.objective = "find the factors that make the output's error small after rounding"
+AWQ.hints = (
+    "One alpha at a time: factors, then the weight whose columns are multiplied by them, rounded, and the columns "
+    "divided again. Compare `x @ rounded.T` with `x @ weight.T`.",
+    "`step / (num_steps - 1)` goes from 0 to 1. Keep the best error so far, and the factors that gave it.",
+    "wanted, best_error, best = x @ weight.T, torch.inf, None\n"
+    "for step in range(num_steps):\n"
+    "    factors = factors_of(x, ...)\n"
+    "    rounded = dequantize(*quantize(weight * factors, bits, group_size)) / ...\n"
+    "    error = ...                       # a number\n"
+    "    if error < best_error:\n"
+    "        best_error, best = error, factors\n"
+    "return best",
+)
+
+
+@AWQ.check(
+    "finds the factors with the smallest error of the output",
+    {"num_inputs": 4, "group_size": 4, "bits": 3, "num_steps": 3},
+    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(1, 5)},
+    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(6, 11)},
+    {"num_inputs": 16, "group_size": 8, "bits": 2, "num_steps": 6},
+)
 def finds_the_best(
     answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int, num_steps: int, wants: range | None = None
 ) -> None:
+    """Does alpha go from 0 to 1, both among the num_steps values? The error is that of the output on x, not of the
+    weight. Columns are multiplied before rounding and divided afterwards."""
     weight, x, expected = awq_case(draw, num_inputs, 6, bits, group_size, num_steps, wants)
     got = searched(answer, weight, x, bits, group_size, num_steps)
     what = f"the best factors of {num_steps} ({bits} bits, groups of {group_size} of {num_inputs} inputs)"
     compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
+@AWQ.check("tries alpha 0 and alpha 1")
 def ends_count(answer: Any, draw: Draw) -> None:
-    """Two steps are alpha 0 and alpha 1, and either can be best; alpha 2, which would be better still, is not tried."""
+    """With two steps alpha is 0, then 1."""
+    # Two steps are alpha 0 and alpha 1, and either can be best; alpha 2, which would be better still, is not tried.
     for best in (0, 1):
         while True:
             weight, x, expected = awq_case(draw, 8, 4, 3, 4, 2, range(best, best + 1), spread=0.5)
@@ -139,21 +189,43 @@ def ends_count(answer: Any, draw: Draw) -> None:
         compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
+@AWQ.check("tries eleven steps unless it is told otherwise")
 def eleven_steps(answer: Any, draw: Draw) -> None:
-    """The number of steps left out."""
+    """`num_steps=11`: alpha is 0, 0.1, ..., 1."""
+    # The number of steps left out.
     weight, x, expected = awq_case(draw, 8, 4, 3, 4, 11, range(1, 10))
     got = answer.awq(weight, x, 3, 4)
     compare(got, expected.float(), what="the best factors of eleven", axes=("input",), rtol=1e-3)
 
 
+@AWQ.check("goes by the sum of the squared errors")
 def squares_the_error(answer: Any, draw: Draw) -> None:
+    """Square the differences of the outputs before you add them up: a large one counts for more than two of half
+    its size."""
     weight, x, expected = awq_case(draw, 8, 4, 3, 4, 5, norms_agree=False)
     got = searched(answer, weight, x, 3, 4, 5)
     what = "the best factors of 5, where the sum of the errors' magnitudes would choose others,"
     compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
-# -- GPTQ
+GPTQ = exercise("6.9", "Column by column", "gptq", points=5, minutes=13, lines=12, difficulty=3, time_limit_s=30)
+GPTQ.objective = "round a weight column by column, each error made up for by the columns to come"
+GPTQ.hints = (
+    "Round column i of the weights *as they are now*, then change the columns after it. Start with a copy of the "
+    "weight: what is given stays as it is.",
+    "With e = (w_i - rounded_i) / U[i, i], one number per output, column j > i changes by - e * U[i, j]: an outer "
+    "product. A group's minimum and scale are taken when i is its first column, from the changed weights. A scale "
+    "of 0: `clamp(min=1e-30)` before you divide.",
+    "w, rounded = weight.clone(), torch.empty_like(weight)\n"
+    "for i in range(w.shape[1]):\n"
+    "    if i % group_size == 0:\n"
+    "        minima, scales = ...                   # of the columns i to i + group_size of w\n"
+    "    codes = ...                                # 0 to 2**bits - 1\n"
+    "    rounded[:, i] = codes * scales + minima\n"
+    "    error = (w[:, i] - rounded[:, i]) / upper[i, i]\n"
+    "    w[:, i + 1 :] -= ...\n"
+    "return rounded",
+)
 
 
 @dataclass(frozen=True)
@@ -216,8 +288,13 @@ def related(draw: Draw, num_tokens: int, num_inputs: int, own: float = 0.3) -> T
     return common + own * draw.normal(num_tokens, num_inputs)
 
 
+@GPTQ.check(
+    "rounds to nearest where inputs are independent", num_inputs=(4, 12, 10), group_size=(4, 4, 5), bits=(2, 3, 4)
+)
 def independent_inputs(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
-    """x^T x is a multiple of the identity: no column can make up for another."""
+    """With U a multiple of the identity no column changes another: each is rounded to the nearest of 2^bits values
+    from its group's minimum to its maximum."""
+    # x^T x is a multiple of the identity: no column can make up for another.
     weight = draw.normal(5, num_inputs)
     got = columns(answer, weight, 3 * torch.eye(num_inputs), bits, group_size)
     expected = to_nearest(weight, bits, group_size).float()
@@ -231,11 +308,11 @@ def matches(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int, 
     compare(got, expected.float(), what=what, axes=("output", "input"), rtol=1e-3, atol=1e-4)
 
 
+@GPTQ.check("makes up for errors in the columns to come", num_inputs=(3, 6, 8), bits=(2, 2, 3))
 def passes_errors_on(answer: Any, draw: Draw, num_inputs: int, bits: int) -> None:
-    """One group. No code is clamped and no rounding is near a tie: that comes later.
-
-    Twice, with the same sizes and other numbers.
-    """
+    """Row i of U, divided by its diagonal element, says how column i's error is shared out among the later ones."""
+    # One group. No code is clamped and no rounding is near a tie: that comes later.
+    # Twice, with the same sizes and other numbers.
     for _ in range(2):
         while True:
             weight, x = draw.normal(3, num_inputs), related(draw, 4 * num_inputs, num_inputs, own=1.0)
@@ -246,7 +323,10 @@ def passes_errors_on(answer: Any, draw: Draw, num_inputs: int, bits: int) -> Non
         matches(answer, weight, x, bits, num_inputs, right.rounded)
 
 
+@GPTQ.check("takes a group's range when the group begins", num_inputs=(4, 9), group_size=(2, 3), bits=(2, 3))
 def begins_groups(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
+    """Minimum and maximum are those of the weights as the earlier columns' errors have left them, once for each
+    group; the errors go on into later groups."""
     while True:
         weight, x = draw.normal(2, num_inputs), related(draw, 9 * num_inputs, num_inputs, own=1.0)
         right = one_by_one(weight, x, bits, group_size)
@@ -255,8 +335,10 @@ def begins_groups(answer: Any, draw: Draw, num_inputs: int, group_size: int, bit
     matches(answer, weight, x, bits, group_size, right.rounded)
 
 
+@GPTQ.check("stays within the group's 2^bits values", num_inputs=(8, 12), group_size=(8, 6), bits=(2, 3))
 def stays_on_the_grid(answer: Any, draw: Draw, num_inputs: int, group_size: int, bits: int) -> None:
-    """Inputs that nearly repeat each other push weights beyond their group's range, both ways."""
+    """A weight that was pushed beyond its group's range gets the first or the last code: clamp the codes."""
+    # Inputs that nearly repeat each other push weights beyond their group's range, both ways.
     while True:
         weight, x = draw.normal(4, num_inputs), related(draw, 40, num_inputs)
         right = one_by_one(weight, x, bits, group_size)
@@ -265,7 +347,9 @@ def stays_on_the_grid(answer: Any, draw: Draw, num_inputs: int, group_size: int,
     matches(answer, weight, x, bits, group_size, right.rounded)
 
 
+@GPTQ.check("keeps groups whose weights are all the same", group_size=(4, 8))
 def constant_groups(answer: Any, draw: Draw, group_size: int) -> None:
+    """Such a group has the scale 0, and 0 / 0 is NaN."""
     weight = draw.normal(3, 2 * group_size)
     weight[0, :group_size], weight[2] = 0.5, 0.0
     got = columns(answer, weight, related(draw, 30, 2 * group_size), 3, group_size)
@@ -276,8 +360,17 @@ def constant_groups(answer: Any, draw: Draw, group_size: int) -> None:
     compare(got[2], weight[2], what="an output whose weights are all 0", axes=("input",))
 
 
+@GPTQ.check(
+    "bears inputs that nearly repeat each other",
+    num_tokens=(300, 40),
+    num_inputs=(144, 64),
+    rank=(16, 8),
+    own=(0.1, 0.01),
+)
 def large_problem(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, rank: int, own: float) -> None:
-    """The error over all outputs, against the elimination's. Inputs span a few directions and hardly any others."""
+    """Elements of U then differ very much in size. Is every error divided by U[i, i] and passed on by all of the
+    row behind it?"""
+    # The error over all outputs, against the elimination's. Inputs span a few directions and hardly any others.
     x = draw.normal(num_tokens, rank) @ draw.normal(rank, num_inputs) + own * draw.normal(num_tokens, num_inputs)
     x[:, 1] = 0
     weight, group_size = draw.normal(3, num_inputs), 16
@@ -294,219 +387,17 @@ def large_problem(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, ran
         )
 
 
-EXERCISES = (
-    Exercise(
-        id="6.7",
-        title="Weights that matter: factors",
-        kind="code",
-        names=("factors_of",),
-        points=2,
-        minutes=5,
-        lines=3,
-        difficulty=1,
-        objective="turn the sizes of a layer's inputs into factors about 1",
-        hints=(
-            "The mean is over tokens, of magnitudes: one number for each input, [I]. The floor is for these means.",
-            "`x.abs().mean(0).clamp(min=1e-4)`, to the power of alpha. What is the number by which all are divided, "
-            "so that the largest factor is as far above 1 as the smallest is below?",
-            "means = x.abs()...                 # [I], 1e-4 at least\n"
-            "powers = means ** ...\n"
-            "return powers / ...                # the root of the largest times the smallest",
-        ),
-        checks=(
-            Property(
-                "gives inputs of one size the factor 1",
-                one_size_one_factor,
-                "Divide the powers by the square root of the largest times the smallest.",
-                ({"num_inputs": 4, "alpha": 0.5}, {"num_inputs": 16, "alpha": 1.0}),
-            ),
-            Property(
-                "has the factors of the formula",
-                has_the_formula,
-                "Mean magnitudes over the tokens, to the power of alpha; then over the root of the largest power times "
-                "the smallest.",
-                (
-                    {"num_tokens": 1, "num_inputs": 2, "alpha": 1.0},
-                    {"num_tokens": 7, "num_inputs": 12, "alpha": 0.5},
-                    {"num_tokens": 12, "num_inputs": 5, "alpha": 0.3},
-                    {"num_tokens": 3, "num_inputs": 4, "alpha": 0.0},
-                ),
-            ),
-            Property(
-                "bears inputs that are 0 or nearly 0",
-                bears_small_inputs,
-                "A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4, and "
-                "one above it as what it is.",
-                ({"alpha": 0.5}, {"alpha": 1.0}),
-            ),
-        ),
-    ),
-    Exercise(
-        id="6.8",
-        title="Weights that matter: the search",
-        kind="code",
-        names=("awq",),
-        points=3,
-        minutes=9,
-        lines=8,
-        difficulty=2,
-        objective="find the factors that make the output's error small after rounding",
-        uses=("6.2", "6.7"),
-        hints=(
-            "One alpha at a time: factors, then the weight whose columns are multiplied by them, rounded, and the "
-            "columns divided again. Compare `x @ rounded.T` with `x @ weight.T`.",
-            "`step / (num_steps - 1)` goes from 0 to 1. Keep the best error so far, and the factors that gave it.",
-            "wanted, best_error, best = x @ weight.T, torch.inf, None\n"
-            "for step in range(num_steps):\n"
-            "    factors = factors_of(x, ...)\n"
-            "    rounded = dequantize(*quantize(weight * factors, bits, group_size)) / ...\n"
-            "    error = ...                       # a number\n"
-            "    if error < best_error:\n"
-            "        best_error, best = error, factors\n"
-            "return best",
-        ),
-        checks=(
-            Property(
-                "finds the factors with the smallest error of the output",
-                finds_the_best,
-                "Does alpha go from 0 to 1, both among the num_steps values? The error is that of the output on x, not "
-                "of the weight. Columns are multiplied before rounding and divided afterwards.",
-                (
-                    {"num_inputs": 4, "group_size": 4, "bits": 3, "num_steps": 3},
-                    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(1, 5)},
-                    {"num_inputs": 8, "group_size": 4, "bits": 3, "num_steps": 11, "wants": range(6, 11)},
-                    {"num_inputs": 16, "group_size": 8, "bits": 2, "num_steps": 6},
-                ),
-            ),
-            Property(
-                "tries alpha 0 and alpha 1",
-                ends_count,
-                "With two steps alpha is 0, then 1.",
-                ({},),
-            ),
-            Property(
-                "tries eleven steps unless it is told otherwise",
-                eleven_steps,
-                "`num_steps=11`: alpha is 0, 0.1, ..., 1.",
-                ({},),
-            ),
-            Property(
-                "goes by the sum of the squared errors",
-                squares_the_error,
-                "Square the differences of the outputs before you add them up: a large one counts for more than two "
-                "of half its size.",
-                ({},),
-            ),
-        ),
-        time_limit_s=30,
-    ),
-    Exercise(
-        id="6.9",
-        title="Column by column",
-        kind="code",
-        names=("gptq",),
-        points=5,
-        minutes=13,
-        lines=12,
-        difficulty=3,
-        objective="round a weight column by column, each error made up for by the columns to come",
-        hints=(
-            "Round column i of the weights *as they are now*, then change the columns after it. Start with a copy of "
-            "the weight: what is given stays as it is.",
-            "With e = (w_i - rounded_i) / U[i, i], one number per output, column j > i changes by - e * U[i, j]: an "
-            "outer product. A group's minimum and scale are taken when i is its first column, from the changed "
-            "weights. A scale of 0: `clamp(min=1e-30)` before you divide.",
-            "w, rounded = weight.clone(), torch.empty_like(weight)\n"
-            "for i in range(w.shape[1]):\n"
-            "    if i % group_size == 0:\n"
-            "        minima, scales = ...                   # of the columns i to i + group_size of w\n"
-            "    codes = ...                                # 0 to 2**bits - 1\n"
-            "    rounded[:, i] = codes * scales + minima\n"
-            "    error = (w[:, i] - rounded[:, i]) / upper[i, i]\n"
-            "    w[:, i + 1 :] -= ...\n"
-            "return rounded",
-        ),
-        checks=(
-            Property(
-                "rounds to nearest where inputs are independent",
-                independent_inputs,
-                "With U a multiple of the identity no column changes another: each is rounded to the nearest of "
-                "2^bits values from its group's minimum to its maximum.",
-                (
-                    {"num_inputs": 4, "group_size": 4, "bits": 2},
-                    {"num_inputs": 12, "group_size": 4, "bits": 3},
-                    {"num_inputs": 10, "group_size": 5, "bits": 4},
-                ),
-            ),
-            Property(
-                "makes up for errors in the columns to come",
-                passes_errors_on,
-                "Row i of U, divided by its diagonal element, says how column i's error is shared out among the later "
-                "ones.",
-                (
-                    {"num_inputs": 3, "bits": 2},
-                    {"num_inputs": 6, "bits": 2},
-                    {"num_inputs": 8, "bits": 3},
-                ),
-            ),
-            Property(
-                "takes a group's range when the group begins",
-                begins_groups,
-                "Minimum and maximum are those of the weights as the earlier columns' errors have left them, once for "
-                "each group; the errors go on into later groups.",
-                (
-                    {"num_inputs": 4, "group_size": 2, "bits": 2},
-                    {"num_inputs": 9, "group_size": 3, "bits": 3},
-                ),
-            ),
-            Property(
-                "stays within the group's 2^bits values",
-                stays_on_the_grid,
-                "A weight that was pushed beyond its group's range gets the first or the last code: clamp the codes.",
-                (
-                    {"num_inputs": 8, "group_size": 8, "bits": 2},
-                    {"num_inputs": 12, "group_size": 6, "bits": 3},
-                ),
-            ),
-            Property(
-                "keeps groups whose weights are all the same",
-                constant_groups,
-                "Such a group has the scale 0, and 0 / 0 is NaN.",
-                ({"group_size": 4}, {"group_size": 8}),
-            ),
-            Property(
-                "bears inputs that nearly repeat each other",
-                large_problem,
-                "Elements of U then differ very much in size. Is every error divided by U[i, i] and passed on by all "
-                "of the row behind it?",
-                (
-                    {"num_tokens": 300, "num_inputs": 96, "rank": 16, "own": 0.1},
-                    {"num_tokens": 40, "num_inputs": 64, "rank": 8, "own": 0.01},
-                ),
-            ),
-        ),
-        time_limit_s=30,
-    ),
-    Exercise(
-        id="6.10",
-        is_extra=True,
-        title="Which method?",
-        kind="matching",
-        names=("answer_6_10",),
-        points=2,
-        minutes=4,
-        objective="choose a method by what limits the service and what there is to calibrate with",
-        question=Matching(
-            "abcd",
-            {
-                "weights in 8 bits, activations as they are, nothing to calibrate with": "d9874240642b5900",
-                "4-bit weights, and only 100 tokens to calibrate with": "f3c001581dc9f39f",
-                "4-bit weights, a million tokens like the traffic, hours to spare": "e543453ce4df3a35",
-                "long prompts on int8 multipliers that take one static scale per tensor": "a5ce22a286eb276d",
-                "weights that come from a 4-bit file, stored again on that file's grid": "ec57f1ea6aa6f5a0",
-            },
-            hint="Which of them change what the multiplier is given, and which only what memory holds? Of the latter, "
-            "how many numbers does each fit to the calibration text?",
-        ),
-    ),
+ANSWER_6_10 = exercise("6.10", "Which method?", kind="matching", points=2, minutes=4, is_extra=True)
+ANSWER_6_10.objective = "choose a method by what limits the service and what there is to calibrate with"
+ANSWER_6_10.question = Matching(
+    "abcd",
+    {
+        "weights in 8 bits, activations as they are, nothing to calibrate with": "d9874240642b5900",
+        "4-bit weights, and only 100 tokens to calibrate with": "f3c001581dc9f39f",
+        "4-bit weights, a million tokens like the traffic, hours to spare": "e543453ce4df3a35",
+        "long prompts on int8 multipliers that take one static scale per tensor": "a5ce22a286eb276d",
+        "weights that come from a 4-bit file, stored again on that file's grid": "ec57f1ea6aa6f5a0",
+    },
+    hint="Which of them change what the multiplier is given, and which only what memory holds? Of the latter, "
+    "how many numbers does each fit to the calibration text?",
 )

@@ -7,7 +7,21 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+LOSS = exercise("6.14", "What the teacher thinks", "distillation_loss", points=3, minutes=7, lines=4, difficulty=2)
+LOSS.checked_in = "answer"
+LOSS.objective = "train on the teacher's whole distribution, not on the token that it happened to draw"
+LOSS.hints = (
+    "Both logits are divided by T before their softmax. The divergence of p (teacher) from q (student) is the sum "
+    "over tokens of p (log p - log q).",
+    "`log_softmax` never takes the logarithm of 0. The sum is over the last axis, the mean over all others; "
+    "`detach()` on the teacher's side.",
+    "log_p = F.log_softmax(teacher_logits.detach() / temperature, dim=-1)\n"
+    "log_q = ...\n"
+    "divergence = ...                  # one for each position: sum over the tokens\n"
+    "return temperature**2 * divergence.mean()",
+)
 
 
 def loss_of(answer: Any, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -38,8 +52,12 @@ def pair(draw: Draw, *shape: int) -> tuple[Tensor, Tensor]:
     return 2 * draw.normal(*shape), 3 * draw.normal(*shape)
 
 
+@LOSS.check("is zero for a student like its teacher", num_types=(9, 49_152), atol=(1e-5, 1e-4))
 def is_zero_for_a_copy(answer: Any, draw: Draw, num_types: int, atol: float) -> None:
-    """Also where one adds the same number to all of a position's logits: that changes no probability."""
+    """KL(p || q) is 0 where q = p: p log p is part of it, a cross-entropy alone is not zero. Nothing is added to a
+    probability."""
+    # Also where one adds the same number to all of a position's logits: that changes no probability.
+    # What 1e-8 more in each of 49,152 logarithms' arguments adds up to is 5e-4.
     teacher = 3 * draw.normal(4, num_types)
     for student in (teacher.clone(), teacher + 2 * draw.normal(4, 1)):
         got = loss_of(answer, student, teacher, 1.0)
@@ -47,27 +65,36 @@ def is_zero_for_a_copy(answer: Any, draw: Draw, num_types: int, atol: float) -> 
         compare(float(got), 0.0, what=what, atol=atol)
 
 
+@LOSS.check("is the divergence from teacher to student", num_positions=(1, 5), num_types=(3, 11))
 def is_the_divergence(answer: Any, draw: Draw, num_positions: int, num_types: int) -> None:
+    """Sum p (log p - log q) over the tokens, with p the teacher's: each token weighs what the teacher gives it.
+    Then the mean over positions, not over tokens."""
     student, teacher = pair(draw, num_positions, num_types)
     got = float(loss_of(answer, student, teacher, 1.0))
     what = f"the loss at {num_positions} position{'s' * (num_positions > 1)}, temperature 1,"
     compare(got, oracle(student, teacher, 1.0), what=what, rtol=1e-4, atol=1e-5)
 
 
+@LOSS.check("takes a temperature", temperature=(2.0, 0.5))
 def softens_both(answer: Any, draw: Draw, temperature: float) -> None:
+    """Both sides' logits are divided by T, and the result is multiplied by T squared."""
     student, teacher = pair(draw, 3, 8)
     got = float(loss_of(answer, student, teacher, temperature))
     compare(got, oracle(student, teacher, temperature), what=f"the loss at temperature {temperature:g}", rtol=1e-4)
 
 
+@LOSS.check("takes any axes before the last")
 def takes_batches(answer: Any, draw: Draw) -> None:
-    """The mean is over all positions, of however many axes."""
+    """Logits may be [B, T, V]: the sum is over the last axis, the mean over B times T positions."""
+    # The mean is over all positions, of however many axes.
     student, teacher = pair(draw, 2, 3, 5)
     got = float(loss_of(answer, student, teacher, 2.0))
     compare(got, oracle(student, teacher, 2.0), what="the loss of logits [2, 3, 5]", rtol=1e-4)
 
 
+@LOSS.check("survives large logits", size=(10.0, 100.0))
 def survives_large_logits(answer: Any, draw: Draw, size: float) -> None:
+    """A probability that underflows to 0 has no logarithm: `log_softmax` in place of `softmax().log()`."""
     student, teacher = pair(draw, 3, 6)
     student, teacher = (size * logits.round() for logits in (student, teacher))
     student[0, 0], teacher[0, 1] = 2 * size * 10, 2 * size * 10  # one token far ahead, another one for each
@@ -85,8 +112,10 @@ def gradient(answer: Any, student: Tensor, teacher: Tensor, temperature: float) 
     return own.grad, other.grad
 
 
+@LOSS.check("trains the student", temperature=(1.0, 3.0))
 def trains_the_student(answer: Any, draw: Draw, temperature: float) -> None:
-    """T (q - p) / positions, with both at temperature T: of the same size whatever T is, as T grows."""
+    """The gradient of a student's logit is T (q - p), divided by the number of positions."""
+    # T (q - p) / positions, with both at temperature T: of the same size whatever T is, as T grows.
     student, teacher = pair(draw, 4, 7)
     own, _ = gradient(answer, student, teacher, temperature)
     q, p = (torch.softmax(logits.double() / temperature, -1) for logits in (student, teacher))
@@ -95,13 +124,26 @@ def trains_the_student(answer: Any, draw: Draw, temperature: float) -> None:
     compare(own, expected, what="the gradient of the student's logits", axes=axes, rtol=1e-3, atol=1e-6)
 
 
+@LOSS.check("leaves the teacher alone")
 def leaves_the_teacher(answer: Any, draw: Draw) -> None:
+    """`teacher_logits.detach()`: no gradient flows into the teacher."""
     _, other = gradient(answer, *pair(draw, 4, 7), 2.0)
     if other is not None and bool((other != 0).any()):
         reject("a gradient reaches the teacher's logits", "the teacher is not trained: cut its side off")
 
 
-# -- rounding that can be trained through
+FAKE = exercise(
+    "6.15", "Rounding that can be trained through", "fake_quantize", points=2, minutes=7, lines=3, difficulty=2
+)
+FAKE.is_extra = True
+FAKE.checked_in = "answer"
+FAKE.objective = "compute with rounded weights, and train the ones behind them"
+FAKE.hints = (
+    "`round` is flat almost everywhere: its gradient is 0, and nothing would be learned. What should the gradient "
+    "be as if rounding were not there?",
+    "`weight + (rounded - weight).detach()` has the value of `rounded` and the gradient of `weight`.",
+    "A group that is all alike has a step of 0: divide by 1 there instead, and every code is 0.",
+)
 
 
 def rounding_oracle(weight: Tensor, bits: int, group_size: int) -> Tensor:
@@ -140,9 +182,18 @@ def faked(answer: Any, weight: Tensor, bits: int, group_size: int) -> Tensor:
     return got
 
 
+@FAKE.check(
+    "rounds to the nearest in each group",
+    {"num_outputs": 1, "num_groups": 1, "bits": 2, "group_size": 8},
+    {"num_outputs": 3, "num_groups": 4, "bits": 3, "group_size": 16},
+    {"num_outputs": 2, "num_groups": 3, "bits": 4, "group_size": 64},
+    {"num_outputs": 2, "num_groups": 2, "bits": 4, "group_size": 16, "size": 1e-6},
+)
 def rounds_each_group(
     answer: Any, draw: Draw, num_outputs: int, num_groups: int, bits: int, group_size: int, size: float = 1.0
 ) -> None:
+    """Codes are 0 to 2^bits - 1: that many steps lie between a group's smallest and its largest weight, and a small
+    step is not made larger."""
     weight = size * clear_of_halves(draw, num_outputs, num_groups, bits, group_size)
     got = faked(answer, weight, bits, group_size)
     what = f"the weight in {bits} bits, in groups of {group_size},"
@@ -150,7 +201,9 @@ def rounds_each_group(
     compare(got, expected, what=what, axes=("output", "input"), rtol=1e-4, atol=1e-4 * size)
 
 
+@FAKE.check("keeps a group that is all alike")
 def keeps_constant_groups(answer: Any, draw: Draw) -> None:
+    """0 / 0 is NaN. Where the step is 0, any divisor will do."""
     weight = clear_of_halves(draw, 2, 2, 3, 8)
     weight[1, 8:] = 0.75
     weight[0, :8] = 0.0
@@ -159,8 +212,10 @@ def keeps_constant_groups(answer: Any, draw: Draw) -> None:
     compare(got, rounding_oracle(weight, 3, 8), what="the weight", axes=("output", "input"), rtol=1e-4, atol=1e-4)
 
 
+@FAKE.check("lets gradients through as if nothing were rounded", num_outputs=(1, 3), num_groups=(1, 4))
 def lets_gradients_through(answer: Any, draw: Draw, num_outputs: int, num_groups: int) -> None:
-    """Straight through: the gradient of the rounded weight is the weight's, also at the group's ends."""
+    """Value and gradient part ways: `weight + (rounded - weight).detach()`."""
+    # Straight through: the gradient of the rounded weight is the weight's, also at the group's ends.
     weight = clear_of_halves(draw, num_outputs, num_groups, 2, 8).requires_grad_(True)
     upstream = draw.normal(*weight.shape)
     got = answer.fake_quantize(weight, 2, 8)
@@ -169,118 +224,3 @@ def lets_gradients_through(answer: Any, draw: Draw, num_outputs: int, num_groups
     got.backward(upstream)
     axes = ("output", "input")
     compare(weight.grad, upstream, what="the weight's gradient (that of the rounded weight)", axes=axes)
-
-
-EXERCISES = (
-    Exercise(
-        id="6.14",
-        title="What the teacher thinks",
-        kind="code",
-        names=("distillation_loss",),
-        points=3,
-        minutes=7,
-        lines=4,
-        difficulty=2,
-        checked_in="answer",
-        objective="train on the teacher's whole distribution, not on the token that it happened to draw",
-        hints=(
-            "Both logits are divided by T before their softmax. The divergence of p (teacher) from q (student) is the "
-            "sum over tokens of p (log p - log q).",
-            "`log_softmax` never takes the logarithm of 0. The sum is over the last axis, the mean over all others; "
-            "`detach()` on the teacher's side.",
-            "log_p = F.log_softmax(teacher_logits.detach() / temperature, dim=-1)\n"
-            "log_q = ...\n"
-            "divergence = ...                  # one for each position: sum over the tokens\n"
-            "return temperature**2 * divergence.mean()",
-        ),
-        checks=(
-            Property(
-                "is zero for a student like its teacher",
-                is_zero_for_a_copy,
-                "KL(p || q) is 0 where q = p: p log p is part of it, a cross-entropy alone is not zero. Nothing is "
-                "added to a probability.",
-                # What 1e-8 more in each of 49,152 logarithms' arguments adds up to is 5e-4.
-                ({"num_types": 9, "atol": 1e-5}, {"num_types": 49_152, "atol": 1e-4}),
-            ),
-            Property(
-                "is the divergence from teacher to student",
-                is_the_divergence,
-                "Sum p (log p - log q) over the tokens, with p the teacher's: each token weighs what the teacher gives "
-                "it. Then the mean over positions, not over tokens.",
-                ({"num_positions": 1, "num_types": 3}, {"num_positions": 5, "num_types": 11}),
-            ),
-            Property(
-                "takes a temperature",
-                softens_both,
-                "Both sides' logits are divided by T, and the result is multiplied by T squared.",
-                ({"temperature": 2.0}, {"temperature": 0.5}),
-            ),
-            Property(
-                "takes any axes before the last",
-                takes_batches,
-                "Logits may be [B, T, V]: the sum is over the last axis, the mean over B times T positions.",
-            ),
-            Property(
-                "survives large logits",
-                survives_large_logits,
-                "A probability that underflows to 0 has no logarithm: `log_softmax` in place of `softmax().log()`.",
-                ({"size": 10.0}, {"size": 100.0}),
-            ),
-            Property(
-                "trains the student",
-                trains_the_student,
-                "The gradient of a student's logit is T (q - p), divided by the number of positions.",
-                ({"temperature": 1.0}, {"temperature": 3.0}),
-            ),
-            Property(
-                "leaves the teacher alone",
-                leaves_the_teacher,
-                "`teacher_logits.detach()`: no gradient flows into the teacher.",
-            ),
-        ),
-    ),
-    Exercise(
-        id="6.15",
-        is_extra=True,
-        title="Rounding that can be trained through",
-        kind="code",
-        names=("fake_quantize",),
-        points=2,
-        minutes=7,
-        lines=3,
-        difficulty=2,
-        checked_in="answer",
-        objective="compute with rounded weights, and train the ones behind them",
-        hints=(
-            "`round` is flat almost everywhere: its gradient is 0, and nothing would be learned. What should the "
-            "gradient be as if rounding were not there?",
-            "`weight + (rounded - weight).detach()` has the value of `rounded` and the gradient of `weight`.",
-            "A group that is all alike has a step of 0: divide by 1 there instead, and every code is 0.",
-        ),
-        checks=(
-            Property(
-                "rounds to the nearest in each group",
-                rounds_each_group,
-                "Codes are 0 to 2^bits - 1: that many steps lie between a group's smallest and its largest weight, and "
-                "a small step is not made larger.",
-                (
-                    {"num_outputs": 1, "num_groups": 1, "bits": 2, "group_size": 8},
-                    {"num_outputs": 3, "num_groups": 4, "bits": 3, "group_size": 16},
-                    {"num_outputs": 2, "num_groups": 3, "bits": 4, "group_size": 64},
-                    {"num_outputs": 2, "num_groups": 2, "bits": 4, "group_size": 16, "size": 1e-6},
-                ),
-            ),
-            Property(
-                "keeps a group that is all alike",
-                keeps_constant_groups,
-                "0 / 0 is NaN. Where the step is 0, any divisor will do.",
-            ),
-            Property(
-                "lets gradients through as if nothing were rounded",
-                lets_gradients_through,
-                "Value and gradient part ways: `weight + (rounded - weight).detach()`.",
-                ({"num_outputs": 1, "num_groups": 1}, {"num_outputs": 3, "num_groups": 4}),
-            ),
-        ),
-    ),
-)

@@ -7,9 +7,17 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 
-# -- GGUF's blocks
+Q4_1 = exercise("6.3", "Read a file's blocks", "read_q4_1", points=3, minutes=7, lines=5, difficulty=2)
+Q4_1.objective = "turn the bytes of a GGUF file into weights"
+Q4_1.hints = (
+    "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type; the last "
+    "axis gets half as long.",
+    "The low half of a byte is `byte & 15`, the high half `byte >> 4`. Weights 0 to 15 are the low halves of the 16 "
+    "bytes, in their order.",
+    "A code times the scale, plus the minimum, in float32: `.float()` first, for products in float16 round.",
+)
 
 
 def block_of(scale: float, minimum: float, data: bytes) -> list[int]:
@@ -33,8 +41,10 @@ def read(answer: Any, blocks: list[list[int]]) -> Tensor:
     return got
 
 
+@Q4_1.check("reads scale and minimum", num_blocks=(1, 5))
 def reads_scale_and_minimum(answer: Any, draw: Draw, num_blocks: int) -> None:
-    """All codes alike: 0 shows the minimum, 15 the scale as well."""
+    """Bytes 0 and 1 are the scale, bytes 2 and 3 the minimum, each a float16."""
+    # All codes alike: 0 shows the minimum, 15 the scale as well.
     for code, what in (
         (0, "all codes 0: every weight is the minimum;"),
         (15, "all codes 15: 15 scales and the minimum;"),
@@ -45,8 +55,10 @@ def reads_scale_and_minimum(answer: Any, draw: Draw, num_blocks: int) -> None:
         compare(read(answer, blocks), expected, what=f"{what} the result", axes=("block", "weight"), atol=1e-2)
 
 
+@Q4_1.check("puts the codes in order", at=(0, 0, 3, 15), is_high=(False, True, False, True))
 def puts_codes_in_order(answer: Any, draw: Draw, at: int, is_high: bool) -> None:
-    """One code of 32 is not 0."""
+    """All low halves come first (weights 0 to 15), then all high halves (weights 16 to 31)."""
+    # One code of 32 is not 0.
     data = bytearray(16)
     data[at] = 5 * (16 if is_high else 1)
     got = read(answer, [block_of(1.0, 0.0, bytes(data))])[0]
@@ -57,7 +69,9 @@ def puts_codes_in_order(answer: Any, draw: Draw, at: int, is_high: bool) -> None
     compare(got, torch.tensor(expected), what=what, axes=("weight",))
 
 
+@Q4_1.check("reads any block, in float32", num_blocks=(1, 7, 300))
 def reads_any_block(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """Each block has a scale and a minimum of its own. Turn them into float32 before you multiply."""
     blocks = []
     for _ in range(num_blocks):
         data = bytes(draw.integers(0, 256, 16).tolist())
@@ -67,7 +81,17 @@ def reads_any_block(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(read(answer, blocks), expected, axes=("block", "weight"), rtol=1e-6, atol=1e-6, same_dtype=True)
 
 
-# -- words
+PACK = exercise(
+    "6.4", "Eight codes in a word", "pack unpack", points=2, minutes=7, lines=2, difficulty=2, is_extra=True
+)
+PACK.objective = "store 4-bit codes in int32, the sign bit included"
+PACK.hints = (
+    "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which dtype "
+    "holds the shifted codes?",
+    "To take code j out, shift the word to the right by 4 j bits and keep the lowest four: `& 15`.",
+    "The last code's highest bit is the sign of the int32. `>>` fills up with copies of the sign bit, so the mask "
+    "must come after the shift.",
+)
 
 
 def word_of(codes: list[int]) -> int:
@@ -86,22 +110,38 @@ def packed(answer: Any, codes: list[list[int]]) -> Tensor:
         return answer.pack(given)
 
 
+@PACK.check("puts each code in its place", place=(0, 1, 7))
 def packs_one_code(answer: Any, draw: Draw, place: int) -> None:
+    """Code j of a word is in bits 4 j to 4 j + 3. A uint8 shifted to the left stays a uint8."""
     codes = [0] * 8
     codes[place] = draw.integer(1, 8)
     what = f"with code {codes[place]} at place {place} and zeros elsewhere, the word"
     compare(packed(answer, [codes]), torch.tensor([[word_of(codes)]], dtype=torch.int32), what=what, same_dtype=True)
 
 
+@PACK.check(
+    "packs rows of codes",
+    {"num_outputs": 1, "num_words": 1},
+    {"num_outputs": 3, "num_words": 4},
+    {"num_outputs": 2, "num_words": 3, "low": 8},
+)
 def packs_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = 0) -> None:
+    """Eight neighbours of a row make a word. With 8 or more as the last of them the word is negative."""
     codes = draw.integers(low, 16, num_outputs, 8 * num_words).tolist()
     expected = [[word_of(row[8 * i : 8 * i + 8]) for i in range(num_words)] for row in codes]
     words = torch.tensor(expected, dtype=torch.int32)
     compare(packed(answer, codes), words, what="the words", axes=("output", "word"), same_dtype=True)
 
 
+@PACK.check(
+    "unpacks any word",
+    {"num_outputs": 1, "num_words": 1, "low": 0},
+    {"num_outputs": 1, "num_words": 1},
+    {"num_outputs": 5, "num_words": 6},
+)
 def unpacks_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = -(2**31)) -> None:
-    """Twice: the sizes are the same, the words are not."""
+    """Shift to the right first and mask afterwards: a negative word brings in ones from the left."""
+    # Twice: the sizes are the same, the words are not.
     for _ in range(2):
         words = draw.integers(low, 2**31, num_outputs, num_words).to(torch.int32)
         with unchanged(words=words):
@@ -109,97 +149,3 @@ def unpacks_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low:
         expected = [[code for word in row for code in codes_of(word)] for row in words.tolist()]
         codes = torch.tensor(expected, dtype=torch.uint8)
         compare(got, codes, what="the codes", axes=("output", "input"), same_dtype=True)
-
-
-EXERCISES = (
-    Exercise(
-        id="6.3",
-        title="Read a file's blocks",
-        kind="code",
-        names=("read_q4_1",),
-        points=3,
-        minutes=7,
-        lines=5,
-        difficulty=2,
-        objective="turn the bytes of a GGUF file into weights",
-        hints=(
-            "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type; the "
-            "last axis gets half as long.",
-            "The low half of a byte is `byte & 15`, the high half `byte >> 4`. Weights 0 to 15 are the low halves of "
-            "the 16 bytes, in their order.",
-            "A code times the scale, plus the minimum, in float32: `.float()` first, for products in float16 round.",
-        ),
-        checks=(
-            Property(
-                "reads scale and minimum",
-                reads_scale_and_minimum,
-                "Bytes 0 and 1 are the scale, bytes 2 and 3 the minimum, each a float16.",
-                ({"num_blocks": 1}, {"num_blocks": 5}),
-            ),
-            Property(
-                "puts the codes in order",
-                puts_codes_in_order,
-                "All low halves come first (weights 0 to 15), then all high halves (weights 16 to 31).",
-                (
-                    {"at": 0, "is_high": False},
-                    {"at": 0, "is_high": True},
-                    {"at": 3, "is_high": False},
-                    {"at": 15, "is_high": True},
-                ),
-            ),
-            Property(
-                "reads any block, in float32",
-                reads_any_block,
-                "Each block has a scale and a minimum of its own. Turn them into float32 before you multiply.",
-                ({"num_blocks": 1}, {"num_blocks": 7}, {"num_blocks": 300}),
-            ),
-        ),
-    ),
-    Exercise(
-        id="6.4",
-        is_extra=True,
-        title="Eight codes in a word",
-        kind="code",
-        names=("pack", "unpack"),
-        points=2,
-        minutes=7,
-        lines=2,
-        difficulty=2,
-        objective="store 4-bit codes in int32, the sign bit included",
-        hints=(
-            "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which "
-            "dtype holds the shifted codes?",
-            "To take code j out, shift the word to the right by 4 j bits and keep the lowest four: `& 15`.",
-            "The last code's highest bit is the sign of the int32. `>>` fills up with copies of the sign bit, so the "
-            "mask must come after the shift.",
-        ),
-        checks=(
-            Property(
-                "puts each code in its place",
-                packs_one_code,
-                "Code j of a word is in bits 4 j to 4 j + 3. A uint8 shifted to the left stays a uint8.",
-                ({"place": 0}, {"place": 1}, {"place": 7}),
-            ),
-            Property(
-                "packs rows of codes",
-                packs_rows,
-                "Eight neighbours of a row make a word. With 8 or more as the last of them the word is negative.",
-                (
-                    {"num_outputs": 1, "num_words": 1},
-                    {"num_outputs": 3, "num_words": 4},
-                    {"num_outputs": 2, "num_words": 3, "low": 8},
-                ),
-            ),
-            Property(
-                "unpacks any word",
-                unpacks_rows,
-                "Shift to the right first and mask afterwards: a negative word brings in ones from the left.",
-                (
-                    {"num_outputs": 1, "num_words": 1, "low": 0},
-                    {"num_outputs": 1, "num_words": 1},
-                    {"num_outputs": 5, "num_words": 6},
-                ),
-            ),
-        ),
-    ),
-)

@@ -5,8 +5,34 @@ from math import inf
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, integers, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
+
+GUESS_6_16 = exercise("6.16", "Do damages add up?", kind="prediction", points=1, minutes=1)
+GUESS_6_16.objective = "expect what eight separate measurements say about the whole model"
+GUESS_6_16.hints = (
+    "If every part's error pushed the predictions the same way, the divergence of eight pushes would grow with the "
+    "square of their number. What if they push in eight unrelated directions?",
+)
+GUESS_6_16.question = Number(lambda: 1, factor=1.5, unit="times", hint="Unrelated errors add up in their squares.")
+
+FORMATS = exercise(
+    "6.17", "Bits where they count", "choose_formats", points=4, minutes=9, lines=8, difficulty=2, is_extra=True
+)
+FORMATS.objective = "choose a format for each part of a model so that the damage is least within a budget of bytes"
+FORMATS.hints = (
+    "There are few parts and few formats. How many combinations are there for 8 parts with 3 formats each? That "
+    "many can simply be tried.",
+    "`itertools.product(*[range(len(formats)) for formats in options])` gives every combination as a tuple of "
+    "indices. Of those within the budget, keep the one with the least sum of damages.",
+    "best, least = None, float('inf')\n"
+    "for chosen in product(...):\n"
+    "    size = sum(...)\n"
+    "    damage = sum(...)\n"
+    "    if ...:\n"
+    "        best, least = list(chosen), damage\n"
+    "return best",
+)
 
 Options = list[list[tuple[float, float]]]
 
@@ -35,7 +61,7 @@ def chosen_by(answer: Any, options: Options, budget: float) -> list[int] | None:
 
 
 def judged(answer: Any, options: Options, budget: float) -> None:
-    """Fits, and no other choice that fits does less damage. Sizes and damages are whole numbers: sums are exact."""
+    """Fits, and no other choice that fits does less damage."""
     got, least = chosen_by(answer, options, budget), least_damage(options, budget)
     if got is None:
         if least < inf:
@@ -49,19 +75,22 @@ def judged(answer: Any, options: Options, budget: float) -> None:
 
 
 def some_options(draw: Draw, num_parts: int, num_formats: int, largest: int = 20) -> Options:
-    """Larger is better, or not: formats come in any order."""
+    """Larger is better, or not: formats come in any order. Sizes are in quarters, so that sums are exact."""
     return [
-        [(float(draw.integer(1, largest)), float(draw.integer(0, largest))) for _ in range(num_formats)]
+        [(draw.integer(4, 4 * largest) / 4, float(draw.integer(0, largest))) for _ in range(num_formats)]
         for _ in range(num_parts)
     ]
 
 
+@FORMATS.check("stays within the budget", num_parts=(1, 3, 5), num_formats=(2, 2, 3))
 def fits(answer: Any, draw: Draw, num_parts: int, num_formats: int) -> None:
-    """Budgets from the smallest possible size to the largest."""
+    """The sum of the sizes may be equal to the budget, not above it. When there is a choice that fits, the answer
+    is a list."""
+    # Budgets from the smallest possible size to the largest.
     options = some_options(draw, num_parts, num_formats)
     smallest = sum(min(size for size, _ in formats) for formats in options)
     largest = sum(max(size for size, _ in formats) for formats in options)
-    for budget in {smallest, float(draw.integer(int(smallest), int(largest) + 1)), largest}:
+    for budget in {smallest, smallest + draw.integer(0, int(4 * (largest - smallest)) + 1) / 4, largest}:
         got = chosen_by(answer, options, budget)
         if got is None:
             reject(f"choose_formats({options}, {budget}) returned None, but there is a choice that fits")
@@ -70,7 +99,9 @@ def fits(answer: Any, draw: Draw, num_parts: int, num_formats: int) -> None:
             reject(f"choose_formats({options}, {budget}) returned {got}, which takes {size:g}")
 
 
+@FORMATS.check("says when nothing fits", num_parts=(1, 4))
 def says_when_nothing_fits(answer: Any, draw: Draw, num_parts: int) -> None:
+    """If even the smallest formats are too large together, the answer is None."""
     options = some_options(draw, num_parts, 2)
     budget = sum(min(size for size, _ in formats) for formats in options) - 1
     got = chosen_by(answer, options, budget)
@@ -78,21 +109,11 @@ def says_when_nothing_fits(answer: Any, draw: Draw, num_parts: int) -> None:
         reject(f"choose_formats({options}, {budget}) returned {got}, which does not fit; nothing does: expected None")
 
 
-def does_least_damage(answer: Any, draw: Draw, num_parts: int, num_formats: int) -> None:
-    """In about half of the parts another format than the smallest is better; the largest budget has room for all."""
-    while True:
-        options = some_options(draw, num_parts, num_formats)
-        if sum(min(formats)[1] > min(damage for _, damage in formats) for formats in options) >= num_parts // 2:
-            break
-    smallest = sum(min(size for size, _ in formats) for formats in options)
-    largest = sum(max(size for size, _ in formats) for formats in options)
-    for _ in range(3):
-        judged(answer, options, float(draw.integer(int(smallest), int(largest) + 1)))
-    judged(answer, options, largest)
-
-
+@FORMATS.check("sees beyond the best ratio", num_pairs=(0, 3))
 def sees_beyond_the_best_ratio(answer: Any, draw: Draw, num_pairs: int) -> None:
-    """The part with the best ratio of damage to size leaves no room for two others that are together better."""
+    """The upgrade with the best ratio of damage avoided to bytes can leave too little room for two others that
+    avoid more together. Compare whole choices."""
+    # The part with the best ratio of damage to size leaves no room for two others that are together better.
     extra = draw.integer(3, 9)
     large = [(0.0, 10.0 * extra), (float(extra + 1), 1.0)]  # the best ratio
     small = [[(0.0, 7.0 * extra), (float(extra), 1.0)] for _ in range(2)]
@@ -102,82 +123,17 @@ def sees_beyond_the_best_ratio(answer: Any, draw: Draw, num_pairs: int) -> None:
     judged(answer, [options[i] for i in order], float(2 * extra + num_pairs))
 
 
-EXERCISES = (
-    Exercise(
-        id="6.16",
-        title="Do damages add up?",
-        kind="prediction",
-        names=("guess_6_16",),
-        points=1,
-        minutes=1,
-        objective="expect what eight separate measurements say about the whole model",
-        hints=(
-            "If every part's error pushed the predictions the same way, the divergence of eight pushes would grow with "
-            "the square of their number. What if they push in eight unrelated directions?",
-        ),
-        question=Number(lambda: 1, factor=1.5, unit="times", hint="Unrelated errors add up in their squares."),
-    ),
-    Exercise(
-        id="6.17",
-        is_extra=True,
-        title="Bits where they count",
-        kind="code",
-        names=("choose_formats",),
-        points=4,
-        minutes=9,
-        lines=8,
-        difficulty=2,
-        objective="choose a format for each part of a model so that the damage is least within a budget of bytes",
-        hints=(
-            "There are few parts and few formats. How many combinations are there for 8 parts with 3 formats each? "
-            "That many can simply be tried.",
-            "`itertools.product(*[range(len(formats)) for formats in options])` gives every combination as a tuple of "
-            "indices. Of those within the budget, keep the one with the least sum of damages.",
-            "best, least = None, float('inf')\n"
-            "for chosen in product(...):\n"
-            "    size = sum(...)\n"
-            "    damage = sum(...)\n"
-            "    if ...:\n"
-            "        best, least = list(chosen), damage\n"
-            "return best",
-        ),
-        checks=(
-            Property(
-                "stays within the budget",
-                fits,
-                "The sum of the sizes may be equal to the budget, not above it. When there is a choice that fits, the "
-                "answer is a list.",
-                (
-                    {"num_parts": 1, "num_formats": 2},
-                    {"num_parts": 3, "num_formats": 2},
-                    {"num_parts": 5, "num_formats": 3},
-                ),
-            ),
-            Property(
-                "says when nothing fits",
-                says_when_nothing_fits,
-                "If even the smallest formats are too large together, the answer is None.",
-                ({"num_parts": 1}, {"num_parts": 4}),
-            ),
-            Property(
-                "sees beyond the best ratio",
-                sees_beyond_the_best_ratio,
-                "The upgrade with the best ratio of damage avoided to bytes can leave too little room for two others "
-                "that avoid more together. Compare whole choices.",
-                ({"num_pairs": 0}, {"num_pairs": 3}),
-            ),
-            Property(
-                "does the least damage",
-                does_least_damage,
-                "Of all choices that fit, the sum of damages counts. Formats come in any order, and a larger one need "
-                "not be better.",
-                (
-                    {"num_parts": 1, "num_formats": 3},
-                    {"num_parts": 2, "num_formats": 2},
-                    {"num_parts": 4, "num_formats": 3},
-                    {"num_parts": 7, "num_formats": 3},
-                ),
-            ),
-        ),
-    ),
-)
+@FORMATS.check("does the least damage", num_parts=(1, 2, 4, 7), num_formats=(3, 2, 3, 3))
+def does_least_damage(answer: Any, draw: Draw, num_parts: int, num_formats: int) -> None:
+    """Of all choices that fit, the sum of damages counts. Formats come in any order, and a larger one need not be
+    better."""
+    # In about half of the parts another format than the smallest is better; the largest budget has room for all.
+    while True:
+        options = some_options(draw, num_parts, num_formats)
+        if sum(min(formats)[1] > min(damage for _, damage in formats) for formats in options) >= num_parts // 2:
+            break
+    smallest = sum(min(size for size, _ in formats) for formats in options)
+    largest = sum(max(size for size, _ in formats) for formats in options)
+    for _ in range(3):
+        judged(answer, options, float(draw.integer(int(smallest), int(largest) + 1)))
+    judged(answer, options, largest)

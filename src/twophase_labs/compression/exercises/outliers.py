@@ -7,7 +7,23 @@ from torch import Tensor
 
 from twophase_labs.compression.exercises.rounding import FiniteOnly
 from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+PRODUCTS = cases(num_tokens=(1, 3, 9), num_inputs=(4, 8, 600), num_outputs=(1, 5, 33))
+
+LINEAR = exercise(
+    "6.5", "A product in int8", "int8_linear", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=20
+)
+LINEAR.objective = "multiply activations in int8 by weights in int8, with a scale per token and one per output"
+LINEAR.checked_in = "answer"  # as 6.2
+LINEAR.hints = (
+    "A token's scale makes its largest magnitude 127. `amax(dim=1, keepdim=True)` keeps the axis, so that [T, 1] "
+    "divides [T, I].",
+    "A product of two codes needs up to 15 bits, a sum of a thousand of them 24: int8 cannot hold it. "
+    "`torch._int_mm` takes int8 and adds in int32; it wants [T, I] and [I, O].",
+    "Code times scale is what was meant: the sum of products of codes is off by both scales. One is [T, 1], the "
+    "other [O]: both broadcast to [T, O].",
+)
 
 INT8_MAX = 127
 
@@ -23,8 +39,11 @@ def stored_weight(draw: Draw, num_outputs: int, num_inputs: int) -> tuple[Tensor
     return codes, draw.uniform(num_outputs, low=0.001, high=0.02)
 
 
+@LINEAR.check("multiplies whole numbers exactly", *PRODUCTS)
 def whole_numbers(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, num_outputs: int) -> None:
-    """Rows of whole numbers that reach 127: rounding changes nothing, and the product is exact."""
+    """A row that reaches 127 has the scale 1, and its codes are its elements. Do the sums fit into the dtype in
+    which they are added up?"""
+    # Rows of whole numbers that reach 127: rounding changes nothing, and the product is exact.
     x = draw.integers(-INT8_MAX, INT8_MAX + 1, num_tokens, num_inputs).float()
     x[:, draw.integer(0, num_inputs)] = INT8_MAX
     codes, scales = stored_weight(draw, num_outputs, num_inputs)
@@ -51,8 +70,11 @@ def clear_of_ties(draw: Draw, num_tokens: int, num_inputs: int, sizes: Tensor) -
             return x
 
 
+@LINEAR.check("rounds each token with a scale of its own", *PRODUCTS)
 def scale_per_token(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, num_outputs: int) -> None:
-    """Tokens of very different sizes, one of them with a single large element; the largest may be negative."""
+    """The scale is the largest magnitude of this token's row over 127. Is the sign of the largest element lost, are
+    codes rounded (not cut off), and does each row get its own scale back?"""
+    # Tokens of very different sizes, one of them with a single large element; the largest may be negative.
     sizes = torch.tensor([10.0 ** draw.integer(-3, 4) for _ in range(num_tokens)])[:, None]
     sizes[-1] = 1e-4
     x = clear_of_ties(draw, num_tokens, num_inputs, sizes)
@@ -68,8 +90,10 @@ def scale_per_token(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, n
     compare(got, expected, what=what, axes=("token", "output"), rtol=1e-4, atol=1e-4, any_dtype=True)
 
 
+@LINEAR.check("gives zeros for a token of zeros", num_inputs=(4, 64))
 def zeros_stay_zeros(answer: Any, draw: Draw, num_inputs: int) -> None:
-    """A token of zeros between others."""
+    """Its scale is 0, and 0 / 0 is NaN: keep the scale above 0, as with `clamp(min=1e-30)`."""
+    # A token of zeros between others.
     x = draw.normal(3, num_inputs)
     x[1] = 0
     codes, scales = stored_weight(draw, 4, num_inputs)
@@ -80,8 +104,10 @@ def zeros_stay_zeros(answer: Any, draw: Draw, num_inputs: int) -> None:
     compare(got[1], torch.zeros(4), what="the output of a token that is all zeros", axes=("output",))
 
 
+@LINEAR.check("computes a token alike whatever is beside it", num_inputs=(16, 200))
 def does_not_look_aside(answer: Any, draw: Draw, num_inputs: int) -> None:
-    """A token's row is the same with and without others beside it, bit for bit."""
+    """Nothing of one token may depend on another: no maximum over all rows."""
+    # A token's row is the same with and without others beside it, bit for bit.
     x, (codes, scales) = draw.normal(5, num_inputs), stored_weight(draw, 6, num_inputs)
     x[3] *= 1000
     alone = product(answer, x[:1].clone(), codes, scales)
@@ -89,7 +115,20 @@ def does_not_look_aside(answer: Any, draw: Draw, num_inputs: int) -> None:
     compare(beside[:1], alone, what="a token's output beside others", axes=("token", "output"), rtol=0, atol=0)
 
 
-# -- smoothing
+SMOOTH = exercise(
+    "6.6", "Smoothing", "smooth", points=3, minutes=9, lines=5, difficulty=2, is_extra=True, time_limit_s=20
+)
+SMOOTH.objective = "move outliers from the activations into the weights, the products unchanged"
+SMOOTH.hints = (
+    "A factor for each input: dividing the norm's weight by it divides what comes out of the norm, and multiplying "
+    "the weights' columns by it undoes that. `w * factors` multiplies column i by factor i.",
+    "The largest magnitude of an input's weights is taken over the outputs of *all* the weights: they are given the "
+    "same input, so they share its factor. `amax(0)` of each, then the larger.",
+    "w_max = torch.stack([... for w in weights]).amax(0)\n"
+    "factors = ...                                  # [I], by the formula\n"
+    "factors = torch.where((x_max > 0) & (w_max > 0), factors, ...)\n"
+    "return ..., [... for w in weights]",
+)
 
 
 def naive_factors(weights: list[Tensor], x_max: Tensor, alpha: float) -> list[float]:
@@ -105,7 +144,7 @@ def smoothing_case(draw: Draw, num_inputs: int, outputs: tuple[int, ...]) -> tup
     norm = draw.normal(num_inputs, dtype=torch.float64)
     weights = [draw.normal(n, num_inputs, dtype=torch.float64) * 2.0 ** draw.integer(-2, 3) for n in outputs]
     x_max = draw.uniform(num_inputs, low=0.01, high=30).double()
-    x_max[0] = 1e-3  # so that a factor is below 1 ...
+    x_max[0] = 1e-12  # so that a factor is below 1, by far ...
     weights[0][0, 0] = 2
     for weight in weights:
         weight[:, 1] *= 0.01  # ... and a weight's maximum, too
@@ -132,7 +171,10 @@ def smoothed(answer: Any, norm: Tensor, weights: list[Tensor], x_max: Tensor, al
     return new_norm, new_weights
 
 
+@SMOOTH.check("leaves every product as it was", num_inputs=(3, 16), outputs=((2,), (8, 4, 4)))
 def products_stay(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int, ...]) -> None:
+    """What the norm's weight is divided by, each weight's column must be multiplied by, and with the same factor in
+    all the weights."""
     norm, weights, x_max = smoothing_case(draw, num_inputs, outputs)
     new_norm, new_weights = smoothed(answer, norm, weights, x_max, 0.5)
     x = draw.normal(4, num_inputs, dtype=torch.float64)
@@ -141,7 +183,15 @@ def products_stay(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int, 
         compare((x * new_norm) @ new.T, (x * norm) @ old.T, what=what, axes=("token", "output"))
 
 
+@SMOOTH.check(
+    "has the factors of the formula",
+    num_inputs=(3, 12, 12, 5, 5),
+    outputs=((2,), (6, 3, 3), (3, 6), (4, 4), (4, 4)),
+    alpha=(0.5, 0.5, 0.8, 0.0, 1.0),
+)
 def has_the_factors(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int, ...], alpha: float) -> None:
+    """x_max to the power of alpha, over w_max to the power of 1 - alpha; w_max is the largest magnitude among all
+    weights of that input, in whichever matrix it is, negative ones too."""
     norm, weights, x_max = smoothing_case(draw, num_inputs, outputs)
     new_norm, _ = smoothed(answer, norm, weights, x_max, alpha)
     expected = torch.tensor(naive_factors(weights, x_max, alpha), dtype=torch.float64)
@@ -149,8 +199,10 @@ def has_the_factors(answer: Any, draw: Draw, num_inputs: int, outputs: tuple[int
     compare(norm / new_norm, expected, what=what, axes=("input",))
 
 
+@SMOOTH.check("makes inputs and weights equally large at 0.5", num_inputs=(2, 20))
 def sizes_meet(answer: Any, draw: Draw, num_inputs: int) -> None:
-    """At alpha 0.5 an input's new maximum is its weights' new maximum; both recomputed from the result."""
+    """At alpha 0.5 both maxima become the square root of x_max times w_max."""
+    # At alpha 0.5 an input's new maximum is its weights' new maximum; both recomputed from the result.
     norm, weights, x_max = smoothing_case(draw, num_inputs, (5, 3))
     new_norm, new_weights = smoothed(answer, norm, weights, x_max, 0.5)
     of_weights = torch.cat([new.abs() for new in new_weights]).amax(0)
@@ -159,8 +211,10 @@ def sizes_meet(answer: Any, draw: Draw, num_inputs: int) -> None:
     compare(of_inputs / of_weights, torch.ones_like(x_max), what=what, axes=("input",))
 
 
+@SMOOTH.check("leaves unused inputs alone", alpha=(0.5, 0.8, 0.0))
 def unused_inputs(answer: Any, draw: Draw, alpha: float) -> None:
-    """An input that is always 0, and one that no weight uses."""
+    """Where x_max or w_max is 0 the formula divides by 0 or gives the factor 0; there the factor is 1."""
+    # An input that is always 0, and one that no weight uses.
     norm, weights, x_max = smoothing_case(draw, 5, (4, 2))
     x_max[1] = 0
     for weight in weights:
@@ -172,119 +226,3 @@ def unused_inputs(answer: Any, draw: Draw, alpha: float) -> None:
     for number, (new, old) in enumerate(zip(new_weights, weights, strict=True)):
         what = f"weight {number}'s columns of unused inputs"
         compare(new[:, [1, 3]], old[:, [1, 3]], what=what, axes=("output", "column"))
-
-
-PRODUCTS = (
-    {"num_tokens": 1, "num_inputs": 4, "num_outputs": 1},
-    {"num_tokens": 3, "num_inputs": 8, "num_outputs": 5},
-    {"num_tokens": 9, "num_inputs": 600, "num_outputs": 33},
-)
-
-EXERCISES = (
-    Exercise(
-        id="6.5",
-        title="A product in int8",
-        kind="code",
-        checked_in="answer",  # as 6.2
-        names=("int8_linear",),
-        points=3,
-        minutes=7,
-        lines=4,
-        difficulty=2,
-        objective="multiply activations in int8 by weights in int8, with a scale per token and one per output",
-        hints=(
-            "A token's scale makes its largest magnitude 127. `amax(dim=1, keepdim=True)` keeps the axis, so that "
-            "[T, 1] divides [T, I].",
-            "A product of two codes needs up to 15 bits, a sum of a thousand of them 24: int8 cannot hold it. "
-            "`torch._int_mm` takes int8 and adds in int32; it wants [T, I] and [I, O].",
-            "Code times scale is what was meant: the sum of products of codes is off by both scales. One is [T, 1], "
-            "the other [O]: both broadcast to [T, O].",
-        ),
-        checks=(
-            Property(
-                "multiplies whole numbers exactly",
-                whole_numbers,
-                "A row that reaches 127 has the scale 1, and its codes are its elements. Do the sums fit into the "
-                "dtype in which they are added up?",
-                PRODUCTS,
-            ),
-            Property(
-                "rounds each token with a scale of its own",
-                scale_per_token,
-                "The scale is the largest magnitude of this token's row over 127. Is the sign of the largest element "
-                "lost, are codes rounded (not cut off), and does each row get its own scale back?",
-                PRODUCTS,
-            ),
-            Property(
-                "gives zeros for a token of zeros",
-                zeros_stay_zeros,
-                "Its scale is 0, and 0 / 0 is NaN: keep the scale above 0, as with `clamp(min=1e-30)`.",
-                ({"num_inputs": 4}, {"num_inputs": 64}),
-            ),
-            Property(
-                "computes a token alike whatever is beside it",
-                does_not_look_aside,
-                "Nothing of one token may depend on another: no maximum over all rows.",
-                ({"num_inputs": 16}, {"num_inputs": 200}),
-            ),
-        ),
-        time_limit_s=20,
-    ),
-    Exercise(
-        id="6.6",
-        is_extra=True,
-        title="Smoothing",
-        kind="code",
-        names=("smooth",),
-        points=3,
-        minutes=9,
-        lines=5,
-        difficulty=2,
-        objective="move outliers from the activations into the weights, the products unchanged",
-        hints=(
-            "A factor for each input: dividing the norm's weight by it divides what comes out of the norm, and "
-            "multiplying the weights' columns by it undoes that. `w * factors` multiplies column i by factor i.",
-            "The largest magnitude of an input's weights is taken over the outputs of *all* the weights: they are "
-            "given the same input, so they share its factor. `amax(0)` of each, then the larger.",
-            "w_max = torch.stack([... for w in weights]).amax(0)\n"
-            "factors = ...                                  # [I], by the formula\n"
-            "factors = torch.where((x_max > 0) & (w_max > 0), factors, ...)\n"
-            "return ..., [... for w in weights]",
-        ),
-        checks=(
-            Property(
-                "leaves every product as it was",
-                products_stay,
-                "What the norm's weight is divided by, each weight's column must be multiplied by, and with the same "
-                "factor in all the weights.",
-                ({"num_inputs": 3, "outputs": (2,)}, {"num_inputs": 16, "outputs": (8, 4, 4)}),
-            ),
-            Property(
-                "has the factors of the formula",
-                has_the_factors,
-                "x_max to the power of alpha, over w_max to the power of 1 - alpha; w_max is the largest magnitude "
-                "among all weights of that input, in whichever matrix it is, negative ones too.",
-                (
-                    {"num_inputs": 3, "outputs": (2,), "alpha": 0.5},
-                    {"num_inputs": 12, "outputs": (6, 3, 3), "alpha": 0.5},
-                    {"num_inputs": 12, "outputs": (3, 6), "alpha": 0.8},
-                    {"num_inputs": 5, "outputs": (4, 4), "alpha": 0.0},
-                    {"num_inputs": 5, "outputs": (4, 4), "alpha": 1.0},
-                ),
-            ),
-            Property(
-                "makes inputs and weights equally large at 0.5",
-                sizes_meet,
-                "At alpha 0.5 both maxima become the square root of x_max times w_max.",
-                ({"num_inputs": 2}, {"num_inputs": 20}),
-            ),
-            Property(
-                "leaves unused inputs alone",
-                unused_inputs,
-                "Where x_max or w_max is 0 the formula divides by 0 or gives the factor 0; there the factor is 1.",
-                ({"alpha": 0.5}, {"alpha": 0.8}),
-            ),
-        ),
-        time_limit_s=20,
-    ),
-)

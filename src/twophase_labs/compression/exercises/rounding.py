@@ -7,7 +7,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twophase_labs.machine.checks import Draw, compare, finite, plain, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+QUANTIZE = exercise("6.2", "Round to nearest", "quantize", points=4, minutes=10, lines=6, difficulty=2)
+QUANTIZE.objective = "store a weight in few bits: codes, and a scale and a minimum for each group"
+QUANTIZE.checked_in = "answer"  # sees each conversion to an integer
+QUANTIZE.hints = (
+    "Give the weight an axis for its groups, [O, G, group_size], and reduce over the last one. `unflatten` makes "
+    "the axis, `flatten` takes it away again.",
+    "The smallest weight of a group gets code 0, the largest 2 ** bits - 1. So a step from code to code is (maximum "
+    "- minimum) / (2 ** bits - 1). Where it is 0, divide by something else.",
+    "groups = weight.float().unflatten(1, (-1, group_size))\n"
+    "minima, maxima = ...\n"
+    "scales = ...                              # [O, G]\n"
+    "steps = torch.where(scales > 0, ...)      # what is divided by: never 0\n"
+    "codes = ((groups - ...) / ...).round()\n"
+    "return codes.flatten(1).to(torch.uint8), scales, minima",
+)
 
 AXES, GROUP_AXES = ("output", "input"), ("output", "group")
 
@@ -48,11 +64,21 @@ def groups_of(weight: Tensor, group_size: int) -> list[list[list[float]]]:
     return [[row[i : i + group_size] for i in range(0, len(row), group_size)] for row in rows]
 
 
+@QUANTIZE.check(
+    "has a code per weight, a scale and a minimum per group",
+    num_outputs=(1, 3, 2),
+    num_groups=(1, 2, 9),
+    group_size=(4, 8, 2),
+)
 def has_its_shapes(answer: Any, draw: Draw, num_outputs: int, num_groups: int, group_size: int) -> None:
+    """Groups are neighbours in a row: inputs 0 to group_size - 1 are group 0 of that output."""
     quantized(answer, draw.normal(num_outputs, num_groups * group_size), 4, group_size)
 
 
+@QUANTIZE.check("returns uint8 codes, float32 scales and minima", dtype=(torch.float32, torch.bfloat16))
 def has_its_dtypes(answer: Any, draw: Draw, dtype: torch.dtype) -> None:
+    """Compute in float32, whatever the weight's dtype is: `weight.float()`. Codes become uint8 last: int8 ends at
+    127."""
     codes, scales, minima = quantized(answer, draw.normal(3, 8, dtype=dtype), 4, 4)
     given = str(dtype).removeprefix("torch.")
     for name, got, wanted in (
@@ -65,14 +91,25 @@ def has_its_dtypes(answer: Any, draw: Draw, dtype: torch.dtype) -> None:
             reject(f"of a {given} weight, the {name} are {names[0]}, expected {names[1]}")
 
 
+@QUANTIZE.check("begins at each group's minimum", num_outputs=(1, 3, 5), num_groups=(1, 4, 3), group_size=(4, 4, 64))
 def begins_at_the_minimum(answer: Any, draw: Draw, num_outputs: int, num_groups: int, group_size: int) -> None:
-    weight = draw.normal(num_outputs, num_groups * group_size) + 0.7
+    """Of each group of each output its own minimum, also where all weights are positive."""
+    weight = draw.normal(num_groups * group_size, num_outputs).T + 0.7  # as a transposed matrix lies in memory
     _, _, minima = quantized(answer, weight, 4, group_size)
     expected = torch.tensor([[min(group) for group in row] for row in groups_of(weight, group_size)])
     compare(minima, expected, what="the minima", axes=GROUP_AXES, rtol=1e-6, atol=0)
 
 
+@QUANTIZE.check(
+    "ends at each group's maximum",
+    {"bits": 2, "group_size": 4},
+    {"bits": 4, "group_size": 16},
+    {"bits": 8, "group_size": 32},
+    {"bits": 4, "group_size": 8, "size": 1e-9},
+)
 def ends_at_the_maximum(answer: Any, draw: Draw, bits: int, group_size: int, size: float = 1.0) -> None:
+    """Between the first of 2 ** bits codes and the last there are 2 ** bits - 1 steps. A small scale stays as small
+    as it is."""
     weight = size * draw.normal(3, 4 * group_size)
     _, scales, _ = quantized(answer, weight, bits, group_size)
     expected = [[(max(group) - min(group)) / (2**bits - 1) for group in row] for row in groups_of(weight, group_size)]
@@ -80,10 +117,21 @@ def ends_at_the_maximum(answer: Any, draw: Draw, bits: int, group_size: int, siz
     compare(scales, torch.tensor(expected), what=what, axes=GROUP_AXES, rtol=1e-4, atol=0)
 
 
+@QUANTIZE.check(
+    "rounds every weight to the nearest value",
+    {"bits": 2, "group_size": 4},
+    {"bits": 3, "group_size": 16, "middle": 3.0},
+    {"bits": 4, "group_size": 64},
+    {"bits": 8, "group_size": 32, "middle": -1.0},
+    {"bits": 4, "group_size": 16, "size": 1e-7},
+)
 def rounds_to_nearest(
     answer: Any, draw: Draw, bits: int, group_size: int, middle: float = 0.0, size: float = 1.0
 ) -> None:
-    """No weight is further from its value than half a scale."""
+    """The code is the number of steps from the minimum to the weight, rounded: a conversion to an integer cuts off
+    instead. A small scale is not made larger. Is the code of every group made with that group's own scale and
+    minimum?"""
+    # No weight is further from its value than half a scale.
     weight = middle + size * draw.normal(4, 3 * group_size)
     codes, scales, minima = quantized(answer, weight, bits, group_size)
     finite(scales, "the scales", GROUP_AXES)
@@ -101,7 +149,9 @@ def rounds_to_nearest(
         )
 
 
+@QUANTIZE.check("keeps a group of equal weights as it is", constant=(0.0, 0.25, -3.0))
 def keeps_constant_groups(answer: Any, draw: Draw, constant: float) -> None:
+    """Its scale is 0, and 0 / 0 is NaN. Divide by 1 there, and keep its minimum."""
     weight = draw.normal(3, 12)
     weight[1, 4:8] = constant
     with FiniteOnly():
@@ -111,92 +161,3 @@ def keeps_constant_groups(answer: Any, draw: Draw, constant: float) -> None:
     value = codes[1, 4:8].double() * scales[1, 1].double() + minima[1, 1].double()
     expected = weight[1, 4:8].double()
     compare(value, expected, what=f"a group of four times {constant:g}, restored,", axes=("input",), rtol=1e-6)
-
-
-EXERCISES = (
-    Exercise(
-        id="6.2",
-        title="Round to nearest",
-        kind="code",
-        checked_in="answer",  # sees each conversion to an integer
-        names=("quantize",),
-        points=4,
-        minutes=10,
-        lines=6,
-        difficulty=2,
-        objective="store a weight in few bits: codes, and a scale and a minimum for each group",
-        hints=(
-            "Give the weight an axis for its groups, [O, G, group_size], and reduce over the last one. `unflatten` "
-            "makes the axis, `flatten` takes it away again.",
-            "The smallest weight of a group gets code 0, the largest 2 ** bits - 1. So a step from code to code is "
-            "(maximum - minimum) / (2 ** bits - 1). Where it is 0, divide by something else.",
-            "groups = weight.float().unflatten(1, (-1, group_size))\n"
-            "minima, maxima = ...\n"
-            "scales = ...                              # [O, G]\n"
-            "steps = torch.where(scales > 0, ...)      # what is divided by: never 0\n"
-            "codes = ((groups - ...) / ...).round()\n"
-            "return codes.flatten(1).to(torch.uint8), scales, minima",
-        ),
-        checks=(
-            Property(
-                "has a code per weight, a scale and a minimum per group",
-                has_its_shapes,
-                "Groups are neighbours in a row: inputs 0 to group_size - 1 are group 0 of that output.",
-                (
-                    {"num_outputs": 1, "num_groups": 1, "group_size": 4},
-                    {"num_outputs": 3, "num_groups": 2, "group_size": 8},
-                    {"num_outputs": 2, "num_groups": 9, "group_size": 2},
-                ),
-            ),
-            Property(
-                "returns uint8 codes, float32 scales and minima",
-                has_its_dtypes,
-                "Compute in float32, whatever the weight's dtype is: `weight.float()`. Codes become "
-                "uint8 last: int8 ends at 127.",
-                ({"dtype": torch.float32}, {"dtype": torch.bfloat16}),
-            ),
-            Property(
-                "begins at each group's minimum",
-                begins_at_the_minimum,
-                "Of each group of each output its own minimum, also where all weights are positive.",
-                (
-                    {"num_outputs": 1, "num_groups": 1, "group_size": 4},
-                    {"num_outputs": 3, "num_groups": 4, "group_size": 4},
-                    {"num_outputs": 5, "num_groups": 3, "group_size": 64},
-                ),
-            ),
-            Property(
-                "ends at each group's maximum",
-                ends_at_the_maximum,
-                "Between the first of 2 ** bits codes and the last there are 2 ** bits - 1 steps. A small scale stays "
-                "as small as it is.",
-                (
-                    {"bits": 2, "group_size": 4},
-                    {"bits": 4, "group_size": 16},
-                    {"bits": 8, "group_size": 32},
-                    {"bits": 4, "group_size": 8, "size": 1e-9},
-                ),
-            ),
-            Property(
-                "rounds every weight to the nearest value",
-                rounds_to_nearest,
-                "The code is the number of steps from the minimum to the weight, rounded: a conversion to an integer "
-                "cuts off instead. A small scale is not made larger. Is the code of every group made with that group's "
-                "own scale and minimum?",
-                (
-                    {"bits": 2, "group_size": 4},
-                    {"bits": 3, "group_size": 16, "middle": 3.0},
-                    {"bits": 4, "group_size": 64},
-                    {"bits": 8, "group_size": 32, "middle": -1.0},
-                    {"bits": 4, "group_size": 16, "size": 1e-7},
-                ),
-            ),
-            Property(
-                "keeps a group of equal weights as it is",
-                keeps_constant_groups,
-                "Its scale is 0, and 0 / 0 is NaN. Divide by 1 there, and keep its minimum.",
-                ({"constant": 0.0}, {"constant": 0.25}, {"constant": -3.0}),
-            ),
-        ),
-    ),
-)

@@ -10,8 +10,23 @@ from twophase_labs.decode.histories import History
 from twophase_labs.decode.shadow import Finding, WatchedPool
 from twophase_labs.kit.weights_map import figure_png
 from twophase_labs.machine.checks import Draw, compare, integers, raises, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.machine.questions import Matching
+
+POOLS = cases(num_blocks=(2, 5, 30, 300))
+
+POOL = exercise("3.3", "A pool of blocks", "BlockPool", points=5, minutes=10, lines=16, difficulty=2, time_limit_s=10)
+POOL.objective = "hand out, share and take back fixed-size blocks"
+POOL.hints = (
+    "Play it on paper with three blocks: allocate 2, acquire one, release it twice. Which two things do you write "
+    "down for the pool?",
+    "A list of free blocks, and a count of owners per block. Each method tests first and changes afterwards; "
+    "`release` counts down, and only at zero does the block become free.",
+    "def __init__(self, num_blocks):\n    self.ref_counts = [0] * num_blocks\n    self.free_ids = ...\n"
+    "def allocate(self, n):\n    if ...: raise OutOfBlocksError(...)\n    block_ids = [... for _ in range(n)]\n"
+    "    ...  # one owner each\n    return block_ids\n"
+    "def release(self, block_id):\n    if ...: raise CacheStateError(...)\n    ...  # count down; free at zero",
+)
 
 
 def taken_from(pool: Any, n: int, num_blocks: int) -> list[int]:
@@ -45,7 +60,9 @@ def owners_of(counts: Any, block: int) -> Any:
         reject(f"ref_counts[{block}] is {counts[block]!r}, expected a whole number")
 
 
+@POOL.check("gives out blocks that are free", *POOLS)
 def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """Take the ids off the list of free ones, n of them."""
     pool, other = answer.BlockPool(num_blocks), answer.BlockPool(num_blocks + 1)
     taken_from(other, num_blocks, num_blocks + 1)  # another pool's blocks are another pool's
     given: list[int] = []
@@ -56,7 +73,9 @@ def gives_blocks_of_its_own(answer: Any, draw: Draw, num_blocks: int) -> None:
             reject(f"block {twice[0]} was given out twice, and was never released", f"given so far: {given}")
 
 
+@POOL.check("counts owners and free blocks", *POOLS)
 def counts(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """A block that was just given out has one owner; a free one has none."""
     pool = answer.BlockPool(num_blocks)
     compare(pool.num_free, num_blocks, what="num_free of a new pool")
     compare_owners(pool, [0] * num_blocks, "ref_counts of a new pool")
@@ -67,7 +86,9 @@ def counts(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(taken_from(pool, 0, num_blocks), [], what="allocate(0)")
 
 
+@POOL.check("runs out without damage", *POOLS)
 def runs_out_unharmed(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """Compare with `num_free` before taking the first block, not in between. All that are free may be taken."""
     pool = answer.BlockPool(num_blocks)
     num_taken = draw.integer(1, num_blocks)
     taken = taken_from(pool, num_taken, num_blocks)
@@ -79,7 +100,9 @@ def runs_out_unharmed(answer: Any, draw: Draw, num_blocks: int) -> None:
     taken_from(pool, left, num_blocks)
 
 
+@POOL.check("takes blocks back", *POOLS)
 def gives_back(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """A block whose last owner released it is free for the next."""
     pool = answer.BlockPool(num_blocks)
     for _ in range(6):
         given = taken_from(pool, num_blocks, num_blocks)
@@ -88,7 +111,9 @@ def gives_back(answer: Any, draw: Draw, num_blocks: int) -> None:
             compare(pool.num_free, number + 1, what=f"num_free after {number + 1} of {num_blocks} were released")
 
 
+@POOL.check("keeps a block as long as it has an owner", num_owners=(2, 5, 300))
 def keeps_what_is_shared(answer: Any, draw: Draw, num_owners: int) -> None:
+    """Every acquire adds an owner, every release takes one away. Free it at zero, not before."""
     pool = answer.BlockPool(4)
     (block,) = taken_from(pool, 1, 4)
     for _ in range(num_owners - 1):
@@ -103,7 +128,10 @@ def keeps_what_is_shared(answer: Any, draw: Draw, num_owners: int) -> None:
     compare(pool.num_free, 4, what="num_free after the last owner released it")
 
 
+@POOL.check("refuses to free a free block")
 def refuses_a_double_free(answer: Any, draw: Draw) -> None:
+    """Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block has no
+    contents to share: `acquire` refuses it as well."""
     pool = answer.BlockPool(3)
     first, second = taken_from(pool, 2, 3)
     pool.release(first)
@@ -117,27 +145,9 @@ def refuses_a_double_free(answer: Any, draw: Draw) -> None:
     compare(pool.num_free, 3, what="num_free after the other block, owned once, was released")
 
 
-def leaves_lists_to_their_owners(answer: Any, draw: Draw, num_taken: int) -> None:
-    """A table adds its next blocks to the list it got, and empties it in the end: that is the table's business."""
-    pool = answer.BlockPool(9)
-    before = taken_from(pool, num_taken, 9)
-    given = pool.allocate(3)
-    blocks = list(given)
-    given += pool.allocate(2)
-    given.reverse()
-    what = "once the caller had added to the list that allocate gave it"
-    compare(pool.num_free, 4 - num_taken, what=f"num_free, {what},")
-    compare_owners(pool, [int(b in before or b in given) for b in range(9)], f"ref_counts, {what},")
-    more = taken_from(pool, 4 - num_taken, 9)
-    if twice := set(more) & {*before, *given}:
-        reject(f"block {min(twice)} was given out twice, {what}", "Return a new list, and keep another for yourself.")
-    given.clear()
-    for block in blocks:
-        pool.release(block)
-    compare(pool.num_free, 3, what="num_free after three releases, once the caller had emptied its list,")
-
-
+@POOL.check("keeps its books over a random history", num_blocks=(3, 12))
 def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """Allocated, shared and released in any order, counts and list must agree; and each pool has its own."""
     pool, other = answer.BlockPool(num_blocks), answer.BlockPool(1)
     owned: Counter[int] = Counter()
     for number in range(200):
@@ -164,7 +174,44 @@ def keeps_its_books(answer: Any, draw: Draw, num_blocks: int) -> None:
     compare(other.num_free, num_blocks, what="num_free of a second pool, in which nothing was taken,")
 
 
-# -- 3.6
+@POOL.check("gives away its lists for good", num_taken=(0, 2))
+def leaves_lists_to_their_owners(answer: Any, draw: Draw, num_taken: int) -> None:
+    """The list that allocate returns is the caller's, who may add to it or empty it. Keep another one."""
+    # A table adds its next blocks to the list it got, and empties it in the end: that is the table's business.
+    pool = answer.BlockPool(9)
+    before = taken_from(pool, num_taken, 9)
+    given = pool.allocate(3)
+    blocks = list(given)
+    given += pool.allocate(2)
+    given.reverse()
+    what = "once the caller had added to the list that allocate gave it"
+    compare(pool.num_free, 4 - num_taken, what=f"num_free, {what},")
+    compare_owners(pool, [int(b in before or b in given) for b in range(9)], f"ref_counts, {what},")
+    more = taken_from(pool, 4 - num_taken, 9)
+    if twice := set(more) & {*before, *given}:
+        reject(f"block {min(twice)} was given out twice, {what}", "Return a new list, and keep another for yourself.")
+    given.clear()
+    for block in blocks:
+        pool.release(block)
+    compare(pool.num_free, 3, what="num_free after three releases, once the caller had emptied its list,")
+
+
+BLOCK_SIZES = cases(block_size=(1, 4, 7))
+
+TABLE = exercise(
+    "3.4", "A table that grows on demand", "BlockTable", points=5, minutes=8, lines=15, difficulty=2, time_limit_s=10
+)
+TABLE.checked_in = "answer"
+TABLE.objective = "map positions to slots, and grow by a block at a time"
+TABLE.hints = (
+    "The picture: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
+    "Round up: `-(-num_tokens // block_size)`. Ask the pool for the missing ones before anything of the table "
+    "changes, and add them at the end of `block_ids`.",
+    "def grow(self, num_tokens):\n    if ...: raise CacheStateError(...)\n    num_missing = ...\n"
+    "    self.block_ids = self.block_ids + self.pool.allocate(num_missing)\n    self.num_tokens = ...\n"
+    "def slot(self, position):\n    if ...: raise IndexError(...)\n    block_id = self.block_ids[...]\n"
+    "    return ...\ndef free(self):\n    ...  # release each block once, then forget them",
+)
 
 
 def new_table(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> tuple[Any, WatchedPool]:
@@ -172,7 +219,9 @@ def new_table(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> tupl
     return answer.BlockTable(pool, block_size), pool
 
 
+@TABLE.check("takes blocks on demand", *BLOCK_SIZES)
 def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
+    """As many blocks as the tokens need, rounded up; take from the pool only those that are missing."""
     table, pool = new_table(answer, draw, 6, block_size)
     compare(table.num_tokens, 0, what="num_tokens of a new table")
     for num_tokens in range(6 * block_size + 1):
@@ -190,7 +239,9 @@ def takes_blocks_on_demand(answer: Any, draw: Draw, block_size: int) -> None:
             reject(f"block_ids is a {kind}, expected a list", "Copy-on-write will put another block in a place of it.")
 
 
+@TABLE.check("keeps the blocks it has", lengths=((7, 8, 9), (3, 17, 17, 40), (270, 275)))
 def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """What was written stays where it is: new blocks come after the old ones."""
     table, _ = new_table(answer, draw, 80, 4)
     held: list[int] = []
     for num_tokens in lengths:
@@ -201,15 +252,9 @@ def keeps_its_blocks(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
         compare(len(held), -(-num_tokens // 4), what=f"the number of blocks for {num_tokens} tokens, block size 4,")
 
 
-def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """A position without a token has no slot, even if the last block has room for it; nor has a negative one."""
-    table, _ = new_table(answer, draw, 7, 5)
-    table.grow(num_tokens)
-    for position in (num_tokens, num_tokens + 1, 35, -1):
-        raises(IndexError, table.slot, position)
-
-
+@TABLE.check("finds the slot of a position", *BLOCK_SIZES)
 def finds_the_slot(answer: Any, draw: Draw, block_size: int) -> None:
+    """First which block of the table, then its id times the block size, then the offset."""
     table, pool = new_table(answer, draw, 40, block_size)
     other = answer.BlockTable(pool, block_size)
     other.grow(block_size)  # another sequence takes blocks of the same pool
@@ -223,7 +268,9 @@ def finds_the_slot(answer: Any, draw: Draw, block_size: int) -> None:
         compare(table.slot(position), expected, what=what)
 
 
+@TABLE.check("runs out without damage", num_tokens=(1, 7))
 def grows_or_stays(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """The pool raises before it takes; so change nothing of your own before you have asked it."""
     table, pool = new_table(answer, draw, 5, 4)
     other = answer.BlockTable(pool, 4)
     other.grow(9)
@@ -236,7 +283,9 @@ def grows_or_stays(answer: Any, draw: Draw, num_tokens: int) -> None:
             reject(f"a grow that ran out of blocks changed {what}: {was} became {now}")
 
 
+@TABLE.check("refuses to shrink", num_tokens=(1, 4, 9, 0))
 def refuses_to_shrink(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """`grow` with fewer tokens than there are raises CacheStateError; with as many it does nothing."""
     table, pool = new_table(answer, draw, 6, 4)
     table.grow(num_tokens)
     before = (list(table.block_ids), table.num_tokens, pool.num_free)
@@ -258,7 +307,9 @@ class NotesReleases(WatchedPool):
         self.num_releases += 1
 
 
+@TABLE.check("gives every block back", num_tokens=(1, 10))
 def gives_every_block_back(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """Release each block once, the last and partial one too; then forget them, and the length."""
     pool = NotesReleases(6, draw.integer(0, 10**6))
     table = answer.BlockTable(pool, 4)
     table.grow(num_tokens)
@@ -286,7 +337,10 @@ def survives(run: Callable[[int, int, int], History], draw: Draw, num_blocks: in
             reject(str(finding), "before that:", *history.events[-6:], picture=picture)
 
 
+@TABLE.check("survives random histories", num_blocks=(4, 8, 40), block_size=(1, 4, 3))
 def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> None:
+    """The picture shows who held which block. Whose tokens were written over, and when?"""
+
     def run(num_blocks: int, block_size: int, seed: int) -> History:
         pool = WatchedPool(num_blocks, seed)
         return History(pool, answer.BlockTable, num_blocks=num_blocks, block_size=block_size, seed=seed)
@@ -294,177 +348,28 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
     survives(run, draw, num_blocks, block_size)
 
 
-POOLS = ({"num_blocks": 2}, {"num_blocks": 5}, {"num_blocks": 30}, {"num_blocks": 300})
-BLOCK_SIZES = ({"block_size": 1}, {"block_size": 4}, {"block_size": 7})
+@TABLE.check("has no slot for a position without a token", num_tokens=(1, 7, 10))
+def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """Only positions from 0 to num_tokens - 1 have slots, though the last block may have room for more."""
+    # A position without a token has no slot, even if the last block has room for it; nor has a negative one.
+    table, _ = new_table(answer, draw, 7, 5)
+    table.grow(num_tokens)
+    for position in (num_tokens, num_tokens + 1, 35, -1):
+        raises(IndexError, table.slot, position)
 
-EXERCISES = (
-    Exercise(
-        id="3.3",
-        title="A pool of blocks",
-        kind="code",
-        names=("BlockPool",),
-        points=5,
-        minutes=10,
-        lines=16,
-        difficulty=2,
-        objective="hand out, share and take back fixed-size blocks",
-        hints=(
-            "Play it on paper with three blocks: allocate 2, acquire one, release it twice. Which two things do you "
-            "write down for the pool?",
-            "A list of free blocks, and a count of owners per block. Each method tests first and changes afterwards; "
-            "`release` counts down, and only at zero does the block become free.",
-            "def __init__(self, num_blocks):\n    self.ref_counts = [0] * num_blocks\n    self.free_ids = ...\n"
-            "def allocate(self, n):\n    if ...: raise OutOfBlocksError(...)\n    block_ids = [... for _ in range(n)]\n"
-            "    ...  # one owner each\n    return block_ids\n"
-            "def release(self, block_id):\n    if ...: raise CacheStateError(...)\n    ...  # count down; free at zero",
-        ),
-        checks=(
-            Property(
-                "gives out blocks that are free",
-                gives_blocks_of_its_own,
-                "Take the ids off the list of free ones, n of them.",
-                POOLS,
-            ),
-            Property(
-                "counts owners and free blocks",
-                counts,
-                "A block that was just given out has one owner; a free one has none.",
-                POOLS,
-            ),
-            Property(
-                "runs out without damage",
-                runs_out_unharmed,
-                "Compare with `num_free` before taking the first block, not in between. "
-                "All that are free may be taken.",
-                POOLS,
-            ),
-            Property(
-                "takes blocks back", gives_back, "A block whose last owner released it is free for the next.", POOLS
-            ),
-            Property(
-                "keeps a block as long as it has an owner",
-                keeps_what_is_shared,
-                "Every acquire adds an owner, every release takes one away. Free it at zero, not before.",
-                ({"num_owners": 2}, {"num_owners": 5}, {"num_owners": 300}),
-            ),
-            Property(
-                "refuses to free a free block",
-                refuses_a_double_free,
-                "Freed twice, a block would be in the list twice, and later belong to two sequences. And a free block "
-                "has no contents to share: `acquire` refuses it as well.",
-            ),
-            Property(
-                "keeps its books over a random history",
-                keeps_its_books,
-                "Allocated, shared and released in any order, counts and list must agree; and each pool has its own.",
-                ({"num_blocks": 3}, {"num_blocks": 12}),
-            ),
-            Property(
-                "gives away its lists for good",
-                leaves_lists_to_their_owners,
-                "The list that allocate returns is the caller's, who may add to it or empty it. Keep another one.",
-                ({"num_taken": 0}, {"num_taken": 2}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="3.4",
-        checked_in="answer",
-        title="A table that grows on demand",
-        kind="code",
-        names=("BlockTable",),
-        points=5,
-        minutes=8,
-        lines=15,
-        difficulty=2,
-        objective="map positions to slots, and grow by a block at a time",
-        hints=(
-            "The picture: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",
-            "Round up: `-(-num_tokens // block_size)`. Ask the pool for the missing ones before anything of "
-            "the table changes, and add them at the end of `block_ids`.",
-            "def grow(self, num_tokens):\n    if ...: raise CacheStateError(...)\n    num_missing = ...\n"
-            "    self.block_ids = self.block_ids + self.pool.allocate(num_missing)\n    self.num_tokens = ...\n"
-            "def slot(self, position):\n    if ...: raise IndexError(...)\n    block_id = self.block_ids[...]\n"
-            "    return ...\ndef free(self):\n    ...  # release each block once, then forget them",
-        ),
-        checks=(
-            Property(
-                "takes blocks on demand",
-                takes_blocks_on_demand,
-                "As many blocks as the tokens need, rounded up; take from the pool only those that are missing.",
-                BLOCK_SIZES,
-            ),
-            Property(
-                "keeps the blocks it has",
-                keeps_its_blocks,
-                "What was written stays where it is: new blocks come after the old ones.",
-                ({"lengths": (7, 8, 9)}, {"lengths": (3, 17, 17, 40)}, {"lengths": (270, 275)}),
-            ),
-            Property(
-                "finds the slot of a position",
-                finds_the_slot,
-                "First which block of the table, then its id times the block size, then the offset.",
-                BLOCK_SIZES,
-            ),
-            Property(
-                "runs out without damage",
-                grows_or_stays,
-                "The pool raises before it takes; so change nothing of your own before you have asked it.",
-                ({"num_tokens": 1}, {"num_tokens": 7}),
-            ),
-            Property(
-                "refuses to shrink",
-                refuses_to_shrink,
-                "`grow` with fewer tokens than there are raises CacheStateError; with as many it does nothing.",
-                ({"num_tokens": 1}, {"num_tokens": 4}, {"num_tokens": 9}, {"num_tokens": 0}),
-            ),
-            Property(
-                "gives every block back",
-                gives_every_block_back,
-                "Release each block once, the last and partial one too; then forget them, and the length.",
-                ({"num_tokens": 1}, {"num_tokens": 10}),
-            ),
-            Property(
-                "survives random histories",
-                survives_histories,
-                "The picture shows who held which block. Whose tokens were written over, and when?",
-                (
-                    {"num_blocks": 4, "block_size": 1},
-                    {"num_blocks": 8, "block_size": 4},
-                    {"num_blocks": 40, "block_size": 3},
-                ),
-            ),
-            Property(
-                "has no slot for a position without a token",
-                has_no_slot_beyond,
-                "Only positions from 0 to num_tokens - 1 have slots, though the last block may have room for more.",
-                ({"num_tokens": 1}, {"num_tokens": 7}, {"num_tokens": 10}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="3.6",
-        title="Find the bug",
-        kind="matching",
-        names=("answer_3_6",),
-        points=3,
-        minutes=8,
-        difficulty=2,
-        objective="foresee what a bug in an allocator looks like from outside",
-        question=Matching(
-            "abcdef",
-            {
-                "table 1": "713f15565eafdcf3",
-                "table 2": "b024030bbf0396aa",
-                "table 3": "d25763b24b017842",
-                "pool 1": "d4b966f8f3be8b32",
-                "pool 2": "b6e6ddee4d39c18e",
-                "layer": "ce5ee74c0be9bf00",
-            },
-            hint="Walk through the nine events with each of them. The tables differ at events 2 and 4, the pools at "
-            "events 4 and 9.",
-        ),
-    ),
+
+ANSWER_3_6 = exercise("3.6", "Find the bug", kind="matching", points=3, minutes=8, difficulty=2)
+ANSWER_3_6.objective = "foresee what a bug in an allocator looks like from outside"
+ANSWER_3_6.question = Matching(
+    "abcdef",
+    {
+        "table 1": "713f15565eafdcf3",
+        "table 2": "b024030bbf0396aa",
+        "table 3": "d25763b24b017842",
+        "pool 1": "d4b966f8f3be8b32",
+        "pool 2": "b6e6ddee4d39c18e",
+        "layer": "ce5ee74c0be9bf00",
+    },
+    hint="Walk through the nine events with each of them. The tables differ at events 2 and 4, the pools at "
+    "events 4 and 9.",
 )

@@ -7,7 +7,19 @@ from twophase_labs.decode.exercises.allocator import survives
 from twophase_labs.decode.histories import History
 from twophase_labs.decode.shadow import PlainTable, WatchedPool
 from twophase_labs.machine.checks import Draw, compare, raises, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+COPY = exercise(
+    "3.5", "Fork, and copy before writing", "fork prepare_write", points=4, minutes=9, lines=5, difficulty=3
+)
+COPY.time_limit_s = 10
+COPY.checked_in = "answer"
+COPY.objective = "share what is equal, copy what becomes different"
+COPY.hints = (
+    "Play the picture: two tables share a block that is half full, and both are about to write.",
+    "Three questions in a row: is there a block to write into, is it shared, is there a block for the copy?",
+    "Allocate first (it may raise), then release the shared block and put the new one in its place.",
+)
 
 
 def table_of(draw: Draw, num_tokens: int, num_blocks: int = 12, block_size: int = 4) -> PlainTable:
@@ -37,7 +49,9 @@ def books(table: Any) -> tuple[list[int], int, list[int]]:
     return list(table.block_ids), table.num_tokens, list(table.pool.ref_counts)
 
 
+@COPY.check("shares every block", num_tokens=(4, 6, 11, 0, 47))
 def shares_every_block(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """A fork takes no block; each block it shares has one owner more, the partial one too."""
     table = table_of(draw, num_tokens)
     held, num_free = list(table.block_ids), table.pool.num_free
     twin = forked(answer, table)
@@ -49,7 +63,9 @@ def shares_every_block(answer: Any, draw: Draw, num_tokens: int) -> None:
     compare(list(table.block_ids), held, what="the first table's block ids", axes=("block of the sequence",))
 
 
+@COPY.check("has a list of its own")
 def has_its_own_list(answer: Any, draw: Draw) -> None:
+    """Both tables go on growing, each by blocks of its own. `list(...)` makes a second list."""
     table = table_of(draw, 8)
     twin = forked(answer, table)
     twin.grow(9)
@@ -63,8 +79,10 @@ def has_its_own_list(answer: Any, draw: Draw) -> None:
     compare([table.pool.ref_counts[b] for b in table.block_ids], [1, 1], what="their reference counts")
 
 
+@COPY.check("copies only when it must", case=("empty", "not shared", "full", "full and shared"))
 def copies_only_when_it_must(answer: Any, draw: Draw, case: str) -> None:
-    """There is no free block either, which must not matter."""
+    """A full block is never written again, and a block with one owner may be written."""
+    # There is no free block either, which must not matter.
     table = table_of(draw, {"empty": 0, "not shared": 6, "full": 8, "full and shared": 8}[case], num_blocks=2)
     if case == "empty":
         table.pool.allocate(2)
@@ -90,7 +108,17 @@ def copies_only_when_it_must(answer: Any, draw: Draw, case: str) -> None:
         )
 
 
+@COPY.check(
+    "copies a shared partial block",
+    {"num_tokens": 1},
+    {"num_tokens": 6},
+    {"num_tokens": 11},
+    {"num_tokens": 8, "block_size": 7},
+    {"num_tokens": 190, "block_size": 12},
+)
 def copies_a_shared_block(answer: Any, draw: Draw, num_tokens: int, block_size: int = 4) -> None:
+    """The last block is where the next token would go. The table gets a block of its own in its place, and the
+    shared one has one owner less; the pair is (source, target)."""
     table = table_of(draw, num_tokens, 40, block_size)
     for block in table.block_ids:
         table.pool.acquire(block)
@@ -114,7 +142,9 @@ def copies_a_shared_block(answer: Any, draw: Draw, num_tokens: int, block_size: 
     compare(table.pool.num_free, num_free - 1, what="the number of free blocks")
 
 
+@COPY.check("lets the last owner write in place", num_owners=(2, 5))
 def leaves_the_last_owner(answer: Any, draw: Draw, num_owners: int) -> None:
+    """The table that copies gives up its share. When all others have left, the block has one owner again."""
     tables = [table_of(draw, 6)]
     for _ in range(num_owners - 1):
         twin = PlainTable(tables[0].pool, 4)
@@ -127,7 +157,9 @@ def leaves_the_last_owner(answer: Any, draw: Draw, num_owners: int) -> None:
     compare(copies, expected, what=f"the copies of {num_owners} owners, one after another,", axes=("owner",))
 
 
+@COPY.check("runs out without damage")
 def runs_out_unharmed(answer: Any, draw: Draw) -> None:
+    """`allocate` raises when there is no block. Ask it before you release anything."""
     table = table_of(draw, 6, num_blocks=2)
     for block in table.block_ids:
         table.pool.acquire(block)
@@ -138,7 +170,10 @@ def runs_out_unharmed(answer: Any, draw: Draw) -> None:
             reject(f"prepare_write ran out of blocks and changed the {what}: {was} became {now}")
 
 
+@COPY.check("survives random histories", num_blocks=(6, 10), block_size=(2, 4))
 def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int) -> None:
+    """The picture shows which sequence held which block. Which wrote into a block that another was reading?"""
+
     def run(num_blocks: int, block_size: int, seed: int) -> History:
         return History(
             WatchedPool(num_blocks, seed),
@@ -151,74 +186,3 @@ def survives_histories(answer: Any, draw: Draw, num_blocks: int, block_size: int
         )
 
     survives(run, draw, num_blocks, block_size)
-
-
-EXERCISES = (
-    Exercise(
-        id="3.5",
-        checked_in="answer",
-        title="Fork, and copy before writing",
-        kind="code",
-        names=("fork", "prepare_write"),
-        points=4,
-        minutes=9,
-        lines=5,
-        difficulty=3,
-        objective="share what is equal, copy what becomes different",
-        hints=(
-            "Play the picture: two tables share a block that is half full, and both are about to write.",
-            "Three questions in a row: is there a block to write into, is it shared, is there a block for the copy?",
-            "Allocate first (it may raise), then release the shared block and put the new one in its place.",
-        ),
-        checks=(
-            Property(
-                "shares every block",
-                shares_every_block,
-                "A fork takes no block; each block it shares has one owner more, the partial one too.",
-                ({"num_tokens": 4}, {"num_tokens": 6}, {"num_tokens": 11}, {"num_tokens": 0}, {"num_tokens": 47}),
-            ),
-            Property(
-                "has a list of its own",
-                has_its_own_list,
-                "Both tables go on growing, each by blocks of its own. `list(...)` makes a second list.",
-            ),
-            Property(
-                "copies only when it must",
-                copies_only_when_it_must,
-                "A full block is never written again, and a block with one owner may be written.",
-                ({"case": "empty"}, {"case": "not shared"}, {"case": "full"}, {"case": "full and shared"}),
-            ),
-            Property(
-                "copies a shared partial block",
-                copies_a_shared_block,
-                "The last block is where the next token would go. The table gets a block of its own in its place, "
-                "and the shared one has one owner less; the pair is (source, target).",
-                (
-                    {"num_tokens": 1},
-                    {"num_tokens": 6},
-                    {"num_tokens": 11},
-                    {"num_tokens": 8, "block_size": 7},
-                    {"num_tokens": 190, "block_size": 12},
-                ),
-            ),
-            Property(
-                "lets the last owner write in place",
-                leaves_the_last_owner,
-                "The table that copies gives up its share. When all others have left, the block has one owner again.",
-                ({"num_owners": 2}, {"num_owners": 5}),
-            ),
-            Property(
-                "runs out without damage",
-                runs_out_unharmed,
-                "`allocate` raises when there is no block. Ask it before you release anything.",
-            ),
-            Property(
-                "survives random histories",
-                survives_histories,
-                "The picture shows which sequence held which block. Which wrote into a block that another was reading?",
-                ({"num_blocks": 6, "block_size": 2}, {"num_blocks": 10, "block_size": 4}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -7,7 +7,24 @@ from torch import Tensor
 
 from twophase_labs.decode.decoder import Decoder, LayerCache, tiny_llama
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+PIECES = cases(lengths=((1,), (4, 1), (7, 1, 1, 3)))
+GROWING = cases(lengths=((1, 1), (4, 1), (7, 1, 1, 3, 1), (150, 1, 20)))
+
+STEP = exercise("3.1", "One decode step, layer by layer", "decode_step", points=5, minutes=12, lines=9, difficulty=2)
+STEP.time_limit_s = 60
+STEP.objective = "run a real model for one token against a cache"
+STEP.checked_in = "answer"  # its cases have a model of their own, and an answer may keep things on it
+STEP.hints = (
+    "Follow the picture of the step for one layer: project, append to that layer's cache, attend, finish. Then "
+    "repeat for every layer.",
+    "The first new token has position S, the number of tokens cached; every layer's cache holds S of them, along "
+    "the middle axis of `[H_kv, S, D]`. Only the last row goes through `model.logits`.",
+    "x = model.embed(new_ids)\nfor layer, (old_k, old_v) in enumerate(cache):\n"
+    "    q, k, v = model.project(layer, x, positions)\n    k, v = ...  # old, then new, along dim=1\n"
+    "    x = model.finish(layer, x, model.attend(q, k, v))\nreturn model.logits(...)[0], ...",
+)
 
 KV_AXES = ("KV head", "position", "feature")
 
@@ -56,7 +73,9 @@ def text(draw: Draw, lengths: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ..
     return ids, ids.split(lengths)
 
 
+@STEP.check("gives one row of logits", *PIECES)
 def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """`model.logits(rows)` gives a row for each row it gets; only the last row's prediction is news."""
     _, pieces = text(draw, lengths)
     logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
     if not isinstance(logits, Tensor) or logits.shape != (60,):
@@ -69,7 +88,10 @@ def gives_one_row(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
         )
 
 
+@STEP.check("caches every token in every layer", *PIECES)
 def caches_every_token(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """In each layer the cache grows by the new tokens, along the axis of positions. `[H_kv, S, D]` has it in the
+    middle."""
     ids, pieces = text(draw, lengths)
     _, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
     if not isinstance(cache, list | tuple) or len(cache) != 2:
@@ -84,13 +106,18 @@ def caches_every_token(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> Non
                 )
 
 
+@STEP.check("is right from an empty cache", length=(1, 6))
 def starts_from_nothing(answer: Any, draw: Draw, length: int) -> None:
+    """With nothing cached this is an ordinary forward pass. Positions start at 0, and the last row is the one that
+    predicts."""
     ids, pieces = text(draw, (length,))
     logits, _ = run_pieces(answer, Decoder(tiny_llama()), pieces)
     compare(logits, one_pass(ids)[0], what="the row of logits", axes=("token of the vocabulary",), atol=1e-3)
 
 
+@STEP.check("caches the right keys and values", *GROWING)
 def caches_the_right_rows(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """Old before new; and a key is rotated by its position, which goes on counting where the cache ends."""
     ids, pieces = text(draw, lengths)
     _, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
     # Layer 0 first: its keys and values depend on token and position alone, not on attention.
@@ -99,7 +126,10 @@ def caches_the_right_rows(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> 
         compare(got, right, what=f"the cache of {name}, layer 0,", axes=KV_AXES, atol=1e-4)
 
 
+@STEP.check("equals recomputing", *GROWING)
 def equals_recomputing(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """The cache of layer 0 is right. So look at what the queries attend to: all keys and values, cached and new, in
+    every layer."""
     ids, pieces = text(draw, lengths)
     logits, cache = run_pieces(answer, Decoder(tiny_llama()), pieces)
     expected, right = one_pass(ids)
@@ -108,7 +138,9 @@ def equals_recomputing(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> Non
     compare(logits, expected, what="the row of logits", axes=("token of the vocabulary",), atol=1e-3)
 
 
+@STEP.check("computes nothing twice", *GROWING)
 def computes_nothing_twice(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """Only new tokens go through the layers, and only one row through the vocabulary."""
     _, pieces = text(draw, lengths)
     decoder = WatchedDecoder(tiny_llama())
     cache: Any = decoder.empty_cache()
@@ -128,8 +160,10 @@ def computes_nothing_twice(answer: Any, draw: Draw, lengths: tuple[int, ...]) ->
             )
 
 
+@STEP.check("knows one text from another")
 def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
-    """Two texts of different lengths in turn on one model, and on another model between them."""
+    """All that a step may know of the past is in the cache it is given."""
+    # Two texts of different lengths in turn on one model, and on another model between them.
     decoder, other = Decoder(tiny_llama()), Decoder(tiny_llama(1))
     texts = [draw.integers(0, 60, length) for length in (9, 6, 7)]
     owners = (decoder, decoder, other)
@@ -141,7 +175,9 @@ def knows_one_text_from_another(answer: Any, draw: Draw) -> None:
         compare(logits, expected, what=what, axes=("token of the vocabulary",), atol=1e-3)
 
 
+@STEP.check("leaves the given cache alone")
 def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
+    """Return new tensors: another sequence may go on from the old cache."""
     decoder = Decoder(tiny_llama())
     _, (first, second) = text(draw, (5, 1))
     _, cache = call(answer, decoder, first, decoder.empty_cache())
@@ -156,8 +192,10 @@ def leaves_the_cache_alone(answer: Any, draw: Draw) -> None:
         reject(f"the cache that was given has {len(cache)} layers now, and had {len(before)}")
 
 
+@STEP.check("goes on from one cache in two ways", lengths=((1, 1), (3, 2)))
 def goes_on_in_two_ways(answer: Any, draw: Draw, lengths: tuple[int, int]) -> None:
-    """Two continuations of one text, both from its cache: they share the past and nothing else."""
+    """Each call returns tensors of its own: room kept after the old tokens would be written by both."""
+    # Two continuations of one text, both from its cache: they share the past and nothing else.
     decoder = Decoder(tiny_llama())
     ids, (first, one, other) = text(draw, (12, *lengths))
     _, cache = call(answer, decoder, first, decoder.empty_cache())
@@ -168,94 +206,3 @@ def goes_on_in_two_ways(answer: Any, draw: Draw, lengths: tuple[int, int]) -> No
         for name, got, should in zip(("keys", "values"), pair, right, strict=True):
             what = f"the first continuation's cache of {name}, layer {layer}, after a second continuation,"
             compare(got, should, what=what, axes=KV_AXES, atol=1e-3)
-
-
-PIECES: tuple[dict[str, Any], ...] = ({"lengths": (1,)}, {"lengths": (4, 1)}, {"lengths": (7, 1, 1, 3)})
-GROWING: tuple[dict[str, Any], ...] = (
-    {"lengths": (1, 1)},
-    {"lengths": (4, 1)},
-    {"lengths": (7, 1, 1, 3, 1)},
-    {"lengths": (150, 1, 20)},
-)
-
-EXERCISES = (
-    Exercise(
-        id="3.1",
-        title="One decode step, layer by layer",
-        kind="code",
-        checked_in="answer",  # its cases have a model of their own, and an answer may keep things on it
-        names=("decode_step",),
-        points=5,
-        minutes=12,
-        lines=9,
-        difficulty=2,
-        time_limit_s=60,
-        objective="run a real model for one token against a cache",
-        hints=(
-            "Follow the picture of the step for one layer: project, append to that layer's cache, attend, finish. Then "
-            "repeat for every layer.",
-            "The first new token has position S, the number of tokens cached; every layer's cache holds S of them, "
-            "along the middle axis of `[H_kv, S, D]`. Only the last row goes through `model.logits`.",
-            "x = model.embed(new_ids)\nfor layer, (old_k, old_v) in enumerate(cache):\n"
-            "    q, k, v = model.project(layer, x, positions)\n    k, v = ...  # old, then new, along dim=1\n"
-            "    x = model.finish(layer, x, model.attend(q, k, v))\nreturn model.logits(...)[0], ...",
-        ),
-        checks=(
-            Property(
-                "gives one row of logits",
-                gives_one_row,
-                "`model.logits(rows)` gives a row for each row it gets; only the last row's prediction is news.",
-                PIECES,
-            ),
-            Property(
-                "caches every token in every layer",
-                caches_every_token,
-                "In each layer the cache grows by the new tokens, along the axis of positions. "
-                "`[H_kv, S, D]` has it in the middle.",
-                PIECES,
-            ),
-            Property(
-                "is right from an empty cache",
-                starts_from_nothing,
-                "With nothing cached this is an ordinary forward pass. Positions start at 0, "
-                "and the last row is the one that predicts.",
-                ({"length": 1}, {"length": 6}),
-            ),
-            Property(
-                "caches the right keys and values",
-                caches_the_right_rows,
-                "Old before new; and a key is rotated by its position, which goes on counting where the cache ends.",
-                GROWING,
-            ),
-            Property(
-                "equals recomputing",
-                equals_recomputing,
-                "The cache of layer 0 is right. So look at what the queries attend to: all keys and values, "
-                "cached and new, in every layer.",
-                GROWING,
-            ),
-            Property(
-                "computes nothing twice",
-                computes_nothing_twice,
-                "Only new tokens go through the layers, and only one row through the vocabulary.",
-                GROWING,
-            ),
-            Property(
-                "knows one text from another",
-                knows_one_text_from_another,
-                "All that a step may know of the past is in the cache it is given.",
-            ),
-            Property(
-                "leaves the given cache alone",
-                leaves_the_cache_alone,
-                "Return new tensors: another sequence may go on from the old cache.",
-            ),
-            Property(
-                "goes on from one cache in two ways",
-                goes_on_in_two_ways,
-                "Each call returns tensors of its own: room kept after the old tokens would be written by both.",
-                ({"lengths": (1, 1)}, {"lengths": (3, 2)}),
-            ),
-        ),
-    ),
-)

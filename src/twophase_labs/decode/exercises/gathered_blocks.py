@@ -7,11 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_labs.decode.lasting import lasting
 from twophase_labs.decode.paged_inputs import PagedInputs, one_hot_values, random_pages
 from twophase_labs.kit.weights_map import compare_weights
-from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, compare, finite, fresh, lasting, reject, unchanged
+from twophase_labs.machine.exercise import cases, exercise
+
+LENGTHS = cases(lengths=((1,), (4,), (9, 4, 6)))
+
+PAGED = exercise(
+    "3.7", "Attention over gathered blocks", "paged_attention", points=4, minutes=10, lines=9, difficulty=3
+)
+PAGED.objective = "attend to a sequence whose K and V are scattered over blocks"
+PAGED.hints = (
+    "For one sequence: which blocks hold its tokens, and how many of the slots in the last one?",
+    "`cache[block_ids]` is `[blocks, H_kv, PAGE, D]`: the head is between the two halves of a position. They must "
+    "be neighbours before they can become one axis; then cut at the length. A query axis for the group, `[H_kv, G, "
+    "D]`, saves copying K and V for each head.",
+    "for b, length in enumerate(seq_lens.tolist()):\n    block_ids = block_tables[b, : ...]\n"
+    "    k = k_cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length]\n    v = ...\n"
+    "    grouped = q[b].unflatten(0, (-1, group))\n    weights = ...  # [H_kv, G, length]\n    out[b] = ...",
+)
 
 AXES = ("sequence", "head", "feature")
 
@@ -37,7 +52,9 @@ def draw_inputs(draw: Draw, lengths: Sequence[int], **options: Any) -> PagedInpu
     return random_pages(lengths, seed=draw.integer(0, 10**6), **options)
 
 
+@PAGED.check("gives one row per query head", *LENGTHS)
 def gives_a_row_per_head(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
+    """The result has the shape of q: per sequence and head a mix of values."""
     inputs = draw_inputs(draw, lengths)
     got = answer.paged_attention(*inputs.arguments)
     if not isinstance(got, Tensor):
@@ -46,8 +63,11 @@ def gives_a_row_per_head(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> N
         reject(f"the result has shape {list(got.shape)}, expected that of q, {list(inputs.q.shape)}")
 
 
+@PAGED.check("reads the right slots", *LENGTHS)
 def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> None:
-    """All KV heads hold the same keys here, so that a wrong head map doesn't matter yet."""
+    """In the picture each row is a query head, each column a slot. Which columns should be dark? Only written slots
+    of the sequence's own blocks."""
+    # All KV heads hold the same keys here, so that a wrong head map doesn't matter yet.
     inputs = draw_inputs(draw, lengths, num_blocks=8)
     keys = inputs.k_cache[:, :1].expand_as(inputs.k_cache).contiguous()
     inputs = replace(inputs, q=inputs.q / 4, k_cache=keys, v_cache=one_hot_values(inputs.v_cache))
@@ -78,7 +98,9 @@ def reads_the_right_slots(answer: Any, draw: Draw, lengths: tuple[int, ...]) -> 
         )
 
 
+@PAGED.check("shares the right KV heads", group=(1, 3))
 def shares_the_right_heads(answer: Any, draw: Draw, group: int) -> None:
+    """Neighbours share: query head h reads KV head h // group."""
     inputs = draw_inputs(draw, (6, 3), group=group, num_kv_heads=3)
     v_cache = torch.arange(3.0)[:, None, None].expand_as(inputs.v_cache).contiguous()
     got = answer.paged_attention(*replace(inputs, v_cache=v_cache).arguments)
@@ -102,7 +124,11 @@ def fill_unwritten(inputs: PagedInputs, key: float, value: float) -> None:
             inputs.v_cache[slot // page, :, slot % page] = value
 
 
+@PAGED.check(
+    "keeps unwritten slots out", {"lengths": (1,)}, {"lengths": (7, 13, 4)}, {"lengths": (7, 2), "left": torch.inf}
+)
 def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...], left: float = torch.nan) -> None:
+    """A weight of zero is not enough: 0 times NaN is NaN. Cut what was gathered to the sequence's length."""
     inputs = draw_inputs(draw, lengths)
     expected = token_by_token(inputs)
     fill_unwritten(inputs, left, left)
@@ -111,11 +137,33 @@ def keeps_the_unwritten_out(answer: Any, draw: Draw, lengths: tuple[int, ...], l
     compare(got, expected, what=f"the result, with {left} in slots that hold no token,", axes=AXES, atol=1e-4)
 
 
-def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
-    """All scores alike, far from 0: the result is the plain mean of the values. What is unwritten scores the opposite.
+@PAGED.check(
+    "matches a walk over the slots",
+    {"lengths": (1,), "page": 4, "group": 1},
+    {"lengths": (5,), "page": 1, "group": 3},
+    {"lengths": (16, 17, 1), "page": 16, "group": 3},
+    {"lengths": (150, 2), "page": 7, "group": 2},
+    {"lengths": (70, 3), "page": 1, "group": 2},
+    {"lengths": (90,), "page": 80, "group": 1},
+    {"lengths": (3,), "page": 4, "group": 40},
+    {"lengths": (700,), "page": 64, "group": 1},
+    {"lengths": (3,), "page": 2, "group": 2, "kv_heads": 70},
+)
+def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int, kv_heads: int = 2) -> None:
+    """The right slots and heads are read; look at the scale, and which axis the softmax sums over."""
+    inputs = draw_inputs(draw, lengths, page=page, group=group, num_kv_heads=kv_heads)
+    inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
+    expected = token_by_token(inputs)
+    got = answer.paged_attention(*inputs.arguments)
+    compare(got, expected, what=f"the result (blocks of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
 
-    A mask that takes some constant from the scores of hidden keys lets those in that are far above the others.
-    """
+
+@PAGED.check("survives any score", score=(1000, -1000, -100_000))
+def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
+    """e^89 is more than float32 holds: `softmax` takes the maximum out first. And a key that is hidden is left out,
+    or scores minus infinity: no other number is low enough."""
+    # All scores alike, far from 0: the result is the plain mean of the values. What is unwritten scores the opposite.
+    # A mask that takes some constant from the scores of hidden keys lets those in that are far above the others.
     inputs = draw_inputs(draw, (6, 9))
     q = torch.full_like(inputs.q, score / inputs.q.shape[-1])
     inputs = replace(inputs, q=q, k_cache=torch.ones_like(inputs.k_cache), scale=1.0)
@@ -124,16 +172,10 @@ def survives_any_score(answer: Any, draw: Draw, score: int) -> None:
     compare(answer.paged_attention(*inputs.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
 
 
-def matches_a_walk(answer: Any, draw: Draw, lengths: tuple[int, ...], page: int, group: int, kv_heads: int = 2) -> None:
-    inputs = draw_inputs(draw, lengths, page=page, group=group, num_kv_heads=kv_heads)
-    inputs = replace(inputs, scale=float(draw.uniform(1, low=0.1, high=0.4)))
-    expected = token_by_token(inputs)
-    got = answer.paged_attention(*inputs.arguments)
-    compare(got, expected, what=f"the result (blocks of {page}, lengths {lengths})", axes=AXES, atol=1e-4)
-
-
+@PAGED.check("takes slices of larger tensors")
 def reads_any_strides(answer: Any, draw: Draw) -> None:
-    """q as a slice of the projections, K and V as two halves of one tensor, the tables as columns of a wider one."""
+    """`view` needs an order in memory that a slice has not: `reshape` or `flatten` copy where they must."""
+    # q as a slice of the projections, K and V as two halves of one tensor, the tables as columns of a wider one.
     inputs = draw_inputs(draw, (6, 9, 1))
     wide = torch.cat([inputs.q, inputs.q.flip(0)], 1)
     both = torch.stack([inputs.k_cache, inputs.v_cache], 3)
@@ -144,7 +186,9 @@ def reads_any_strides(answer: Any, draw: Draw) -> None:
     compare(answer.paged_attention(*sliced.arguments), token_by_token(inputs), what=what, axes=AXES, atol=1e-4)
 
 
+@PAGED.check("leaves its inputs alone")
 def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
+    """Other sequences read these blocks too, and the output of the layer before is still in use."""
     inputs, others = (draw_inputs(draw, (5, 9)) for _ in range(2))
     fill_unwritten(inputs, torch.nan, torch.inf)
     kept = {name: getattr(inputs, name) for name in ("q", "k_cache", "v_cache", "block_tables", "seq_lens")}
@@ -153,89 +197,3 @@ def leaves_its_inputs_alone(answer: Any, draw: Draw) -> None:
     fresh(got, **kept)
     with lasting(out=got):
         answer.paged_attention(*others.arguments)
-
-
-LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (9, 4, 6)})
-
-EXERCISES = (
-    Exercise(
-        id="3.7",
-        title="Attention over gathered blocks",
-        kind="code",
-        names=("paged_attention",),
-        points=4,
-        minutes=10,
-        lines=9,
-        difficulty=3,
-        objective="attend to a sequence whose K and V are scattered over blocks",
-        hints=(
-            "For one sequence: which blocks hold its tokens, and how many of the slots in the last one?",
-            "`cache[block_ids]` is `[blocks, H_kv, PAGE, D]`: the head is between the two halves of a position. They "
-            "must be neighbours before they can become one axis; then cut at the length. A query axis for the group, "
-            "`[H_kv, G, D]`, saves copying K and V for each head.",
-            "for b, length in enumerate(seq_lens.tolist()):\n    block_ids = block_tables[b, : ...]\n"
-            "    k = k_cache[block_ids].transpose(0, 1).flatten(1, 2)[:, :length]\n    v = ...\n"
-            "    grouped = q[b].unflatten(0, (-1, group))\n    weights = ...  # [H_kv, G, length]\n    out[b] = ...",
-        ),
-        checks=(
-            Property(
-                "gives one row per query head",
-                gives_a_row_per_head,
-                "The result has the shape of q: per sequence and head a mix of values.",
-                LENGTHS,
-            ),
-            Property(
-                "reads the right slots",
-                reads_the_right_slots,
-                "In the picture each row is a query head, each column a slot. Which columns should be dark? "
-                "Only written slots of the sequence's own blocks.",
-                LENGTHS,
-            ),
-            Property(
-                "shares the right KV heads",
-                shares_the_right_heads,
-                "Neighbours share: query head h reads KV head h // group.",
-                ({"group": 1}, {"group": 3}),
-            ),
-            Property(
-                "keeps unwritten slots out",
-                keeps_the_unwritten_out,
-                "A weight of zero is not enough: 0 times NaN is NaN. Cut what was gathered to the sequence's length.",
-                ({"lengths": (1,)}, {"lengths": (7, 13, 4)}, {"lengths": (7, 2), "left": torch.inf}),
-            ),
-            Property(
-                "matches a walk over the slots",
-                matches_a_walk,
-                "The right slots and heads are read; look at the scale, and which axis the softmax sums over.",
-                (
-                    {"lengths": (1,), "page": 4, "group": 1},
-                    {"lengths": (5,), "page": 1, "group": 3},
-                    {"lengths": (16, 17, 1), "page": 16, "group": 3},
-                    {"lengths": (150, 2), "page": 7, "group": 2},
-                    {"lengths": (70, 3), "page": 1, "group": 2},
-                    {"lengths": (90,), "page": 80, "group": 1},
-                    {"lengths": (3,), "page": 4, "group": 40},
-                    {"lengths": (700,), "page": 64, "group": 1},
-                    {"lengths": (3,), "page": 2, "group": 2, "kv_heads": 70},
-                ),
-            ),
-            Property(
-                "survives any score",
-                survives_any_score,
-                "e^89 is more than float32 holds: `softmax` takes the maximum out first. And a key that is hidden is "
-                "left out, or scores minus infinity: no other number is low enough.",
-                ({"score": 1000}, {"score": -1000}, {"score": -100_000}),
-            ),
-            Property(
-                "takes slices of larger tensors",
-                reads_any_strides,
-                "`view` needs an order in memory that a slice has not: `reshape` or `flatten` copy where they must.",
-            ),
-            Property(
-                "leaves its inputs alone",
-                leaves_its_inputs_alone,
-                "Other sequences read these blocks too, and the output of the layer before is still in use.",
-            ),
-        ),
-    ),
-)

@@ -6,7 +6,21 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+SHAPES = cases(tokens=(1, 5), heads=(1, 3))
+
+INT8 = exercise(
+    "3.13", "K and V in one byte", "quantise dequantise", points=4, minutes=8, lines=5, difficulty=2, time_limit_s=10
+)
+INT8.objective = "store K and V in int8 with a scale per token and head"
+INT8.hints = (
+    "Take one row, [3.0, -6.0, 1.5], and q_max = 127 by hand: which scale makes -6.0 the number -127?",
+    "A row is the last axis: the largest magnitude in it, over q_max, is its scale. `scale[..., None]` stretches it "
+    "over the row. A row of zeros needs a scale above zero.",
+    "x = x.float()\nlargest = ...  # [T, H_kv]\nscale = ...  # above zero, float32\n"
+    "data = ...  # rounded before the cast: the cast alone cuts off\nreturn data.to(torch.int8), scale",
+)
 
 AXES = ("token", "head", "element")
 
@@ -35,7 +49,9 @@ def back(answer: Any, data: Tensor, scale: Tensor, expected: Tensor) -> Tensor:
     return got.float()
 
 
+@INT8.check("keeps a byte per number and a scale per token and head", *SHAPES)
 def keeps_bytes_and_scales(answer: Any, draw: Draw, tokens: int, heads: int) -> None:
+    """Numbers: int8, of the shape of x. Scales: float32, of that shape without its last axis."""
     x = rows(draw, tokens, heads)
     data, scale = quantised(answer, x)
     for what, got, shape, dtype in (
@@ -48,7 +64,10 @@ def keeps_bytes_and_scales(answer: Any, draw: Draw, tokens: int, heads: int) -> 
             reject(f"{what} have dtype {str(got.dtype)[6:]}, expected {str(dtype)[6:]}")
 
 
+@INT8.check("keeps scales above zero", zeros=("one", "all"))
 def keeps_scales_above_zero(answer: Any, draw: Draw, zeros: str) -> None:
+    """A row of zeros has nothing to divide by; its scale may be anything above 0. Magnitudes, not values: a row may
+    be negative throughout."""
     x = rows(draw, 3, 2)
     x[1, 0] = 0
     if zeros == "all":
@@ -64,8 +83,10 @@ def keeps_scales_above_zero(answer: Any, draw: Draw, zeros: str) -> None:
     compare(back(answer, data, scale, x)[1, 0], torch.zeros(16), what="a row of zeros, stored and read back,")
 
 
+@INT8.check("lets a loud token harm no other", tokens=(3, 1, 4), heads=(1, 3, 3))
 def one_loud_token(answer: Any, draw: Draw, tokens: int, heads: int) -> None:
-    """A token that is a thousand times louder must change its own head's row and no other."""
+    """Each row, that is each token and head, has a scale of its own, found from its own elements only."""
+    # A token that is a thousand times louder must change its own head's row and no other.
     x = rows(draw, tokens, heads)
     token, head = draw.integer(0, tokens), draw.integer(0, heads)
     louder = x.clone()
@@ -80,18 +101,18 @@ def one_loud_token(answer: Any, draw: Draw, tokens: int, heads: int) -> None:
         reject(f"token {token}, head {head} got louder, and what is stored of token {t}, head {h} changed")
 
 
-def uses_the_range(answer: Any, draw: Draw, q_max: int) -> None:
-    x = rows(draw, 5, 3)
-    data, _ = quantised(answer, x, None if q_max == 127 else q_max)  # 127 is what goes without saying
-    widest = data.int().abs().amax(-1)
-    if bool((widest != q_max).any()):
-        token, head = (widest != q_max).nonzero()[0].tolist()
-        low, high = int(data[token, head].min()), int(data[token, head].max())
-        reject(f"token {token}, head {head} is stored in numbers from {low} to {high}; one of them should be ±{q_max}")
-
-
+@INT8.check(
+    "is off by half a step at most",
+    {"q_max": 127, "dim": 1},
+    {"q_max": 127, "dim": 64},
+    {"q_max": 7, "dim": 64},
+    {"q_max": 127, "dim": 16, "tokens": 300},
+)
 def half_a_step(answer: Any, draw: Draw, q_max: int, dim: int, size: float = 1, tokens: int = 6) -> None:
-    """The second x lies in memory head by head, as projections leave it."""
+    """Round to the nearest whole number, and let dequantise undo the scale that quantise applied. If only some
+    elements are far off, they did not fit: the largest magnitude of a row, positive or negative, is to become
+    q_max, and 128 in an int8 reads -128."""
+    # The second x lies in memory head by head, as projections leave it.
     for x in (size * rows(draw, tokens, 3, dim), size * rows(draw, 3, tokens, dim).transpose(0, 1)):
         step = x.abs().amax(-1, keepdim=True) / q_max
         got = back(answer, *quantised(answer, x, q_max), x)
@@ -105,7 +126,40 @@ def half_a_step(answer: Any, draw: Draw, q_max: int, dim: int, size: float = 1, 
             )
 
 
+@INT8.check("uses the whole range", q_max=(127, 7))
+def uses_the_range(answer: Any, draw: Draw, q_max: int) -> None:
+    """The largest magnitude of a row becomes q_max exactly; q_max is an argument, 127 only its default."""
+    x = rows(draw, 5, 3)
+    data, _ = quantised(answer, x, None if q_max == 127 else q_max)  # 127 is what goes without saying
+    widest = data.int().abs().amax(-1)
+    if bool((widest != q_max).any()):
+        token, head = (widest != q_max).nonzero()[0].tolist()
+        low, high = int(data[token, head].min()), int(data[token, head].max())
+        reject(f"token {token}, head {head} is stored in numbers from {low} to {high}; one of them should be ±{q_max}")
+
+
+INT8.check(
+    "works for rows of any size",
+    q_max=(31, 127),
+    dim=(150, 12),
+    size=(1e-8, 1e6),
+    hint="Only a row of zeros needs help with its scale; any other row, however small, has its own.",
+)(half_a_step)
+
+
+@INT8.check("leaves its inputs alone")
+def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    """Operations ending in _ write in place."""
+    x = rows(draw, 3, 2)
+    with unchanged(x=x):
+        data, scale = answer.quantise(x)
+    with unchanged(data=data, scale=scale):
+        answer.dequantise(data, scale)
+
+
+@INT8.check("takes half precision", dtype=("float16", "float16", "bfloat16", "float64"), size=(300, 1e-5, 1, 1))
 def reads_any_dtype(answer: Any, draw: Draw, dtype: str, size: float) -> None:
+    """Scales are float32 whatever comes in: float16 has 11 bits and bfloat16 8, and the division loses some of them."""
     x = (rows(draw, 40, 2) * size).to(getattr(torch, dtype))
     data, scale = quantised(answer, x)
     compare(scale.dtype, torch.float32, what=f"the scales' dtype, for {dtype} input,")
@@ -117,99 +171,9 @@ def reads_any_dtype(answer: Any, draw: Draw, dtype: str, size: float) -> None:
         )
 
 
-def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
-    x = rows(draw, 3, 2)
-    with unchanged(x=x):
-        data, scale = answer.quantise(x)
-    with unchanged(data=data, scale=scale):
-        answer.dequantise(data, scale)
-
-
-SHAPES = ({"tokens": 1, "heads": 1}, {"tokens": 5, "heads": 3})
-
-EXERCISES = (
-    Exercise(
-        id="3.13",
-        title="K and V in one byte",
-        kind="code",
-        names=("quantise", "dequantise"),
-        points=4,
-        minutes=8,
-        lines=5,
-        difficulty=2,
-        objective="store K and V in int8 with a scale per token and head",
-        hints=(
-            "Take one row, [3.0, -6.0, 1.5], and q_max = 127 by hand: which scale makes -6.0 the number -127?",
-            "A row is the last axis: the largest magnitude in it, over q_max, is its scale. `scale[..., None]` "
-            "stretches it over the row. A row of zeros needs a scale above zero.",
-            "x = x.float()\nlargest = ...  # [T, H_kv]\nscale = ...  # above zero, float32\n"
-            "data = ...  # rounded before the cast: the cast alone cuts off\nreturn data.to(torch.int8), scale",
-        ),
-        checks=(
-            Property(
-                "keeps a byte per number and a scale per token and head",
-                keeps_bytes_and_scales,
-                "Numbers: int8, of the shape of x. Scales: float32, of that shape without its last axis.",
-                SHAPES,
-            ),
-            Property(
-                "keeps scales above zero",
-                keeps_scales_above_zero,
-                "A row of zeros has nothing to divide by; its scale may be anything above 0. Magnitudes, not values: "
-                "a row may be negative throughout.",
-                ({"zeros": "one"}, {"zeros": "all"}),
-            ),
-            Property(
-                "lets a loud token harm no other",
-                one_loud_token,
-                "Each row, that is each token and head, has a scale of its own, found from its own elements only.",
-                ({"tokens": 3, "heads": 1}, {"tokens": 1, "heads": 3}, {"tokens": 4, "heads": 3}),
-            ),
-            Property(
-                "is off by half a step at most",
-                half_a_step,
-                "Round to the nearest whole number, and let dequantise undo the scale that quantise applied. If only "
-                "some elements are far off, they did not fit: the largest magnitude of a row, positive or negative, is "
-                "to become q_max, and 128 in an int8 reads -128.",
-                (
-                    {"q_max": 127, "dim": 1},
-                    {"q_max": 127, "dim": 64},
-                    {"q_max": 7, "dim": 64},
-                    {"q_max": 127, "dim": 16, "tokens": 300},
-                ),
-            ),
-            Property(
-                "uses the whole range",
-                uses_the_range,
-                "The largest magnitude of a row becomes q_max exactly; q_max is an argument, 127 only its default.",
-                ({"q_max": 127}, {"q_max": 7}),
-            ),
-            Property(
-                "works for rows of any size",
-                half_a_step,
-                "Only a row of zeros needs help with its scale; any other row, however small, has its own.",
-                ({"q_max": 31, "dim": 150, "size": 1e-8}, {"q_max": 127, "dim": 12, "size": 1e6}),
-            ),
-            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
-            Property(
-                "takes half precision",
-                reads_any_dtype,
-                "Scales are float32 whatever comes in: float16 has 11 bits and bfloat16 8, and the division loses some "
-                "of them.",
-                (
-                    {"dtype": "float16", "size": 300},
-                    {"dtype": "float16", "size": 1e-5},
-                    {"dtype": "bfloat16", "size": 1},
-                    {"dtype": "float64", "size": 1},
-                ),
-            ),
-            Property(
-                "takes an empty part",
-                keeps_bytes_and_scales,
-                "No tokens give no numbers and no scales, of the right shapes: a cache may have nothing to store yet.",
-                ({"tokens": 0, "heads": 2},),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)
+INT8.check(
+    "takes an empty part",
+    tokens=(0,),
+    heads=(2,),
+    hint="No tokens give no numbers and no scales, of the right shapes: a cache may have nothing to store yet.",
+)(keeps_bytes_and_scales)

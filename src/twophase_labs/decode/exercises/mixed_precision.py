@@ -5,7 +5,22 @@ from typing import Any
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, integer, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+COUNTS = cases(tokens=(5, 4, 3, 2, 5), recent=(2, 0, 3, 9, 7))
+MANY = {"tokens": 700, "recent": 130}
+
+MIXED = exercise(
+    "3.14", "Recent tokens in fp16, older ones in int8", "store_mixed", points=3, minutes=9, lines=6, difficulty=2
+)
+MIXED.time_limit_s, MIXED.uses, MIXED.is_extra = 10, ("3.13",), True
+MIXED.objective = "keep the tokens that matter most at full precision, and count what that costs"
+MIXED.hints = (
+    "Five tokens, two of them recent: which rows of x go through `quantise`, which through `.half()`?",
+    "The first recent token is at `max(0, T - num_recent)`. `x[-num_recent:]` is everything if that is 0.",
+    "first = max(0, len(x) - num_recent)\ndata, scale = quantise(x[:first])\nrecent = ...\n"
+    "read = torch.cat([dequantise(data, scale), ...])\nnum_bytes = data.nbytes + ...\nreturn read, num_bytes",
+)
 
 AXES = ("token", "head", "element")
 
@@ -25,12 +40,16 @@ def stored(answer: Any, x: Tensor, num_recent: int) -> tuple[Tensor, Any]:
     return read.float(), got[1]
 
 
+@MIXED.check("reads every token", *COUNTS)
 def gives_the_shape(answer: Any, draw: Draw, tokens: int, recent: int) -> None:
+    """Older tokens first, recent ones after them: as many rows as x has, also if one part is empty."""
     read, _ = stored(answer, rows(draw, tokens, 2, 5), recent)
     finite(read, "what is read", AXES)
 
 
+@MIXED.check("keeps recent tokens in fp16", *COUNTS, MANY)
 def keeps_recent_tokens(answer: Any, draw: Draw, tokens: int, recent: int) -> None:
+    """The *last* num_recent tokens go through float16 and nothing else; all of them, if there are not more."""
     x = rows(draw, tokens, 2, 9)
     read, _ = stored(answer, x, recent)
     first = max(0, tokens - recent)
@@ -38,7 +57,13 @@ def keeps_recent_tokens(answer: Any, draw: Draw, tokens: int, recent: int) -> No
     compare(read[first:], x[first:].half().float(), what=what, axes=AXES)
 
 
+@MIXED.check(
+    "keeps older tokens in int8",
+    *tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 3, 24), strict=True)),
+)
 def rounds_older_tokens(answer: Any, draw: Draw, tokens: int, recent: int, dim: int) -> None:
+    """All tokens before the recent ones go through `quantise` and `dequantise`. (With num_recent = 0, `x[:-0]` is
+    empty: cut at T - num_recent.)"""
     x = rows(draw, tokens, 3, dim)
     read, _ = stored(answer, x, recent)
     first = max(0, tokens - recent)
@@ -54,7 +79,15 @@ def rounds_older_tokens(answer: Any, draw: Draw, tokens: int, recent: int, dim: 
         )
 
 
+@MIXED.check(
+    "counts the bytes",
+    *tuple(
+        {**case, "heads": heads, "dim": dim}
+        for case, heads, dim in zip((*COUNTS, MANY), (1, 3, 2, 2, 4, 5), (2, 16, 7, 1, 9, 64), strict=True)
+    ),
+)
 def counts_bytes(answer: Any, draw: Draw, tokens: int, recent: int, heads: int, dim: int) -> None:
+    """Recent: 2 bytes an element. Older: 1 byte an element, and 4 for a float32 scale per token and head."""
     _, returned = stored(answer, rows(draw, tokens, heads, dim), recent)
     num_recent = min(tokens, recent)
     expected = 2 * num_recent * heads * dim + (tokens - num_recent) * heads * (dim + 4)
@@ -63,71 +96,9 @@ def counts_bytes(answer: Any, draw: Draw, tokens: int, recent: int, heads: int, 
     compare(got if got is not None else returned, expected, what=what)
 
 
+@MIXED.check("leaves x alone")
 def leaves_x_alone(answer: Any, draw: Draw) -> None:
+    """Assignments to a part of x write into the caller's tensor."""
     x = rows(draw, 6, 2, 8)
     with unchanged(x=x):
         answer.store_mixed(x, 2)
-
-
-COUNTS = (
-    {"tokens": 5, "recent": 2},
-    {"tokens": 4, "recent": 0},
-    {"tokens": 3, "recent": 3},
-    {"tokens": 2, "recent": 9},
-    {"tokens": 5, "recent": 7},
-)
-MANY = {"tokens": 700, "recent": 130}
-
-EXERCISES = (
-    Exercise(
-        id="3.14",
-        title="Recent tokens in fp16, older ones in int8",
-        kind="code",
-        names=("store_mixed",),
-        points=3,
-        minutes=9,
-        lines=6,
-        difficulty=2,
-        is_extra=True,
-        objective="keep the tokens that matter most at full precision, and count what that costs",
-        uses=("3.13",),
-        hints=(
-            "Five tokens, two of them recent: which rows of x go through `quantise`, which through `.half()`?",
-            "The first recent token is at `max(0, T - num_recent)`. `x[-num_recent:]` is everything if that is 0.",
-            "first = max(0, len(x) - num_recent)\ndata, scale = quantise(x[:first])\nrecent = ...\n"
-            "read = torch.cat([dequantise(data, scale), ...])\nnum_bytes = data.nbytes + ...\nreturn read, num_bytes",
-        ),
-        checks=(
-            Property(
-                "reads every token",
-                gives_the_shape,
-                "Older tokens first, recent ones after them: as many rows as x has, also if one part is empty.",
-                COUNTS,
-            ),
-            Property(
-                "keeps recent tokens in fp16",
-                keeps_recent_tokens,
-                "The *last* num_recent tokens go through float16 and nothing else; all of them, if there are not more.",
-                (*COUNTS, MANY),
-            ),
-            Property(
-                "keeps older tokens in int8",
-                rounds_older_tokens,
-                "All tokens before the recent ones go through `quantise` and `dequantise`. (With num_recent = 0, "
-                "`x[:-0]` is empty: cut at T - num_recent.)",
-                tuple({**case, "dim": dim} for case, dim in zip((*COUNTS, MANY), (4, 16, 1, 8, 3, 24), strict=True)),
-            ),
-            Property(
-                "counts the bytes",
-                counts_bytes,
-                "Recent: 2 bytes an element. Older: 1 byte an element, and 4 for a float32 scale per token and head.",
-                tuple(
-                    {**case, "heads": heads, "dim": dim}
-                    for case, heads, dim in zip((*COUNTS, MANY), (1, 3, 2, 2, 4, 5), (2, 16, 7, 1, 9, 64), strict=True)
-                ),
-            ),
-            Property("leaves x alone", leaves_x_alone, "Assignments to a part of x write into the caller's tensor."),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -11,7 +11,19 @@ from twophase_labs.decode.tiny_llama import NUM_LAYERS, VOCAB, tiny_llama
 from twophase_labs.kit.models import transformers_greedy
 from twophase_labs.kit.own_attention import OwnAttention
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+ENGINE = exercise(
+    "3.16", "Your decode in the engine", "own_engine", points=6, minutes=12, lines=5, difficulty=3, needs=("triton",)
+)
+ENGINE.time_limit_s, ENGINE.uses = 60, ("3.3", "3.4", "3.5", "3.11", "3.12")
+ENGINE.objective = "run a real engine on your own allocator, forks, split kernel and merge"
+ENGINE.hints = (
+    "The check says which of your parts the engine does not use yet, or which token differs.",
+    "All sequences share one pool; each has a table of its own over it. The block size is the engine's.",
+    "`launch_paged_decode_split(kernel, *inputs, num_splits)` gives `partial` and `lse`; your `merge_splits` makes "
+    "one output of them. OwnCache takes `fork` and `prepare_write` as they are.",
+)
 
 
 class CountedKernel:
@@ -69,7 +81,10 @@ def compare_tokens(got: list[list[int]], expected: list[list[int]], name: str = 
             compare(one, other, what=f"token {at} of {name} {number}")
 
 
+@ENGINE.check("takes its blocks from your pool", block_size=(16, 8), num_blocks=(12, 7))
 def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int) -> None:
+    """One BlockPool of the engine's num_blocks, and for every sequence a BlockTable over that same pool, with the
+    engine's block size."""
     llm = opened(answer, block_size, num_blocks)
     cache = llm.scheduler.cache
     if not isinstance(cache, OwnCache):
@@ -90,7 +105,10 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
     table.free()
 
 
+@ENGINE.check("decodes with your kernel")
 def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
+    """Give OwnAttention your function: OwnAttention(spec, block_size, decode=decode); and let it launch
+    paged_decode_split_kernel once."""
     wanted = answer.own_engine.__globals__
     kernel = CountedKernel(wanted["paged_decode_split_kernel"])
     # Not patch.dict: it would take away what the interpreter adds to these globals at a kernel's first launch.
@@ -111,7 +129,9 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
     )
 
 
+@ENGINE.check("merges the splits with your function")
 def merges_with_your_function(answer: Any, draw: Draw) -> None:
+    """The kernel leaves a result per split: `num_splits` of them go through `merge_splits`, once a layer."""
     wanted = answer.own_engine.__globals__
     merge = wanted["merge_splits"]
     merged: list[tuple[int, Any]] = []
@@ -144,22 +164,29 @@ def merges_with_your_function(answer: Any, draw: Draw) -> None:
         compare(got, out, what="what your decode returned, beside what merge_splits gave it,", axes=AXES["out"])
 
 
+@ENGINE.check("writes what transformers writes", lengths=((5,), (1, 8, 13), (17, 3)), block_size=(16, 8, 16))
 def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:
+    """A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only later ones
+    are wrong: are q, K, V, tables, lengths and the scale passed on as they came?"""
     prompts = prompts_of(draw, lengths)
     llm = opened(answer, block_size, 24)
     got = written(llm, prompts, 5)
     compare_tokens(got, expected_of(prompts, 5))
 
 
+@ENGINE.check("gives every block back")
 def gives_pages_back(answer: Any, draw: Draw) -> None:
+    """A finished sequence frees its table; the pool must be full again."""
     llm = opened(answer, 8, 12)
     for _ in range(2):
         written(llm, prompts_of(draw, (9, 3)), 2)
         compare(llm.scheduler.cache.num_free_blocks, 12, what="the number of free blocks when all is done")
 
 
+@ENGINE.check("forks a prompt")
 def forks_a_prompt(answer: Any, draw: Draw) -> None:
-    """Two completions of one prompt, drawn with a seed: those that the engine's own cache and attention write."""
+    """OwnCache(pool, new_table, block_size, fork, prepare_write): a request with n=2 calls them."""
+    # Two completions of one prompt, drawn with a seed: those that the engine's own cache and attention write.
     prompt = {"prompt_token_ids": prompts_of(draw, (11,))[0]}
     params = SamplingParams(n=2, temperature=1.0, seed=draw.integer(0, 10**6), max_tokens=7, ignore_eos=True)
     llm = opened(answer, 4, 24)
@@ -181,80 +208,12 @@ def forks_a_prompt(answer: Any, draw: Draw) -> None:
     compare(llm.scheduler.cache.num_free_blocks, 24, what="the number of free blocks when both are done")
 
 
+@ENGINE.check("goes on when blocks run out")
 def survives_a_full_pool(answer: Any, draw: Draw) -> None:
-    """Two sequences that cannot both grow to the end: one is preempted and recomputed."""
+    """The scheduler preempts a sequence when grow raises OutOfBlocksError, and recomputes it later. A table that
+    changed before it raised is then wrong."""
+    # Two sequences that cannot both grow to the end: one is preempted and recomputed.
     prompts = prompts_of(draw, (7, 7))
     llm = opened(answer, 4, 6)
     got = written(llm, prompts, 8)
     compare_tokens(got, expected_of(prompts, 8))
-
-
-EXERCISES = (
-    Exercise(
-        id="3.16",
-        title="Your decode in the engine",
-        kind="code",
-        names=("own_engine",),
-        points=6,
-        minutes=12,
-        lines=5,
-        difficulty=3,
-        uses=("3.3", "3.4", "3.5", "3.11", "3.12"),
-        needs=("triton",),
-        objective="run a real engine on your own allocator, forks, split kernel and merge",
-        hints=(
-            "The check says which of your parts the engine does not use yet, or which token differs.",
-            "All sequences share one pool; each has a table of its own over it. The block size is the engine's.",
-            "`launch_paged_decode_split(kernel, *inputs, num_splits)` gives `partial` and `lse`; your "
-            "`merge_splits` makes one output of them. OwnCache takes `fork` and `prepare_write` as they are.",
-        ),
-        checks=(
-            Property(
-                "takes its blocks from your pool",
-                takes_your_blocks,
-                "One BlockPool of the engine's num_blocks, and for every sequence a BlockTable over that same pool, "
-                "with the engine's block size.",
-                ({"block_size": 16, "num_blocks": 12}, {"block_size": 8, "num_blocks": 7}),
-            ),
-            Property(
-                "decodes with your kernel",
-                decodes_with_your_kernel,
-                "Give OwnAttention your function: OwnAttention(spec, block_size, decode=decode); "
-                "and let it launch paged_decode_split_kernel once.",
-            ),
-            Property(
-                "merges the splits with your function",
-                merges_with_your_function,
-                "The kernel leaves a result per split: `num_splits` of them go through `merge_splits`, once a layer.",
-            ),
-            Property(
-                "writes what transformers writes",
-                matches_transformers,
-                "A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only "
-                "later ones are wrong: are q, K, V, tables, lengths and the scale passed on as they came?",
-                (
-                    {"lengths": (5,), "block_size": 16},
-                    {"lengths": (1, 8, 13), "block_size": 8},
-                    {"lengths": (17, 3), "block_size": 16},
-                ),
-            ),
-            Property(
-                "gives every block back",
-                gives_pages_back,
-                "A finished sequence frees its table; the pool must be full again.",
-            ),
-            Property(
-                "forks a prompt",
-                forks_a_prompt,
-                "OwnCache(pool, new_table, block_size, fork, prepare_write): a request with n=2 calls them.",
-            ),
-            Property(
-                "goes on when blocks run out",
-                survives_a_full_pool,
-                "The scheduler preempts a sequence when grow raises OutOfBlocksError, and recomputes it later. "
-                "A table that changed before it raised is then wrong.",
-            ),
-        ),
-        time_limit_s=60,
-    ),
-)

@@ -7,10 +7,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, compare, listed, plain, reject, unchanged
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.machine.questions import Number
-from twophase_labs.many_machines.listed import listed
+
+MIXTURE = exercise(
+    "7.8", "A mixture of experts", "mixture", points=4, minutes=14, lines=9, difficulty=3, time_limit_s=30
+)
+MIXTURE.objective = "send each token through its own few experts, each expert's weights read once"
+MIXTURE.hints = (
+    "`topk` gives each token's K logits and experts. A softmax over these K alone equals the softmax over all E, "
+    "divided by the sum of the K: the rest of the denominator cancels.",
+    "Go over the experts, not over the tokens: `(chosen == e).nonzero(as_tuple=True)` gives the tokens that chose "
+    "expert e and which of their choices it was.",
+    "logits, chosen = (x @ router.T).topk(k, dim=-1)\n"
+    "weights = ...\n"
+    "out = torch.zeros_like(x)\n"
+    "for e in ...:                       # the experts that some token chose\n"
+    "    tokens, choice = (chosen == e).nonzero(as_tuple=True)\n"
+    "    out[tokens] += ...\n"
+    "return out",
+)
 
 HIDDEN = 6
 
@@ -62,8 +79,10 @@ def mixed(answer: Any, x: Tensor, router: Tensor, experts: list[Any], k: int) ->
     return got
 
 
+@MIXTURE.check("sends each token to its best expert", num_tokens=(1, 5), num_experts=(2, 4))
 def one_expert_each(answer: Any, draw: Draw, num_tokens: int, num_experts: int) -> None:
-    """K = 1: the weight is 1, whatever the router's logit. In float32, so that the dtype is the next property's."""
+    """With k = 1 the weight is 1: the chosen weights are divided by their sum."""
+    # K = 1: the weight is 1, whatever the router's logit. In float32, so that the dtype is the next property's.
     while True:
         x = draw.normal(num_tokens, HIDDEN)
         router = draw.normal(num_experts, HIDDEN)
@@ -75,8 +94,11 @@ def one_expert_each(answer: Any, draw: Draw, num_tokens: int, num_experts: int) 
     compare(got, oracle(x, router, experts, 1), what="the output for k=1", axes=("token", "dimension"))
 
 
+@MIXTURE.check("returns x's dtype", num_tokens=(1, 5))
 def has_the_dtype_of_x(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """As before, in float64."""
+    """`torch.zeros_like(x)` has the shape and the dtype of x; `torch.zeros(x.shape)` is float32, whatever x is, and
+    rounds what is added to it."""
+    # As before, in float64.
     x, router, experts = inputs(draw, num_tokens, 3)
     got = mixed(answer, x, router, experts, 1)
     if got.dtype != x.dtype:
@@ -84,7 +106,17 @@ def has_the_dtype_of_x(answer: Any, draw: Draw, num_tokens: int) -> None:
         reject(f"the output is {got_name} for an x of {name}")
 
 
+@MIXTURE.check(
+    "adds up k experts with their weights",
+    {"num_tokens": 2, "num_experts": 3, "k": 2},
+    {"num_tokens": 9, "num_experts": 8, "k": 2},
+    {"num_tokens": 5, "num_experts": 4, "k": 4},
+    {"num_tokens": 150, "num_experts": 3, "k": 2, "hidden": 9},
+    {"num_tokens": 40, "num_experts": 70, "k": 6, "hidden": 11},
+)
 def several_experts(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, hidden: int = HIDDEN) -> None:
+    """The weights of a token's k experts sum to 1, and are proportional to exp of their logits. And does an
+    expert's output replace what a token has from the others, or add to it?"""
     what = f"the output of {num_tokens} tokens with {k} of {num_experts} experts"
     for _ in range(2):  # sizes are the same, the numbers are not
         x, router, experts = inputs(draw, num_tokens, num_experts, hidden)
@@ -92,7 +124,9 @@ def several_experts(answer: Any, draw: Draw, num_tokens: int, num_experts: int, 
         compare(got, oracle(x, router, experts, k), what=what, axes=("token", "dimension"))
 
 
+@MIXTURE.check("calls an expert once, with all of its rows", num_tokens=(12, 30), num_experts=(3, 8), k=(2, 2))
 def reads_each_once(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int) -> None:
+    """A call reads the expert's weights. One call for all tokens that chose it reads them once."""
     x, router, experts = inputs(draw, num_tokens, num_experts)
     mixed(answer, x, router, experts, k)
     chosen = (x @ router.T).topk(k, dim=-1).indices.flatten().tolist()
@@ -103,8 +137,10 @@ def reads_each_once(answer: Any, draw: Draw, num_tokens: int, num_experts: int, 
             reject(f"expert {number} computed {sum(expert.num_rows)} rows; {chosen.count(number)} tokens chose it")
 
 
+@MIXTURE.check("calls no expert that no token chose", num_experts=(4, 16))
 def leaves_others_alone(answer: Any, draw: Draw, num_experts: int) -> None:
-    """One token, or none: experts without rows are not called."""
+    """An expert that no token chose is not called: its weights need not be read. No tokens: no calls."""
+    # One token, or none: experts without rows are not called.
     for num_tokens in (1, 0):
         x, router, experts = inputs(draw, num_tokens, num_experts)
         mixed(answer, x, router, experts, 2)
@@ -113,7 +149,22 @@ def leaves_others_alone(answer: Any, draw: Draw, num_experts: int) -> None:
             reject(f"{num_tokens} tokens with k=2: experts {called} were called, expected {2 * num_tokens} of them")
 
 
-# -- rows that travel
+SHAPES = cases(
+    num_tokens=(1, 3, 7, 90, 4, 0), num_experts=(2, 4, 6, 64, 132, 4), k=(1, 2, 2, 8, 66, 2), n=(2, 2, 3, 4, 2, 2)
+)
+
+EXCHANGE = exercise(
+    "7.10", "Rows that travel", "dispatch combine", points=3, minutes=12, lines=6, difficulty=3, is_extra=True
+)
+EXCHANGE.time_limit_s = 10
+EXCHANGE.objective = "send each row to the rank of its expert, and bring it back to its token"
+EXCHANGE.hints = (
+    "Flatten the [T, K] choices: entry i is choice i % K of token i // K. Sorting the entries by expert also sorts "
+    "them by rank, because a rank has consecutive experts.",
+    "`order` says which entry each sorted row was. `bincount(..., minlength=num_experts)` counts experts that "
+    "nobody chose, too.",
+    "The way back is the sorting undone: sorted row j belongs at entry order[j].",
+)
 
 
 def routing(draw: Draw, num_tokens: int, num_experts: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,13 +189,18 @@ def sent(answer: Any, x: Tensor, experts: Tensor, num_experts: int, n: int) -> t
     return list(rows), counts, order
 
 
+@EXCHANGE.check("has a part for each rank", *SHAPES)
 def has_a_part_for_each_rank(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
-    """Also for ranks that get no rows."""
+    """A rank that gets no rows has a part of zero rows: `split` with a list of sizes makes one for each size,
+    `chunk` makes fewer parts where there are few rows."""
+    # Also for ranks that get no rows.
     x, experts, _ = routing(draw, num_tokens, num_experts, k)
     sent(answer, x, experts, num_experts, n)
 
 
+@EXCHANGE.check("counts the rows of each expert", *SHAPES)
 def counts_rows(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    """[n, experts of a rank], all experts included: the receiver needs zeros as well."""
     x, experts, _ = routing(draw, num_tokens, num_experts, k)
     _, counts, _ = sent(answer, x, experts, num_experts, n)
     per_rank = num_experts // n
@@ -153,7 +209,10 @@ def counts_rows(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: i
     compare(listed(counts), expected, what="the counts", axes=("rank", "expert of the rank"))
 
 
+@EXCHANGE.check("sends rows to the rank of their expert", *SHAPES)
 def sends_rows_to_their_rank(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    """Rank r has the experts from r * num_experts / n on. Its rows are sorted by expert; rows of one expert may
+    come in any order."""
     per_rank = num_experts // n
     x, first, _ = routing(draw, num_tokens, num_experts, k)
     for experts in (first, (first + 1) % num_experts):  # the same rows, and other choices
@@ -195,8 +254,10 @@ def exchange(answer: Any, x: Tensor, experts: Tensor, weights: Tensor, compute: 
     return got
 
 
+@EXCHANGE.check("brings every row back to its token", *SHAPES)
 def brings_rows_home(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
-    """Experts that do nothing: each token comes back, times the sum of its weights. Twice, with other choices."""
+    """`rows[order] = ...` puts sorted rows where they were before sorting."""
+    # Experts that do nothing: each token comes back, times the sum of its weights. Twice, with other choices.
     for _ in range(2):
         x, experts, weights = routing(draw, num_tokens, num_experts, k)
         got = exchange(answer, x, experts, weights, lambda _, rows: rows.clone(), num_experts, n)
@@ -204,21 +265,13 @@ def brings_rows_home(answer: Any, draw: Draw, num_tokens: int, num_experts: int,
         compare(got, x * weights.sum(1, keepdim=True), what=what, axes=("token", "dimension"))
 
 
+@EXCHANGE.check("adds up a token's experts, each with its weight", *SHAPES)
 def weighs_each_choice(answer: Any, draw: Draw, num_tokens: int, num_experts: int, k: int, n: int) -> None:
+    """After `order` is undone, entry (t, c) is choice c of token t, and weights[t, c] is its weight."""
     x, experts, weights = routing(draw, num_tokens, num_experts, k)
     got = exchange(answer, x, experts, weights, lambda e, rows: (e + 1) * rows, num_experts, n)
     factors = ((experts + 1) * weights).sum(1, keepdim=True)
     compare(got, x * factors, what="the sum over a token's experts, each with its weight,", axes=("token", "dimension"))
-
-
-SHAPES = (
-    {"num_tokens": 1, "num_experts": 2, "k": 1, "n": 2},
-    {"num_tokens": 3, "num_experts": 4, "k": 2, "n": 2},
-    {"num_tokens": 7, "num_experts": 6, "k": 2, "n": 3},
-    {"num_tokens": 90, "num_experts": 64, "k": 8, "n": 4},
-    {"num_tokens": 4, "num_experts": 132, "k": 66, "n": 2},
-    {"num_tokens": 0, "num_experts": 4, "k": 2, "n": 2},
-)
 
 
 def experts_touched() -> float:
@@ -227,140 +280,11 @@ def experts_touched() -> float:
     return touched(8)
 
 
-EXERCISES = (
-    Exercise(
-        id="7.8",
-        title="A mixture of experts",
-        kind="code",
-        names=("mixture",),
-        points=4,
-        minutes=14,
-        lines=9,
-        difficulty=3,
-        objective="send each token through its own few experts, each expert's weights read once",
-        hints=(
-            "`topk` gives each token's K logits and experts. A softmax over these K alone equals the softmax over all "
-            "E, divided by the sum of the K: the rest of the denominator cancels.",
-            "Go over the experts, not over the tokens: `(chosen == e).nonzero(as_tuple=True)` gives the tokens that "
-            "chose expert e and which of their choices it was.",
-            "logits, chosen = (x @ router.T).topk(k, dim=-1)\n"
-            "weights = ...\n"
-            "out = torch.zeros_like(x)\n"
-            "for e in ...:                       # the experts that some token chose\n"
-            "    tokens, choice = (chosen == e).nonzero(as_tuple=True)\n"
-            "    out[tokens] += ...\n"
-            "return out",
-        ),
-        checks=(
-            Property(
-                "sends each token to its best expert",
-                one_expert_each,
-                "With k = 1 the weight is 1: the chosen weights are divided by their sum.",
-                ({"num_tokens": 1, "num_experts": 2}, {"num_tokens": 5, "num_experts": 4}),
-            ),
-            Property(
-                "returns x's dtype",
-                has_the_dtype_of_x,
-                "`torch.zeros_like(x)` has the shape and the dtype of x; `torch.zeros(x.shape)` is float32, whatever x "
-                "is, and rounds what is added to it.",
-                ({"num_tokens": 1}, {"num_tokens": 5}),
-            ),
-            Property(
-                "adds up k experts with their weights",
-                several_experts,
-                "The weights of a token's k experts sum to 1, and are proportional to exp of their logits. And does an "
-                "expert's output replace what a token has from the others, or add to it?",
-                (
-                    {"num_tokens": 2, "num_experts": 3, "k": 2},
-                    {"num_tokens": 9, "num_experts": 8, "k": 2},
-                    {"num_tokens": 5, "num_experts": 4, "k": 4},
-                    {"num_tokens": 150, "num_experts": 3, "k": 2, "hidden": 9},
-                    {"num_tokens": 40, "num_experts": 70, "k": 6, "hidden": 11},
-                ),
-            ),
-            Property(
-                "calls an expert once, with all of its rows",
-                reads_each_once,
-                "A call reads the expert's weights. One call for all tokens that chose it reads them once.",
-                ({"num_tokens": 12, "num_experts": 3, "k": 2}, {"num_tokens": 30, "num_experts": 8, "k": 2}),
-            ),
-            Property(
-                "calls no expert that no token chose",
-                leaves_others_alone,
-                "An expert that no token chose is not called: its weights need not be read. No tokens: no calls.",
-                ({"num_experts": 4}, {"num_experts": 16}),
-            ),
-        ),
-        time_limit_s=30,
-    ),
-    Exercise(
-        id="7.10",
-        is_extra=True,
-        title="Rows that travel",
-        kind="code",
-        names=("dispatch", "combine"),
-        points=3,
-        minutes=12,
-        lines=6,
-        difficulty=3,
-        objective="send each row to the rank of its expert, and bring it back to its token",
-        hints=(
-            "Flatten the [T, K] choices: entry i is choice i % K of token i // K. Sorting the entries by expert also "
-            "sorts them by rank, because a rank has consecutive experts.",
-            "`order` says which entry each sorted row was. `bincount(..., minlength=num_experts)` counts experts that "
-            "nobody chose, too.",
-            "The way back is the sorting undone: sorted row j belongs at entry order[j].",
-        ),
-        checks=(
-            Property(
-                "has a part for each rank",
-                has_a_part_for_each_rank,
-                "A rank that gets no rows has a part of zero rows: `split` with a list of sizes makes one for each "
-                "size, `chunk` makes fewer parts where there are few rows.",
-                SHAPES,
-            ),
-            Property(
-                "counts the rows of each expert",
-                counts_rows,
-                "[n, experts of a rank], all experts included: the receiver needs zeros as well.",
-                SHAPES,
-            ),
-            Property(
-                "sends rows to the rank of their expert",
-                sends_rows_to_their_rank,
-                "Rank r has the experts from r * num_experts / n on. Its rows are sorted by expert; rows of one expert "
-                "may come in any order.",
-                SHAPES,
-            ),
-            Property(
-                "brings every row back to its token",
-                brings_rows_home,
-                "`rows[order] = ...` puts sorted rows where they were before sorting.",
-                SHAPES,
-            ),
-            Property(
-                "adds up a token's experts, each with its weight",
-                weighs_each_choice,
-                "After `order` is undone, entry (t, c) is choice c of token t, and weights[t, c] is its weight.",
-                SHAPES,
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="7.9",
-        title="How many experts wake up?",
-        kind="prediction",
-        names=("guess_7_9",),
-        points=1,
-        minutes=3,
-        objective="expect how many experts' weights a decode step reads",
-        question=Number(
-            experts_touched,
-            factor=1.25,
-            unit="experts",
-            hint="One token leaves a given expert alone with probability 1 - 2/16. And eight tokens?",
-        ),
-        time_limit_s=60,
-    ),
+GUESS_7_9 = exercise("7.9", "How many experts wake up?", kind="prediction", points=1, minutes=3, time_limit_s=60)
+GUESS_7_9.objective = "expect how many experts' weights a decode step reads"
+GUESS_7_9.question = Number(
+    experts_touched,
+    factor=1.25,
+    unit="experts",
+    hint="One token leaves a given expert alone with probability 1 - 2/16. And eight tokens?",
 )

@@ -3,9 +3,25 @@
 from itertools import pairwise
 from typing import Any
 
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
-from twophase_labs.many_machines.listed import listed
+from twophase_labs.machine.checks import Draw, compare, listed, reject, unchanged
+from twophase_labs.machine.exercise import exercise
+
+PIPELINE = exercise("7.7", "Bubbles", "run_pipeline", points=3, minutes=12, lines=10, difficulty=2, time_limit_s=10)
+PIPELINE.objective = "play a pipeline, and see where it stands idle"
+PIPELINE.hints = (
+    "A chunk can start in a stage when two things are true. Each of them has a time at which it becomes true.",
+    "In the first stage a chunk is there from the beginning; in another one, when the stage before has ended it. "
+    "And a stage is free when it has ended the chunk before.",
+    "spans = []\n"
+    "for stage, row in enumerate(seconds):\n"
+    "    free_s, spans_here = 0.0, []\n"
+    "    for chunk, length_s in enumerate(row):\n"
+    "        there_s = ... if stage else 0.0\n"
+    "        start_s = ...\n"
+    "        free_s = ...\n"
+    "        spans_here.append((start_s, free_s))\n"
+    "    spans.append(spans_here)",
+)
 
 Spans = list[list[tuple[float, float]]]
 
@@ -48,12 +64,16 @@ def follows(answer: Any, seconds: list[list[float]]) -> None:
             compare(got[stage][chunk], span, what=what)
 
 
+@PIPELINE.check("waits for the stage before", num_stages=(1, 2, 4))
 def waits_for_the_stage_before(answer: Any, draw: Draw, num_stages: int) -> None:
+    """A chunk starts in a stage when it has *ended* in the stage before."""
     follows(answer, [[float(draw.integer(1, 9))] for _ in range(num_stages)])
 
 
+@PIPELINE.check("has one chunk in a stage at a time", num_chunks=(2, 5))
 def one_at_a_time(answer: Any, draw: Draw, num_chunks: int) -> None:
-    """In a single stage, and in a second stage that is slower than the first, so that chunks pile up before it."""
+    """A stage that is busy makes the next chunk wait, in every stage, not in the first alone."""
+    # In a single stage, and in a second stage that is slower than the first, so that chunks pile up before it.
     first = [float(draw.integer(1, 9)) for _ in range(num_chunks)]
     follows(answer, [first])
     seconds = [first, [max(first) + draw.integer(1, 9) for _ in range(num_chunks)]]
@@ -64,74 +84,17 @@ def one_at_a_time(answer: Any, draw: Draw, num_chunks: int) -> None:
                 reject(what, f"of seconds {seconds}")
 
 
+@PIPELINE.check("plays any pipeline", num_stages=(2, 3, 5, 70, 2), num_chunks=(2, 5, 3, 2, 70))
 def any_pipeline(answer: Any, draw: Draw, num_stages: int, num_chunks: int) -> None:
+    """Both conditions at once: the later of the two times. Chunks and stages may differ in length."""
     for _ in range(2):
         follows(answer, [[draw.integer(0, 36) / 4 for _ in range(num_chunks)] for _ in range(num_stages)])
 
 
+@PIPELINE.check("starts afresh each time")
 def leaves_its_input_alone(answer: Any, draw: Draw) -> None:
-    """Two runs of the same object: the state of one must not serve the next."""
+    """The second pipeline has times of its own: is something kept from the first?"""
+    # Two runs of the same object: the state of one must not serve the next.
     seconds = [[float(draw.integer(1, 9)) for _ in range(3)] for _ in range(2)]
     follows(answer, seconds)
     follows(answer, [[each + 1 for each in row] for row in seconds])
-
-
-EXERCISES = (
-    Exercise(
-        id="7.7",
-        title="Bubbles",
-        kind="code",
-        names=("run_pipeline",),
-        points=3,
-        minutes=12,
-        lines=10,
-        difficulty=2,
-        objective="play a pipeline, and see where it stands idle",
-        hints=(
-            "A chunk can start in a stage when two things are true. Each of them has a time at which it becomes true.",
-            "In the first stage a chunk is there from the beginning; in another one, when the stage before has ended "
-            "it. And a stage is free when it has ended the chunk before.",
-            "spans = []\n"
-            "for stage, row in enumerate(seconds):\n"
-            "    free_s, spans_here = 0.0, []\n"
-            "    for chunk, length_s in enumerate(row):\n"
-            "        there_s = ... if stage else 0.0\n"
-            "        start_s = ...\n"
-            "        free_s = ...\n"
-            "        spans_here.append((start_s, free_s))\n"
-            "    spans.append(spans_here)",
-        ),
-        checks=(
-            Property(
-                "waits for the stage before",
-                waits_for_the_stage_before,
-                "A chunk starts in a stage when it has *ended* in the stage before.",
-                ({"num_stages": 1}, {"num_stages": 2}, {"num_stages": 4}),
-            ),
-            Property(
-                "has one chunk in a stage at a time",
-                one_at_a_time,
-                "A stage that is busy makes the next chunk wait, in every stage, not in the first alone.",
-                ({"num_chunks": 2}, {"num_chunks": 5}),
-            ),
-            Property(
-                "plays any pipeline",
-                any_pipeline,
-                "Both conditions at once: the later of the two times. Chunks and stages may differ in length.",
-                (
-                    {"num_stages": 2, "num_chunks": 2},
-                    {"num_stages": 3, "num_chunks": 5},
-                    {"num_stages": 5, "num_chunks": 3},
-                    {"num_stages": 70, "num_chunks": 2},
-                    {"num_stages": 2, "num_chunks": 70},
-                ),
-            ),
-            Property(
-                "starts afresh each time",
-                leaves_its_input_alone,
-                "The second pipeline has times of its own: is something kept from the first?",
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -3,7 +3,30 @@
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+TRANSFER = exercise(
+    "7.3", "When a part does not come", "Transfer", points=4, minutes=12, lines=22, difficulty=3, time_limit_s=10
+)
+TRANSFER.objective = "recover from a failed transfer without a wrong token"
+TRANSFER.hints = (
+    "A layer is computed for all blocks of a prompt, so a block can be used only when *every* layer of it is here. "
+    "What is the first block for which that is not so?",
+    "Keep a set of (layer, block) pairs, a count of resends, and whether it is over. Both 'adopt' and 'recompute' "
+    "end it.",
+    "def receive(self, layer, first_block, count):\n"
+    "    if self.is_over:\n"
+    "        return ...\n"
+    "    self.here |= {(layer, block) for block in range(...)}\n"
+    "    return ...\n\n"
+    "def on_sent(self):\n"
+    "    if self.is_over:\n"
+    "        return ...\n"
+    "    if self.first_missing is not None and self.num_resends < self.max_resends:\n"
+    "        ...\n"
+    "    self.is_over = True\n"
+    "    return ... if self.first_missing is None else ...",
+)
 
 Expected = str | tuple[str, int] | None
 
@@ -47,7 +70,9 @@ def why(hole: tuple[int, int], holes: set[tuple[int, int]], num_blocks: int) -> 
     return f"layer {layer} has {blocks}, but not {block}"
 
 
+@TRANSFER.check("adopts what is whole", num_layers=(1, 3, 30), num_blocks=(1, 4, 9))
 def adopts_what_is_whole(answer: Any, draw: Draw, num_layers: int, num_blocks: int) -> None:
+    """first_missing is None when every block of every layer is here, in whatever order they came."""
     transfer = answer.Transfer(num_layers, num_blocks)
     missing(transfer, 0, "before anything has come")
     cells = [(layer, block) for layer in range(num_layers) for block in range(num_blocks)]
@@ -57,9 +82,12 @@ def adopts_what_is_whole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
     said(transfer.on_sent(), "adopt", f"on_sent() with all {num_layers} x {num_blocks} here")
 
 
+@TRANSFER.check("finds the first hole", num_layers=(1, 4, 70), num_blocks=(2, 5, 4))
 def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: int) -> None:
-    """Random holes; the lowest block that any layer lacks is what counts. The second lowest comes next, and last
-    nothing lacks: a resend takes away nothing that is here."""
+    """The first missing block is the lowest that *some* layer lacks; all layers are sent from there. What has come
+    stays. The highest block that has come, or the number of them, says nothing about holes."""
+    # Random holes; the lowest block that any layer lacks is what counts. The second lowest comes next, and last nothing
+    # lacks: a resend takes away nothing that is here.
     for low in (draw.integer(0, num_blocks - 1), draw.integer(0, num_blocks - 1), num_blocks - 2):
         holes = {(num_layers - 1, low), (0, draw.integer(low + 1, num_blocks))}
         transfer = answer.Transfer(num_layers, num_blocks)
@@ -79,8 +107,11 @@ def finds_the_first_hole(answer: Any, draw: Draw, num_layers: int, num_blocks: i
         said(transfer.on_sent(), "adopt", "on_sent() after a resend that brought the two blocks missing")
 
 
+@TRANSFER.check("counts what came, block by block", num_blocks=(2, 7, 90))
 def counts_ranges(answer: Any, draw: Draw, num_blocks: int) -> None:
-    """Ranges of several blocks, some of them twice; an empty one changes nothing."""
+    """receive(layer, first_block, num_blocks) is of the blocks first_block to first_block + num_blocks - 1; the
+    same block may come twice, also when nothing is missing any more."""
+    # Ranges of several blocks, some of them twice; an empty one changes nothing.
     transfer = answer.Transfer(2, num_blocks)
     cut = draw.integer(1, num_blocks)
     late = answer.Transfer(1, num_blocks)
@@ -99,8 +130,10 @@ def counts_ranges(answer: Any, draw: Draw, num_blocks: int) -> None:
     missing(transfer, None, "when all blocks are here, some of them twice")
 
 
+@TRANSFER.check("asks again, but not without end", max_resends=(1, 0, 3))
 def resends_within_reason(answer: Any, draw: Draw, max_resends: int) -> None:
-    """With nothing new in between, and with a block more after each: a resend that brings something counts, too."""
+    """Each resend counts, whatever it brought; after max_resends of them a hole means 'recompute'."""
+    # With nothing new in between, and with a block more after each: a resend that brings something counts, too.
     for step in (0, 1):
         num_blocks = max_resends + 2
         transfer = answer.Transfer(2, num_blocks, max_resends)
@@ -112,13 +145,17 @@ def resends_within_reason(answer: Any, draw: Draw, max_resends: int) -> None:
         said(transfer.on_sent(), "recompute", f"on_sent() after {max_resends} resends, with blocks missing")
 
 
+@TRANSFER.check("asks once unless told otherwise")
 def asks_once_by_default(answer: Any, draw: Draw) -> None:
+    """`Transfer(num_layers, num_blocks, max_resends=1)`."""
     transfer = answer.Transfer(2, 3)
     said(transfer.on_sent(), ("resend", 0), "the first on_sent() of Transfer(2, 3)")
     said(transfer.on_sent(), "recompute", "the second on_sent() of Transfer(2, 3), to which nothing has come")
 
 
+@TRANSFER.check("adopts after a resend")
 def a_resend_can_succeed(answer: Any, draw: Draw) -> None:
+    """What has come before a resend is still here, and counts."""
     hole = draw.integer(1, 5)
     transfer = answer.Transfer(3, 5)
     for layer in range(3):
@@ -129,15 +166,21 @@ def a_resend_can_succeed(answer: Any, draw: Draw) -> None:
     said(transfer.on_sent(), "adopt", "on_sent() after a resend that brought everything")
 
 
+@TRANSFER.check("recomputes when the sender is lost", num_received=(0, 1, 2))
 def recomputes_when_lost(answer: Any, draw: Draw, num_received: int) -> None:
+    """The first token comes with the message that all was sent. Without that, the prompt is computed here, even if
+    all blocks came."""
     transfer = answer.Transfer(2, 3)
     for layer in range(num_received):
         received(transfer, layer, 0, 3)
     said(transfer.on_lost(), "recompute", f"on_lost() with {num_received} of 2 layers here")
 
 
+@TRANSFER.check("is over once", end=("adopt", "recompute", "lost"))
 def is_over_once(answer: Any, draw: Draw, end: str) -> None:
-    """After 'adopt' or 'recompute' the blocks are in use: late messages must not be written."""
+    """After 'adopt' or 'recompute' the engine uses these blocks. A message that comes late must not be written:
+    receive returns False, and on_sent and on_lost have nothing more to order."""
+    # After 'adopt' or 'recompute' the blocks are in use: late messages must not be written.
     transfer = answer.Transfer(1, 2, 0)
     if end == "adopt":
         received(transfer, 0, 0, 2)
@@ -156,7 +199,9 @@ def is_over_once(answer: Any, draw: Draw, end: str) -> None:
     said(transfer.on_sent(), None, f"on_sent() after {end}")
 
 
+@TRANSFER.check("keeps transfers apart")
 def transfers_are_apart(answer: Any, draw: Draw) -> None:
+    """Each Transfer has its own blocks: is something of yours an attribute of the class, or a default list?"""
     one, other = answer.Transfer(2, 3), answer.Transfer(2, 3)
     for layer in range(2):
         received(one, layer, 0, 3)
@@ -164,102 +209,3 @@ def transfers_are_apart(answer: Any, draw: Draw) -> None:
     missing(other, 0, "of another transfer, to which nothing has come")
     said(other.on_sent(), ("resend", 0), "on_sent() of that other transfer")
     said(one.on_sent(), "adopt", "on_sent() of the whole one")
-
-
-EXERCISES = (
-    Exercise(
-        id="7.3",
-        title="When a part does not come",
-        kind="code",
-        names=("Transfer",),
-        points=4,
-        minutes=12,
-        lines=22,
-        difficulty=3,
-        objective="recover from a failed transfer without a wrong token",
-        hints=(
-            "A layer is computed for all blocks of a prompt, so a block can be used only when *every* layer of it is "
-            "here. What is the first block for which that is not so?",
-            "Keep a set of (layer, block) pairs, a count of resends, and whether it is over. Both 'adopt' and "
-            "'recompute' end it.",
-            "def receive(self, layer, first_block, count):\n"
-            "    if self.is_over:\n"
-            "        return ...\n"
-            "    self.here |= {(layer, block) for block in range(...)}\n"
-            "    return ...\n\n"
-            "def on_sent(self):\n"
-            "    if self.is_over:\n"
-            "        return ...\n"
-            "    if self.first_missing is not None and self.num_resends < self.max_resends:\n"
-            "        ...\n"
-            "    self.is_over = True\n"
-            "    return ... if self.first_missing is None else ...",
-        ),
-        checks=(
-            Property(
-                "adopts what is whole",
-                adopts_what_is_whole,
-                "first_missing is None when every block of every layer is here, in whatever order they came.",
-                (
-                    {"num_layers": 1, "num_blocks": 1},
-                    {"num_layers": 3, "num_blocks": 4},
-                    {"num_layers": 30, "num_blocks": 9},
-                ),
-            ),
-            Property(
-                "finds the first hole",
-                finds_the_first_hole,
-                "The first missing block is the lowest that *some* layer lacks; all layers are sent from there. What "
-                "has come stays. The highest block that has come, or the number of them, says nothing about holes.",
-                (
-                    {"num_layers": 1, "num_blocks": 2},
-                    {"num_layers": 4, "num_blocks": 5},
-                    {"num_layers": 70, "num_blocks": 4},
-                ),
-            ),
-            Property(
-                "counts what came, block by block",
-                counts_ranges,
-                "receive(layer, first_block, num_blocks) is of the blocks first_block to first_block + num_blocks - 1; "
-                "the same block may come twice, also when nothing is missing any more.",
-                ({"num_blocks": 2}, {"num_blocks": 7}, {"num_blocks": 90}),
-            ),
-            Property(
-                "asks again, but not without end",
-                resends_within_reason,
-                "Each resend counts, whatever it brought; after max_resends of them a hole means 'recompute'.",
-                ({"max_resends": 1}, {"max_resends": 0}, {"max_resends": 3}),
-            ),
-            Property(
-                "asks once unless told otherwise",
-                asks_once_by_default,
-                "`Transfer(num_layers, num_blocks, max_resends=1)`.",
-            ),
-            Property(
-                "adopts after a resend",
-                a_resend_can_succeed,
-                "What has come before a resend is still here, and counts.",
-            ),
-            Property(
-                "recomputes when the sender is lost",
-                recomputes_when_lost,
-                "The first token comes with the message that all was sent. Without that, the prompt is computed here, "
-                "even if all blocks came.",
-                ({"num_received": 0}, {"num_received": 1}, {"num_received": 2}),
-            ),
-            Property(
-                "is over once",
-                is_over_once,
-                "After 'adopt' or 'recompute' the engine uses these blocks. A message that comes late must not be "
-                "written: receive returns False, and on_sent and on_lost have nothing more to order.",
-                ({"end": "adopt"}, {"end": "recompute"}, {"end": "lost"}),
-            ),
-            Property(
-                "keeps transfers apart",
-                transfers_are_apart,
-                "Each Transfer has its own blocks: is something of yours an attribute of the class, or a default list?",
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -4,8 +4,48 @@ from collections.abc import Sequence
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, integer, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
+
+
+def percent_of_three() -> float:
+    from twophase_labs.many_machines.fleets import percent_within
+
+    return percent_within(3)
+
+
+GUESS_7_14 = exercise("7.14", "One engine less", kind="prediction", points=1, minutes=2, time_limit_s=60)
+GUESS_7_14.objective = "expect what a fleet near full load loses with one engine"
+GUESS_7_14.question = Number(
+    percent_of_three,
+    factor=1.25,
+    unit="percent",
+    hint="Four engines are busy 94 % of the time. What does a queue do when three have to do the same work?",
+)
+
+ROUTER = exercise(
+    "7.11", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=15, lines=20, difficulty=3
+)
+ROUTER.time_limit_s = 20
+ROUTER.objective = "choose an engine by its cache and its load together"
+ROUTER.hints = (
+    "For each engine a set of the blocks that were sent to it. A block is the same only if all before it is the "
+    "same, too: what is a good key for that?",
+    "As in a prefix cache, the key of block i is `hash((key of block i - 1, tokens of block i))`. Count keys from "
+    "the first block on, and stop at the first that the engine does not have.",
+    "def _keys(self, prompt):\n"
+    "    key, keys = 0, []\n"
+    "    for end in range(self.block_size, len(prompt) + 1, self.block_size):\n"
+    "        key = hash(...)\n"
+    "        keys.append(key)\n"
+    "    return keys\n\n"
+    "def choose(self, prompt, loads):\n"
+    "    keys = self._keys(prompt)\n"
+    "    costs = [self.weight * (len(prompt) - ...) + load for sent, load in zip(self.sent, loads)]\n"
+    "    chosen = ...\n"
+    "    self.sent[chosen].update(keys)\n"
+    "    return chosen",
+)
 
 Index = list[set[tuple[int, ...]]]
 
@@ -57,7 +97,9 @@ def new(answer: Any, num_engines: int, weight: float, block_size: int) -> tuple[
     return answer.PrefixRouter(num_engines, weight, block_size), Expected(num_engines, weight, block_size)
 
 
+@ROUTER.check("goes by load where nothing is shared", num_engines=(1, 2, 5, 70))
 def fewest_tokens(answer: Any, draw: Draw, num_engines: int) -> None:
+    """With equal numbers of tokens to compute, the engine with the least load costs least."""
     router, expected = new(answer, num_engines, 1.0, 4)
     for number in range(4):
         loads = draw.permutation(10 * num_engines)[:num_engines].tolist()
@@ -65,13 +107,27 @@ def fewest_tokens(answer: Any, draw: Draw, num_engines: int) -> None:
         chosen(router, prompt, loads, expected, " (nothing is shared: the least load)")
 
 
+@ROUTER.check("keeps routers apart")
+def routers_are_apart(answer: Any, draw: Draw) -> None:
+    """Each PrefixRouter has an index of its own: is yours an attribute of the class?"""
+    prefix = draw.integers(0, 90, 16).tolist()
+    first, seen = new(answer, 2, 1.0, 4)
+    chosen(first, prefix, [9, 0], seen)
+    second, unseen = new(answer, 2, 1.0, 4)
+    chosen(second, prefix, [0, 3], unseen, " (another router, which has sent nothing yet)")
+
+
+@ROUTER.check("takes the lowest index among equals", num_engines=(2, 4))
 def lowest_index_wins(answer: Any, draw: Draw, num_engines: int) -> None:
+    """`costs.index(min(costs))` is the first of the cheapest."""
     router, expected = new(answer, num_engines, 1.0, 4)
     load = draw.integer(0, 9)
     chosen(router, [1, 2, 3], [load] * num_engines, expected, " (all cost the same: the lowest index)")
 
 
+@ROUTER.check("goes back to its prefix, unless load outweighs it", num_blocks=(1, 5, 90))
 def goes_back_to_its_prefix(answer: Any, draw: Draw, num_blocks: int) -> None:
+    """What was sent to an engine is in its cache: note the blocks of each prompt at the engine chosen."""
     size = draw.integer(2, 6)
     router, expected = new(answer, 3, 1.0, size)
     prefix = draw.integers(0, 90, num_blocks * size).tolist()
@@ -80,8 +136,10 @@ def goes_back_to_its_prefix(answer: Any, draw: Draw, num_blocks: int) -> None:
     chosen(router, [*prefix, 903], [0, size * num_blocks + 1, 0], expected, " (engine 1 has the prefix, and more load)")
 
 
+@ROUTER.check("weighs tokens to compute against load", weight=(1.0, 0.5, 4.0, 0.0, 2.75))
 def weighs_hits(answer: Any, draw: Draw, weight: float) -> None:
-    """On both sides of the load at which a hit of 40 tokens is worth no more, and just on it."""
+    """cost = weight * (tokens that are no hit) + load."""
+    # On both sides of the load at which a hit of 40 tokens is worth no more, and just on it.
     prefix = draw.integers(0, 90, 40).tolist()
     for load in (weight * 40 - 1, weight * 40, weight * 40 + 1, 20, 50, 100):
         router, expected = new(answer, 2, weight, 4)
@@ -89,8 +147,10 @@ def weighs_hits(answer: Any, draw: Draw, weight: float) -> None:
         chosen(router, [*prefix, 901], [0, load], expected, f" (weight {weight:g}, a hit of 40 tokens at engine 1)")
 
 
+@ROUTER.check("has a weight of 1 and blocks of 16 unless told otherwise")
 def has_its_defaults(answer: Any, draw: Draw) -> None:
-    """A weight of 1 and blocks of 16 tokens: a prefix of 40 is a hit of 32."""
+    """`PrefixRouter(num_engines, weight=1.0, block_size=16)`."""
+    # A weight of 1 and blocks of 16 tokens: a prefix of 40 is a hit of 32.
     prefix = draw.integers(0, 90, 40).tolist()
     for load in (31, 33):
         router, expected = answer.PrefixRouter(2), Expected(2, 1.0, 16)
@@ -98,8 +158,10 @@ def has_its_defaults(answer: Any, draw: Draw) -> None:
         chosen(router, [*prefix, 99], [0, load], expected, " (of a router made with num_engines alone)")
 
 
+@ROUTER.check("counts whole blocks, from the beginning")
 def only_whole_blocks_from_the_start(answer: Any, draw: Draw) -> None:
-    """The same tokens later in a prompt, a block that differs in its last token, and half a block are no hits."""
+    """A block is a hit if it and all before it were sent to that engine. Part of a block is no hit."""
+    # The same tokens later in a prompt, a block that differs in its last token, and half a block are no hits.
     prefix = draw.integers(0, 90, 12).tolist()
     other = [*prefix[:3], 99, *prefix[4:]]
     for prompt, loads in (
@@ -122,12 +184,16 @@ def only_whole_blocks_from_the_start(answer: Any, draw: Draw) -> None:
     chosen(router, mixed, [0, 6], expected, f" (the second block of {mixed} has come after another first one only)")
 
 
+@ROUTER.check("compares every token of a block", size=(2, 5, 4), num_blocks=(2, 3, 20))
 def every_token_of_a_block_counts(answer: Any, draw: Draw, size: int, num_blocks: int) -> None:
-    """One token differs, anywhere in a block, or the order does: the hit ends before that block."""
-    prefix = draw.permutation(1000)[: size * num_blocks].tolist()
+    """Blocks are the same if all of their tokens are, in the same order."""
+    # One token differs, anywhere in a block, or the order does: the hit ends before that block.
+    prefix = (100 + draw.permutation(1000)[: size * num_blocks]).tolist()
     last = size * (num_blocks - 1)
     reordered = [*prefix[:last], *prefix[last + 1 :], prefix[last]]
     others = [[*prefix[:at], 2000, *prefix[at + 1 :]] for at in range(last, last + size)]
+    if size > 1:  # what 31 * key + token takes for the same
+        others.append([*prefix[:last], prefix[last] - 1, prefix[last + 1] + 31, *prefix[last + 2 :]])
     for prompt in (*others, reordered):
         for load in (last - 1, last + 1):
             router, expected = new(answer, 2, 1.0, size)
@@ -136,8 +202,10 @@ def every_token_of_a_block_counts(answer: Any, draw: Draw, size: int, num_blocks
             chosen(router, prompt, [0, load], expected, story)
 
 
+@ROUTER.check("knows a prompt that comes again", size=(2, 5))
 def sends_the_same_prompt_again(answer: Any, draw: Draw, size: int) -> None:
-    """A prompt of any length, word for word: its whole blocks are a hit, also the last one; what is left is none."""
+    """All whole blocks of a prompt are noted, the last one too if it is full; tokens after it are not."""
+    # A prompt of any length, word for word: its whole blocks are a hit, also the last one; what is left is none.
     for num_tokens in range(size - 1, 3 * size + 1):
         whole = num_tokens // size * size
         for load in {max(0, whole - 1), whole + 1}:
@@ -147,17 +215,23 @@ def sends_the_same_prompt_again(answer: Any, draw: Draw, size: int) -> None:
             chosen(router, prompt, [0, load], expected, f" (the same {num_tokens} tokens again, blocks of {size})")
 
 
+@ROUTER.check("forgets nothing", num_requests=(200,))
 def forgets_nothing(answer: Any, draw: Draw, num_requests: int) -> None:
+    """What was sent to an engine counts, however long ago."""
     router, expected = new(answer, 2, 1.0, 4)
     first = draw.integers(0, 90, 40).tolist()
     chosen(router, first, [1, 0], expected)
     for number in range(num_requests):
         chosen(router, [1000 + number] * 12, [100, 0], expected)
     chosen(router, first, [0, 39], expected, f" (it was sent to engine 1 before {num_requests} others)")
+    for number in range(10 * num_requests):  # keys of 16 bits would be those of other blocks now and then
+        chosen(router, [5000 + number] * 4, [0, 1], expected, " (no block of it was sent before)")
 
 
+@ROUTER.check("remembers where it sent what", num_engines=(2, 4), num_requests=(12, 40))
 def remembers_where_it_sent(answer: Any, draw: Draw, num_engines: int, num_requests: int) -> None:
-    """A random day: prefixes of several lengths, one the beginning of the other."""
+    """Only the engine chosen gets the blocks, all whole ones of the prompt, after every decision."""
+    # A random day: prefixes of several lengths, one the beginning of the other.
     size = draw.integer(2, 5)
     router, expected = new(answer, num_engines, draw.choice([0.0, 0.5, 1.0, 2.0]), size)
     root = draw.integers(0, 90, 8 * size).tolist()
@@ -165,132 +239,3 @@ def remembers_where_it_sent(answer: Any, draw: Draw, num_engines: int, num_reque
         prompt = root[: draw.integer(0, len(root) + 1)] + [1000 * number + i for i in range(draw.integer(0, 2 * size))]
         loads = [draw.integer(0, 6 * size) for _ in range(num_engines)]
         chosen(router, prompt, loads, expected, f" (request {number} of a random day)")
-
-
-def routers_are_apart(answer: Any, draw: Draw) -> None:
-    prefix = draw.integers(0, 90, 16).tolist()
-    first, seen = new(answer, 2, 1.0, 4)
-    chosen(first, prefix, [9, 0], seen)
-    second, unseen = new(answer, 2, 1.0, 4)
-    chosen(second, prefix, [0, 3], unseen, " (another router, which has sent nothing yet)")
-
-
-def percent_of_three() -> float:
-    from twophase_labs.many_machines.fleets import percent_within
-
-    return percent_within(3)
-
-
-EXERCISES = (
-    Exercise(
-        id="7.14",
-        title="One engine less",
-        kind="prediction",
-        names=("guess_7_14",),
-        points=1,
-        minutes=2,
-        objective="expect what a fleet near full load loses with one engine",
-        question=Number(
-            percent_of_three,
-            factor=1.25,
-            unit="percent",
-            hint="Four engines are busy 94 % of the time. What does a queue do when three have to do the same work?",
-        ),
-        time_limit_s=60,
-    ),
-    Exercise(
-        id="7.11",
-        title="To the engine that has the prefix",
-        kind="code",
-        names=("PrefixRouter",),
-        points=4,
-        minutes=15,
-        lines=20,
-        difficulty=3,
-        objective="choose an engine by its cache and its load together",
-        hints=(
-            "For each engine a set of the blocks that were sent to it. A block is the same only if all before it "
-            "is the same, too: what is a good key for that?",
-            "As in a prefix cache, the key of block i is `hash((key of block i - 1, tokens of block i))`. Count "
-            "keys from the first block on, and stop at the first that the engine does not have.",
-            "def _keys(self, prompt):\n"
-            "    key, keys = 0, []\n"
-            "    for end in range(self.block_size, len(prompt) + 1, self.block_size):\n"
-            "        key = hash(...)\n"
-            "        keys.append(key)\n"
-            "    return keys\n\n"
-            "def choose(self, prompt, loads):\n"
-            "    keys = self._keys(prompt)\n"
-            "    costs = [self.weight * (len(prompt) - ...) + load for sent, load in zip(self.sent, loads)]\n"
-            "    chosen = ...\n"
-            "    self.sent[chosen].update(keys)\n"
-            "    return chosen",
-        ),
-        checks=(
-            Property(
-                "goes by load where nothing is shared",
-                fewest_tokens,
-                "With equal numbers of tokens to compute, the engine with the least load costs least.",
-                ({"num_engines": 1}, {"num_engines": 2}, {"num_engines": 5}, {"num_engines": 70}),
-            ),
-            Property(
-                "keeps routers apart",
-                routers_are_apart,
-                "Each PrefixRouter has an index of its own: is yours an attribute of the class?",
-            ),
-            Property(
-                "takes the lowest index among equals",
-                lowest_index_wins,
-                "`costs.index(min(costs))` is the first of the cheapest.",
-                ({"num_engines": 2}, {"num_engines": 4}),
-            ),
-            Property(
-                "goes back to its prefix, unless load outweighs it",
-                goes_back_to_its_prefix,
-                "What was sent to an engine is in its cache: note the blocks of each prompt at the engine chosen.",
-                ({"num_blocks": 1}, {"num_blocks": 5}, {"num_blocks": 90}),
-            ),
-            Property(
-                "weighs tokens to compute against load",
-                weighs_hits,
-                "cost = weight * (tokens that are no hit) + load.",
-                ({"weight": 1.0}, {"weight": 0.5}, {"weight": 4.0}, {"weight": 0.0}, {"weight": 2.75}),
-            ),
-            Property(
-                "has a weight of 1 and blocks of 16 unless told otherwise",
-                has_its_defaults,
-                "`PrefixRouter(num_engines, weight=1.0, block_size=16)`.",
-            ),
-            Property(
-                "counts whole blocks, from the beginning",
-                only_whole_blocks_from_the_start,
-                "A block is a hit if it and all before it were sent to that engine. Part of a block is no hit.",
-            ),
-            Property(
-                "compares every token of a block",
-                every_token_of_a_block_counts,
-                "Blocks are the same if all of their tokens are, in the same order.",
-                ({"size": 2, "num_blocks": 2}, {"size": 5, "num_blocks": 3}, {"size": 4, "num_blocks": 20}),
-            ),
-            Property(
-                "knows a prompt that comes again",
-                sends_the_same_prompt_again,
-                "All whole blocks of a prompt are noted, the last one too if it is full; tokens after it are not.",
-                ({"size": 2}, {"size": 5}),
-            ),
-            Property(
-                "forgets nothing",
-                forgets_nothing,
-                "What was sent to an engine counts, however long ago.",
-                ({"num_requests": 200},),
-            ),
-            Property(
-                "remembers where it sent what",
-                remembers_where_it_sent,
-                "Only the engine chosen gets the blocks, all whole ones of the prompt, after every decision.",
-                ({"num_engines": 2, "num_requests": 12}, {"num_engines": 4, "num_requests": 40}),
-            ),
-        ),
-        time_limit_s=20,
-    ),
-)

@@ -5,8 +5,36 @@ from fractions import Fraction
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, integer, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
+
+
+def best_split() -> int:
+    from twophase_labs.many_machines.fleets import best_split
+
+    return best_split()
+
+
+GUESS_7_12 = exercise("7.12", "How many compute prompts?", kind="prediction", points=1, minutes=4, time_limit_s=120)
+GUESS_7_12.objective = "size a prefill pool from a rate"
+GUESS_7_12.question = Number(
+    best_split,
+    rel=0,
+    unit="engines",
+    hint="How many prompts arrive while one is computed? That many engines are busy with prompts, on average.",
+)
+
+SCALING = exercise(
+    "7.13", "More engines at once, fewer with patience", "Scaling", points=3, minutes=8, lines=5, difficulty=2
+)
+SCALING.time_limit_s = 10
+SCALING.objective = "decide how many engines there should be, from a load that jumps"
+SCALING.hints = (
+    "If 4 engines carry 1.5 times their target each, how many carry the target each?",
+    "`self.recent` holds pairs (time, number). Drop those older than down_after_s, then add the new one.",
+    "Growing happens at once; shrinking goes no further down than the largest recent number, and that never means "
+    "growing.",
+)
 
 Look = tuple[float, int, float]
 
@@ -43,7 +71,9 @@ def follows(
             reject(str(error), settings)
 
 
+@SCALING.check("grows in proportion to the load")
 def grows_in_proportion(answer: Any, draw: Draw) -> None:
+    """num_engines * load is the whole load; each engine should carry `target` of it."""
     for _ in range(4):
         target = draw.integer(4, 40)
         num_engines = draw.integer(2, 9)
@@ -51,157 +81,81 @@ def grows_in_proportion(answer: Any, draw: Draw) -> None:
         follows(answer, target, 0.0, [(15.0, num_engines, load)])
 
 
+@SCALING.check("keeps policies apart")
+def policies_are_apart(answer: Any, draw: Draw) -> None:
+    """Each Scaling has a memory of its own."""
+    answer.Scaling(10.0, 300.0, 0.1).num_wanted(0.0, 9, 30.0)
+    follows(answer, 10.0, 300.0, [(15.0, 4, 5.0)])
+
+
+@SCALING.check("rounds up")
 def rounds_up(answer: Any, draw: Draw) -> None:
-    """One engine at 1.2 times its target needs two; and 7 at 0.8 need 6."""
+    """A tenth of an engine too few is an engine too few: math.ceil."""
+    # One engine at 1.2 times its target needs two; and 7 at 0.8 need 6.
     follows(answer, 10.0, 0.0, [(15.0, 1, 12.0)])
     follows(answer, 10.0, 0.0, [(15.0, 7, 8.0)])
 
 
+@SCALING.check("keeps still near the target", tolerance=(0.1, 0.3))
 def keeps_still_near_the_target(answer: Any, draw: Draw, tolerance: float) -> None:
+    """Nothing changes while load / target is within `tolerance` of 1, above or below."""
     for load in (100 * (1 + tolerance * 0.9), 100 * (1 - tolerance * 0.9), 100.0):
         follows(answer, 100.0, 0.0, [(15.0, 6, load)], tolerance)
     follows(answer, 100.0, 0.0, [(15.0, 6, 100 * (1 + tolerance * 1.5))], tolerance)
 
 
+@SCALING.check("keeps still on the edge, too")
 def keeps_still_on_the_edge(answer: Any, draw: Draw) -> None:
-    """Numbers that binary fractions hold exactly, so that no rounding decides."""
+    """Away from 1 by just the tolerance is still within it."""
+    # Numbers that binary fractions hold exactly, so that no rounding decides.
     for load in (80.0, 48.0, 80.5, 47.5):
         follows(answer, 64.0, 0.0, [(15.0, 5, load)], 0.25)
 
 
+@SCALING.check("has a tolerance of 0.1 unless told otherwise")
 def has_its_default(answer: Any, draw: Draw) -> None:
+    """`Scaling(target, down_after_s, tolerance=0.1)`."""
     for load in (105.0, 95.0, 118.0, 82.0):
         follows(answer, 100.0, 0.0, [(15.0, 20, load)], named=False)
 
 
+@SCALING.check("keeps at least one engine")
 def never_none(answer: Any, draw: Draw) -> None:
+    """With no load at all, one engine stays."""
     follows(answer, 10.0, 0.0, [(15.0, draw.integer(2, 6), 0.0), (30.0, 1, 0.0)])
 
 
+@SCALING.check("shrinks only after a quiet time", down_after_s=(60.0, 0.0, 100.0))
 def waits_before_it_shrinks(answer: Any, draw: Draw, down_after_s: float) -> None:
+    """Each look of the last down_after_s seconds, this one and one exactly that old included, must have wanted
+    fewer."""
     for every_s in (15.0, 4.0):
         looks = [(every_s, 8, 10.0), *[(every_s * i, 8, 5.0) for i in range(2, 32)]]
         follows(answer, 10.0, down_after_s, looks)
 
 
+@SCALING.check("shrinks to the largest number wanted lately")
 def shrinks_to_the_largest_recent(answer: Any, draw: Draw) -> None:
+    """The *largest* of the recent numbers, not the latest one, and not the smallest; but never more than there are
+    now."""
     follows(answer, 10.0, 30.0, [(0.0, 8, 10.0), (15.0, 8, 7.0), (30.0, 8, 2.0), (45.0, 8, 4.0), (60.0, 8, 2.0)])
     follows(answer, 10.0, 30.0, [(0.0, 8, 10.0), (15.0, 4, 5.0), (30.0, 3, 2.0)])  # some have been stopped meanwhile
 
 
+@SCALING.check("grows at once")
 def grows_at_once(answer: Any, draw: Draw) -> None:
-    """Growing never waits, also in the middle of a quiet time."""
+    """Waiting is for shrinking only: a queue does not wait for a quiet time."""
+    # Growing never waits, also in the middle of a quiet time.
     follows(answer, 10.0, 300.0, [(0.0, 4, 5.0), (15.0, 4, 5.0), (30.0, 4, 30.0), (45.0, 12, 1.0)])
 
 
+@SCALING.check("is right on any day", num_looks=(6, 40))
 def any_day(answer: Any, draw: Draw, num_looks: int) -> None:
-    """Looks at any times. Loads in eighths and targets that are powers of two: what is right is no matter of rounding,
-    whichever way it is computed, and no load lies on the edge of the tolerance."""
+    """Keep the numbers wanted, not the numbers answered."""
+    # Looks at any times. Loads in eighths and targets that are powers of two: what is right is no matter of rounding,
+    # whichever way it is computed, and no load lies on the edge of the tolerance.
     now_s, looks = 0.0, []
     for _ in range(num_looks):
         now_s += draw.choice([1.0, 7.0, 15.0, 15.0, 40.0])
         looks.append((now_s, draw.integer(1, 12), draw.integer(0, 240) / 8))
     follows(answer, draw.choice([4.0, 8.0, 16.0]), draw.choice([0.0, 30.0, 60.0, 300.0]), looks)
-
-
-def policies_are_apart(answer: Any, draw: Draw) -> None:
-    answer.Scaling(10.0, 300.0, 0.1).num_wanted(0.0, 9, 30.0)
-    follows(answer, 10.0, 300.0, [(15.0, 4, 5.0)])
-
-
-def best_split() -> int:
-    from twophase_labs.many_machines.fleets import best_split
-
-    return best_split()
-
-
-EXERCISES = (
-    Exercise(
-        id="7.12",
-        title="How many compute prompts?",
-        kind="prediction",
-        names=("guess_7_12",),
-        points=1,
-        minutes=4,
-        objective="size a prefill pool from a rate",
-        question=Number(
-            best_split,
-            rel=0,
-            unit="engines",
-            hint="How many prompts arrive while one is computed? That many engines are busy with prompts, on average.",
-        ),
-        time_limit_s=120,
-    ),
-    Exercise(
-        id="7.13",
-        title="More engines at once, fewer with patience",
-        kind="code",
-        names=("Scaling",),
-        points=3,
-        minutes=8,
-        lines=5,
-        difficulty=2,
-        objective="decide how many engines there should be, from a load that jumps",
-        hints=(
-            "If 4 engines carry 1.5 times their target each, how many carry the target each?",
-            "`self.recent` holds pairs (time, number). Drop those older than down_after_s, then add the new one.",
-            "Growing happens at once; shrinking goes no further down than the largest recent number, and that never "
-            "means growing.",
-        ),
-        checks=(
-            Property(
-                "grows in proportion to the load",
-                grows_in_proportion,
-                "num_engines * load is the whole load; each engine should carry `target` of it.",
-            ),
-            Property("keeps policies apart", policies_are_apart, "Each Scaling has a memory of its own."),
-            Property(
-                "rounds up",
-                rounds_up,
-                "A tenth of an engine too few is an engine too few: math.ceil.",
-            ),
-            Property(
-                "keeps still near the target",
-                keeps_still_near_the_target,
-                "Nothing changes while load / target is within `tolerance` of 1, above or below.",
-                ({"tolerance": 0.1}, {"tolerance": 0.3}),
-            ),
-            Property(
-                "keeps still on the edge, too",
-                keeps_still_on_the_edge,
-                "Away from 1 by just the tolerance is still within it.",
-            ),
-            Property(
-                "has a tolerance of 0.1 unless told otherwise",
-                has_its_default,
-                "`Scaling(target, down_after_s, tolerance=0.1)`.",
-            ),
-            Property("keeps at least one engine", never_none, "With no load at all, one engine stays."),
-            Property(
-                "shrinks only after a quiet time",
-                waits_before_it_shrinks,
-                "Each look of the last down_after_s seconds, this one and one exactly that old included, must have "
-                "wanted fewer.",
-                ({"down_after_s": 60.0}, {"down_after_s": 0.0}, {"down_after_s": 100.0}),
-            ),
-            Property(
-                "shrinks to the largest number wanted lately",
-                shrinks_to_the_largest_recent,
-                "The *largest* of the recent numbers, not the latest one, and not the smallest; but never more than "
-                "there are now.",
-            ),
-            Property(
-                "grows at once",
-                grows_at_once,
-                "Waiting is for shrinking only: a queue does not wait for a quiet time.",
-            ),
-            Property(
-                "is right on any day",
-                any_day,
-                "Keep the numbers wanted, not the numbers answered.",
-                ({"num_looks": 6}, {"num_looks": 40}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -8,10 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
 from twophase_labs.many_machines.shards_attention import AttentionWeights, attend
 from twophase_tools.simulate.model_shapes import MODELS
+
+MLP = exercise(
+    "7.4", "Half an MLP each", "split_mlp mlp_part all_reduce mlp_block", points=3, minutes=9, lines=6, difficulty=2
+)
+MLP.time_limit_s = 10
+MLP.objective = "split an MLP so that its ranks need one sum and nothing else"
+MLP.hints = (
+    "Which of the two products can be cut so that silu sees whole elements, not parts of sums?",
+    "Row i of gate and of up makes inner element i, and column i of down uses it: these belong together.",
+    "Every rank knows x already. What must be summed is what the ranks computed, not what all of them have.",
+)
 
 HIDDEN = 12
 NUM_STEPS = 20  # of the run in the notebook: a step for the prompt, and one for each token after the first
@@ -38,7 +49,9 @@ def shards_of(answer: Any, mlp: tuple[Tensor, Tensor, Tensor], n: int) -> list[t
     return list(shards)
 
 
+@MLP.check("gives each rank its even share, each weight once", width=(4, 8, 10), n=(2, 1, 3))
 def shares_the_weights(answer: Any, draw: Draw, width: int, n: int) -> None:
+    """The point is that each rank holds, and reads, an n-th. `tensor_split` cuts as evenly as possible."""
     mlp = random_mlp(draw, width)
     shards = shards_of(answer, mlp, n)
     for index, name in enumerate(("gate", "up", "down")):
@@ -51,7 +64,9 @@ def shares_the_weights(answer: Any, draw: Draw, width: int, n: int) -> None:
         reject(f"the ranks hold {sizes} of the {width} rows of gate; they may differ by one")
 
 
+@MLP.check("has parts that sum to the whole", width=(4, 8, 10), n=(2, 1, 3))
 def sums_to_the_whole(answer: Any, draw: Draw, width: int, n: int) -> None:
+    """gate and up by rows (the inner elements), down by columns (the same inner elements). A part has x's shape."""
     mlp, x = random_mlp(draw, width), draw.normal(5, HIDDEN, dtype=torch.float64)
     parts = [answer.mlp_part(x, shard) for shard in shards_of(answer, mlp, n)]
     for rank, part in enumerate(parts):
@@ -63,7 +78,9 @@ def sums_to_the_whole(answer: Any, draw: Draw, width: int, n: int) -> None:
     )
 
 
+@MLP.check("gives every rank the sum", n=(1, 2, 5))
 def reduces(answer: Any, draw: Draw, n: int) -> None:
+    """All-reduce: every rank gives one tensor and gets one, the sum of all, in memory of its own."""
     for _ in range(2):
         reduces_once(answer, draw, n)
 
@@ -83,7 +100,9 @@ def reduces_once(answer: Any, draw: Draw, n: int) -> None:
             reject(f"ranks 0 and {rank} got the same tensor; on two machines there are two")
 
 
+@MLP.check("adds the residual once", width=(6, 7, 150), n=(2, 4, 9))
 def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
+    """If every rank adds x before the sum, the sum has n of it. And each rank has an output of its own."""
     for _ in range(2):  # weights and inputs of one shape, and of other numbers
         mlp, x = random_mlp(draw, width), 10 * draw.normal(4, HIDDEN, dtype=torch.float64)
         with unchanged(x=x):
@@ -96,7 +115,17 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
             fresh(output, x=x, **{f"output of rank {other}": outputs[other] for other in range(rank)})
 
 
-# -- heads
+HEADS = exercise(
+    "7.6", "Heads that stay together", "kv_heads_of split_attention", points=3, minutes=12, lines=5, difficulty=2
+)
+HEADS.time_limit_s, HEADS.is_extra = 10, True
+HEADS.objective = "split attention by groups of heads, evenly or not"
+HEADS.hints = (
+    "A group is one KV head and the G query heads that read it. Cut between groups.",
+    "The first `extra` ranks have one more, so that rank r starts after r * base heads and as many more as ranks "
+    "before it had an extra one.",
+    "Rows of q, k and v are heads times head_dim; o takes the query heads in as *columns*.",
+)
 
 
 def random_attention(draw: Draw, num_heads: int, num_kv_heads: int) -> AttentionWeights:
@@ -136,7 +165,9 @@ def attention_oracle(x: Tensor, w: AttentionWeights) -> Tensor:
     return total
 
 
+@HEADS.check("deals out the KV heads", num_kv_heads=(2, 3, 8, 7, 3, 71), n=(2, 2, 3, 4, 5, 9))
 def kv_heads_as_told(answer: Any, draw: Draw, num_kv_heads: int, n: int) -> None:
+    """In order, without gaps, and the first ranks have one more where it does not divide."""
     expected = [part.tolist() for part in torch.arange(num_kv_heads).tensor_split(n)]
     for rank in range(n):
         compare(
@@ -157,7 +188,14 @@ def split(answer: Any, w: AttentionWeights, n: int) -> list[AttentionWeights]:
     return list(shards)
 
 
+@HEADS.check(
+    "cuts the weights at heads",
+    num_heads=(2, 4, 9, 6, 66, 132),
+    num_kv_heads=(2, 4, 3, 2, 66, 132),
+    n=(1, 2, 2, 3, 66, 2),
+)
 def every_rank_has_its_rows(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
+    """A KV head is head_dim rows of k and of v; its group is G times as many rows of q, and columns of o."""
     w = random_attention(draw, num_heads, num_kv_heads)
     group, d = num_heads // num_kv_heads, w.head_dim
     for rank, (shard, heads) in enumerate(
@@ -172,7 +210,9 @@ def every_rank_has_its_rows(answer: Any, draw: Draw, num_heads: int, num_kv_head
             compare(tuple(getattr(shard, name).shape), shape, what=f"the shape of {name} on rank {rank} of {n}")
 
 
+@HEADS.check("has parts that sum to the whole", num_heads=(2, 9, 10), num_kv_heads=(2, 3, 5), n=(2, 2, 4))
 def parts_sum_to_attention(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
+    """Is every query head on the rank that has its KV head, and does o take in the columns of just these heads?"""
     w = random_attention(draw, num_heads, num_kv_heads)
     x = 2 * draw.normal(6, HIDDEN, dtype=torch.float64)
     total = torch.stack([attend(x, shard) for shard in split(answer, w, n)]).sum(0)
@@ -189,122 +229,11 @@ def num_all_reduces() -> int:
     return 2 * MODELS["smollm2-135m"].num_layers * NUM_STEPS
 
 
-EXERCISES = (
-    Exercise(
-        id="7.4",
-        title="Half an MLP each",
-        kind="code",
-        names=("split_mlp", "mlp_part", "all_reduce", "mlp_block"),
-        points=3,
-        minutes=9,
-        lines=6,
-        difficulty=2,
-        objective="split an MLP so that its ranks need one sum and nothing else",
-        hints=(
-            "Which of the two products can be cut so that silu sees whole elements, not parts of sums?",
-            "Row i of gate and of up makes inner element i, and column i of down uses it: these belong together.",
-            "Every rank knows x already. What must be summed is what the ranks computed, not what all of them have.",
-        ),
-        checks=(
-            Property(
-                "gives each rank its even share, each weight once",
-                shares_the_weights,
-                "The point is that each rank holds, and reads, an n-th. `tensor_split` cuts as evenly as possible.",
-                ({"width": 4, "n": 2}, {"width": 8, "n": 1}, {"width": 10, "n": 3}),
-            ),
-            Property(
-                "has parts that sum to the whole",
-                sums_to_the_whole,
-                "gate and up by rows (the inner elements), down by columns (the same inner elements). A part has x's "
-                "shape.",
-                ({"width": 4, "n": 2}, {"width": 8, "n": 1}, {"width": 10, "n": 3}),
-            ),
-            Property(
-                "gives every rank the sum",
-                reduces,
-                "All-reduce: every rank gives one tensor and gets one, the sum of all, in memory of its own.",
-                ({"n": 1}, {"n": 2}, {"n": 5}),
-            ),
-            Property(
-                "adds the residual once",
-                adds_the_residual_once,
-                "If every rank adds x before the sum, the sum has n of it. And each rank has an output of its own.",
-                ({"width": 6, "n": 2}, {"width": 7, "n": 4}, {"width": 150, "n": 9}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="7.6",
-        is_extra=True,
-        title="Heads that stay together",
-        kind="code",
-        names=("kv_heads_of", "split_attention"),
-        points=3,
-        minutes=12,
-        lines=5,
-        difficulty=2,
-        objective="split attention by groups of heads, evenly or not",
-        hints=(
-            "A group is one KV head and the G query heads that read it. Cut between groups.",
-            "The first `extra` ranks have one more, so that rank r starts after r * base heads and as many more as "
-            "ranks before it had an extra one.",
-            "Rows of q, k and v are heads times head_dim; o takes the query heads in as *columns*.",
-        ),
-        checks=(
-            Property(
-                "deals out the KV heads",
-                kv_heads_as_told,
-                "In order, without gaps, and the first ranks have one more where it does not divide.",
-                (
-                    {"num_kv_heads": 2, "n": 2},
-                    {"num_kv_heads": 3, "n": 2},
-                    {"num_kv_heads": 8, "n": 3},
-                    {"num_kv_heads": 7, "n": 4},
-                    {"num_kv_heads": 3, "n": 5},
-                    {"num_kv_heads": 71, "n": 9},
-                ),
-            ),
-            Property(
-                "cuts the weights at heads",
-                every_rank_has_its_rows,
-                "A KV head is head_dim rows of k and of v; its group is G times as many rows of q, and columns of o.",
-                (
-                    {"num_heads": 2, "num_kv_heads": 2, "n": 1},
-                    {"num_heads": 4, "num_kv_heads": 4, "n": 2},
-                    {"num_heads": 9, "num_kv_heads": 3, "n": 2},
-                    {"num_heads": 6, "num_kv_heads": 2, "n": 3},
-                    {"num_heads": 66, "num_kv_heads": 66, "n": 66},
-                    {"num_heads": 132, "num_kv_heads": 132, "n": 2},
-                ),
-            ),
-            Property(
-                "has parts that sum to the whole",
-                parts_sum_to_attention,
-                "Is every query head on the rank that has its KV head, and does o take in the columns of just these "
-                "heads?",
-                (
-                    {"num_heads": 2, "num_kv_heads": 2, "n": 2},
-                    {"num_heads": 9, "num_kv_heads": 3, "n": 2},
-                    {"num_heads": 10, "num_kv_heads": 5, "n": 4},
-                ),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="7.5",
-        title="How often must they talk?",
-        kind="prediction",
-        names=("guess_7_5",),
-        points=1,
-        minutes=2,
-        objective="count the all-reduces of a generation",
-        question=Number(
-            num_all_reduces,
-            rel=0,
-            unit="all-reduces",
-            hint="How many in a layer, how many layers, and how many steps for a prompt and 20 tokens?",
-        ),
-    ),
+GUESS_7_5 = exercise("7.5", "How often must they talk?", kind="prediction", points=1, minutes=2)
+GUESS_7_5.objective = "count the all-reduces of a generation"
+GUESS_7_5.question = Number(
+    num_all_reduces,
+    rel=0,
+    unit="all-reduces",
+    hint="How many in a layer, how many layers, and how many steps for a prompt and 20 tokens?",
 )

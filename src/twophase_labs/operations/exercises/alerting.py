@@ -4,7 +4,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, plain, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+ALERT = exercise(
+    "8.5", "An alert that does not flap", "Alert", points=4, minutes=10, lines=17, difficulty=3, time_limit_s=10
+)
+ALERT.objective = "turn a series of samples into an alert that waits, fires, and resolves"
+ALERT.hints = (
+    "Two moments are all there is to remember: since when the condition has been true, and since when a firing "
+    "alert's has not. Either is None while it does not apply.",
+    "True: forget the second moment, note the first one if there is none, and fire if it fires already or the first "
+    "moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and goes on while "
+    "that is less than keep_firing_s ago.",
+    "def evaluate(self, now_s, value):\n"
+    "    if value is not None and value > self.threshold:\n"
+    "        self.false_since_s = None\n"
+    "        if self.true_since_s is None:\n"
+    "            self.true_since_s = ...\n"
+    '        if self.state != "firing":\n'
+    '            self.state = "firing" if ... else "pending"\n'
+    "        return self.state\n"
+    "    self.true_since_s = None\n"
+    '    if self.state == "firing":\n'
+    "        ...\n"
+    '    self.state = "inactive"\n'
+    "    return self.state",
+)
 
 Look = tuple[float, float | None]  # time, value
 
@@ -47,58 +72,82 @@ def series(values: Sequence[float | None], every_s: float = 15.0, start_s: float
     return [(start_s + every_s * i, value) for i, value in enumerate(values)]
 
 
+@ALERT.check("stays inactive up to its threshold")
 def stays_inactive(answer: Any, draw: Draw) -> None:
-    """At the threshold is not above it."""
+    """Above means >, not >=."""
+    # At the threshold is not above it.
     follows(answer, series([0.0, 0.5, 0.85, 0.85, 0.85, 0.85, 0.2]))
     follows(answer, series([-3.0, 0.0, 2.0, 2.0, 2.0, 2.0]), threshold=2.0)
 
 
+@ALERT.check("waits for `for_s`", every_s=(15.0, 3.0, 40.0))
 def waits(answer: Any, draw: Draw, every_s: float) -> None:
+    """True, but not for long enough yet: 'pending'. for_s seconds after the first look at which it was true, it
+    fires, and goes on firing while it is true."""
     for for_s in (30.0, 60.0):
         follows(answer, series([0.2, *[0.9] * 22], every_s, start_s=1000.0), for_s=for_s)
 
 
+@ALERT.check("fires by the clock")
 def fires_on_time(answer: Any, draw: Draw) -> None:
-    """By the clock, not by the number of looks: at just `for_s` it fires."""
+    """Seconds count, not looks: scrapes come late, or not at all. At just for_s it fires."""
+    # By the clock, not by the number of looks: at just `for_s` it fires.
     follows(answer, [(0.0, 0.9), (29.0, 0.9), (29.5, 0.9), (30.0, 0.9), (31.0, 0.9)])
     follows(answer, [(0.0, 0.9), (1.0, 0.9), (2.0, 0.9), (3.0, 0.9), (4.0, 0.9), (100.0, 0.9)])
 
 
-def fires_at_once(answer: Any, draw: Draw) -> None:
-    follows(answer, series([0.2, 0.9, 0.9, 0.2, 0.9]), for_s=0.0)
-
-
+@ALERT.check("begins to wait again after a dip")
 def begins_again(answer: Any, draw: Draw) -> None:
-    """A dip, however short, ends the waiting; it is not added up."""
+    """for_s seconds without interruption."""
+    # A dip, however short, ends the waiting; it is not added up.
     follows(answer, series([0.9, 0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9]), for_s=45.0)
 
 
+@ALERT.check("resolves")
 def resolves(answer: Any, draw: Draw) -> None:
+    """With keep_firing_s=0, its default, a firing alert is inactive as soon as its condition is not true."""
     follows(answer, series([0.9] * 4 + [0.1, 0.1] + [0.9] * 4))
     follows(answer, series([0.9] * 4 + [0.1] + [0.9] * 4), keep_firing_s=None)
 
 
+@ALERT.check("fires at once with for_s=0")
+def fires_at_once(answer: Any, draw: Draw) -> None:
+    """No waiting: the first true look fires."""
+    follows(answer, series([0.2, 0.9, 0.9, 0.2, 0.9]), for_s=0.0)
+
+
+@ALERT.check("takes a missing sample as not true")
 def missing_is_not_true(answer: Any, draw: Draw) -> None:
+    """None is neither above nor below anything: Prometheus finds no series, so nothing is true."""
     follows(answer, series([None, 0.9, 0.9, None, 0.9, 0.9, 0.9, None, None]))
     follows(answer, series([None, 0.0, None]), threshold=-1.0, for_s=0.0)  # while 0 is a value as any other
 
 
+@ALERT.check("keeps firing for `keep_firing_s`")
 def keeps_firing(answer: Any, draw: Draw) -> None:
-    """From the first look at which it was not true; a look at which it is true again begins anew."""
+    """It goes on for less than keep_firing_s seconds after the first look at which it was not true. If it is true
+    again meanwhile, that moment is forgotten."""
+    # From the first look at which it was not true; a look at which it is true again begins anew.
     for start_s in (0.0, -60.0):
         follows(answer, series([0.9] * 4 + [0.1] * 6, start_s=start_s), keep_firing_s=45.0)
     follows(answer, series([0.9] * 4 + [0.1, 0.1, 0.9, 0.1, 0.1, None, 0.1]), keep_firing_s=40.0)
 
 
+@ALERT.check("keeps only what fires")
 def keeps_only_what_fires(answer: Any, draw: Draw) -> None:
+    """A pending alert is inactive at once."""
     follows(answer, series([0.9, 0.1, 0.9, 0.9, 0.1, 0.1]), keep_firing_s=300.0, for_s=60.0)
 
 
+@ALERT.check("waits again once it has resolved")
 def waits_again_after(answer: Any, draw: Draw) -> None:
+    """After 'inactive' everything begins anew, also the waiting."""
     follows(answer, series([0.9] * 4 + [0.1] * 4 + [0.9] * 4 + [0.1, 0.9, 0.9]), keep_firing_s=30.0)
 
 
+@ALERT.check("is right for any series", num_looks=(8, 30))
 def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
+    """Play it through by hand: which moments do you remember, and when do you forget each?"""
     for _ in range(4):
         now_s, value = 0.0, 0.5
         looks: list[Look] = []
@@ -110,7 +159,9 @@ def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
         follows(answer, looks, 0.85, draw.choice([0.0, 15.0, 30.0, 60.0]), draw.choice([0.0, 30.0, 90.0]))
 
 
+@ALERT.check("keeps alerts apart")
 def alerts_are_apart(answer: Any, draw: Draw) -> None:
+    """Each Alert has a state of its own."""
     answer.Alert(0.1, 0.0).evaluate(0.0, 0.9)
     follows(answer, series([0.9, 0.9, 0.9]))
     one, other = answer.Alert(0.5, 10.0), answer.Alert(0.5, 10.0)
@@ -119,85 +170,3 @@ def alerts_are_apart(answer: Any, draw: Draw) -> None:
         got = plain(alert.evaluate(time_s, 0.9))
         if got != right:
             reject(f"with two alerts evaluated in turn, one is {got!r} at {time_s:g} s, expected {right!r}")
-
-
-EXERCISES = (
-    Exercise(
-        id="8.5",
-        title="An alert that does not flap",
-        kind="code",
-        names=("Alert",),
-        points=4,
-        minutes=10,
-        lines=17,
-        difficulty=3,
-        objective="turn a series of samples into an alert that waits, fires, and resolves",
-        hints=(
-            "Two moments are all there is to remember: since when the condition has been true, and since when a firing "
-            "alert's has not. Either is None while it does not apply.",
-            "True: forget the second moment, note the first one if there is none, and fire if it fires already or the "
-            "first moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and "
-            "goes on while that is less than keep_firing_s ago.",
-            "def evaluate(self, now_s, value):\n"
-            "    if value is not None and value > self.threshold:\n"
-            "        self.false_since_s = None\n"
-            "        if self.true_since_s is None:\n"
-            "            self.true_since_s = ...\n"
-            '        if self.state != "firing":\n'
-            '            self.state = "firing" if ... else "pending"\n'
-            "        return self.state\n"
-            "    self.true_since_s = None\n"
-            '    if self.state == "firing":\n'
-            "        ...\n"
-            '    self.state = "inactive"\n'
-            "    return self.state",
-        ),
-        checks=(
-            Property("stays inactive up to its threshold", stays_inactive, "Above means >, not >=."),
-            Property(
-                "waits for `for_s`",
-                waits,
-                "True, but not for long enough yet: 'pending'. for_s seconds after the first look at which it was "
-                "true, it fires, and goes on firing while it is true.",
-                ({"every_s": 15.0}, {"every_s": 3.0}, {"every_s": 40.0}),
-            ),
-            Property(
-                "fires by the clock",
-                fires_on_time,
-                "Seconds count, not looks: scrapes come late, or not at all. At just for_s it fires.",
-            ),
-            Property("begins to wait again after a dip", begins_again, "for_s seconds without interruption."),
-            Property(
-                "resolves",
-                resolves,
-                "With keep_firing_s=0, its default, a firing alert is inactive as soon as its condition is not true.",
-            ),
-            Property("fires at once with for_s=0", fires_at_once, "No waiting: the first true look fires."),
-            Property(
-                "takes a missing sample as not true",
-                missing_is_not_true,
-                "None is neither above nor below anything: Prometheus finds no series, so nothing is true.",
-            ),
-            Property(
-                "keeps firing for `keep_firing_s`",
-                keeps_firing,
-                "It goes on for less than keep_firing_s seconds after the first look at which it was not true. If it "
-                "is true again meanwhile, that moment is forgotten.",
-            ),
-            Property("keeps only what fires", keeps_only_what_fires, "A pending alert is inactive at once."),
-            Property(
-                "waits again once it has resolved",
-                waits_again_after,
-                "After 'inactive' everything begins anew, also the waiting.",
-            ),
-            Property(
-                "is right for any series",
-                any_series,
-                "Play it through by hand: which moments do you remember, and when do you forget each?",
-                ({"num_looks": 8}, {"num_looks": 30}),
-            ),
-            Property("keeps alerts apart", alerts_are_apart, "Each Alert has a state of its own."),
-        ),
-        time_limit_s=10,
-    ),
-)

@@ -15,11 +15,25 @@ from typing import Any
 from unittest.mock import patch
 
 from twophase_labs.machine.checks import Draw, compare, plain, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.guard import is_learners_file
 from twophase_labs.operations.canary_gate import Line
 
 NUM_KEYS = 4000
+
+CANARY = exercise("8.13", "Which side?", "is_canary", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=20)
+CANARY.objective = "split traffic so that a tenant stays on one side, on every front end"
+CANARY.checked_in = "answer"  # another process is played in this one, by another `hash` and the cell run anew
+CANARY.hints = (
+    "A random draw per request moves a tenant to and fro. What number can every front end compute from the salt and "
+    "the key alone?",
+    "`hashlib.sha256(data).digest()` is the same everywhere (`hash` of a text is not). Its first 8 bytes are a "
+    "whole number below 2**64; compare that with share * 2**64.",
+    "digest = hashlib.sha256(f'{salt} and {key}'.encode()).digest()   # with something safe between the two\n"
+    "number = int.from_bytes(digest[:8])\n"
+    "return ...   # one comparison; check the ends, 0 and 1",
+)
+
 SIGMAS = 5
 
 
@@ -53,14 +67,18 @@ def require_share(got: float, wanted: float, number: int, what: str) -> None:
         reject(f"{what}: {got:.2%}, expected {wanted:.2%} +- {allowed:.2%}", f"of {number:,}")
 
 
+@CANARY.check("says True or False")
 def says_yes_or_no(answer: Any, draw: Draw) -> None:
+    """Return the comparison itself. A key may be any text."""
     for key in ("a", "", "Zoë", "小林", "a" * 1000):
         side(answer, key, 0.5, "salt")
     for salt in ("Zoë's window", "a window of 320 keys in the second week of November, third try"):
         side(answer, "a", 0.5, salt)
 
 
+@CANARY.check("takes nobody at 0 and everybody at 1")
 def has_its_ends(answer: Any, draw: Draw) -> None:
+    """The fraction is in [0, 1): compare with <, and do not round."""
     for key in keys(draw):
         if side(answer, key, 0.0, "v2") or side(answer, key, 0, "v2"):
             reject(f"{key!r} is a canary at a share of 0")
@@ -68,7 +86,9 @@ def has_its_ends(answer: Any, draw: Draw) -> None:
             reject(f"{key!r} is no canary at a share of 1")
 
 
+@CANARY.check("keeps a key on its side")
 def stays(answer: Any, draw: Draw) -> None:
+    """Nothing random: the same salt, key and share give the same answer at any time."""
     among = keys(draw, 200)
     first = {key: side(answer, key, 0.5, "v2") for key in among}
     for key in reversed(among):
@@ -104,8 +124,11 @@ def started_anew(answer: Any) -> Any:
     return SimpleNamespace(is_canary=namespace["is_canary"])
 
 
+@CANARY.check("is the same in another process")
 def is_the_same_everywhere(answer: Any, draw: Draw) -> None:
-    """Asked in another order, and there first."""
+    """Python's `hash` of a text starts from a new secret in each process, and what one process drew no other knows:
+    compute the number from the salt and the key alone, as hashlib's functions do."""
+    # Asked in another order, and there first.
     among = keys(draw, 200)
     with another_process():
         other = started_anew(answer)
@@ -116,12 +139,18 @@ def is_the_same_everywhere(answer: Any, draw: Draw) -> None:
             reject(f"{key!r} is on one side here and on the other in a second process of the front end")
 
 
+@CANARY.check("takes its share", share=(0.5, 0.1, 0.001), number=(NUM_KEYS, NUM_KEYS, 300_000))
 def takes_its_share(answer: Any, draw: Draw, share: float, number: int) -> None:
+    """Each key's number should be spread evenly over the whole range. A hundred buckets know no share of a
+    thousandth, and rounding shifts it."""
     got = share_of(answer, keys(draw, number), share, f"v{draw.integer(2, 99)}")
     require_share(got, share, number, f"at a share of {share:g}, canaries are")
 
 
+@CANARY.check("only grows")
 def only_grows(answer: Any, draw: Draw) -> None:
+    """The number of a key must not depend on the share: then whatever is below the smaller share is below the
+    larger one."""
     among, salt = keys(draw, 500), f"v{draw.integer(2, 99)}"
     shares = (0.01, 0.05, 0.07, 0.3, 0.31, 0.5, 0.9)
     for key in among:
@@ -131,8 +160,10 @@ def only_grows(answer: Any, draw: Draw) -> None:
             reject(f"{key!r} is a canary at {shares[at]:g} and none at a larger share", f"{dict(zip(shares, sides))}")  # noqa: B905
 
 
+@CANARY.check("draws anew for each salt")
 def salts_are_apart(answer: Any, draw: Draw) -> None:
-    """Also of salts that differ at the end only, in letters only, and in the order of their letters."""
+    """Hash the salt together with the key, or the same tenants try out every new version."""
+    # Also of salts that differ at the end only, in letters only, and in the order of their letters.
     among = keys(draw)
     for one, other in (("v2", "v3"), ("v10", "v11"), ("shadow", "window"), ("ab", "ba")):
         both = sum(side(answer, key, 0.5, one) and side(answer, key, 0.5, other) for key in among) / len(among)
@@ -140,8 +171,12 @@ def salts_are_apart(answer: Any, draw: Draw) -> None:
         require_share(both, 0.25, len(among), what)
 
 
+@CANARY.check(
+    "keeps salt and key apart",
+    hint="'v2' + '1' and 'v' + '21' are the same text. Put a separator between them, such as '\\0'.",
+)
 def joins_apart(answer: Any, draw: Draw) -> None:
-    """('v2', '1tenant') is not ('v21', 'tenant'), nor ('2v', 'tenant') ('v', 'tenant2')."""
+    # ('v2', '1tenant') is not ('v21', 'tenant'), nor ('2v', 'tenant') ('v', 'tenant2').
     among = keys(draw, 1000)
     behind = [((f"v{i}x", key), ("v", f"{i}x{key}")) for i, key in enumerate(among)]
     before = [((f"x{i}v", key), ("v", f"{key}x{i}")) for i, key in enumerate(among)]
@@ -150,7 +185,15 @@ def joins_apart(answer: Any, draw: Draw) -> None:
         require_share(same / len(pairs), 0.5, len(pairs), "keys whose salt and name only read alike, on one side, are")
 
 
-# -- 8.14: the verdict ------------------------------------------------------------------------------------------------
+DECIDE = exercise("8.14", "Promote, roll back, wait", "decide", points=4, minutes=8, lines=8, difficulty=2)
+DECIDE.objective = "judge a canary by hard bounds first and weighted scores after, from intervals"
+DECIDE.hints = (
+    "Four outcomes in this order: a hard line surely broken, a hard line open, the mean surely too high, the mean "
+    "surely low enough. What is none of these waits.",
+    "'Surely broken' looks at `low`, 'surely kept' at `high`; in between too few requests have come.",
+    "The mean is sum(weight * used) / sum(weight) with used = loss / bound, kept between 0 and 1: once with every "
+    "`low` and once with every `high`. Hard lines are among them.",
+)
 
 WORDS = ("promote", "roll back", "wait")
 
@@ -196,39 +239,55 @@ def line(low: float, high: float, bound: float = 1.0, weight: float = 1.0, hard:
 FINE, BAD, OPEN = (0.0, 0.1), (0.9, 1.0), (0.1, 0.9)
 
 
+@DECIDE.check("promotes what is good")
 def promotes_what_is_good(answer: Any, draw: Draw) -> None:
+    """All lines are far below their bounds here."""
     decides(answer, [line(*FINE, hard=True), line(*FINE), line(*FINE)])
     decides(answer, [line(*FINE)])
 
 
+@DECIDE.check("rolls back if a hard line is broken")
 def breaks_by_a_hard_line(answer: Any, draw: Draw) -> None:
-    """However good the others are, and whatever is open."""
+    """A hard line whose `low` is above its bound decides alone, whatever the other lines say."""
+    # However good the others are, and whatever is open.
     decides(answer, [line(1.1, 1.4, weight=0.01, hard=True), line(*FINE, weight=9)])
     decides(answer, [line(*FINE, weight=9), line(0.2, 1.2, hard=True), line(1.1, 1.4, weight=0.01, hard=True)])
 
 
+@DECIDE.check("waits while a hard line is open")
 def waits_for_a_hard_line(answer: Any, draw: Draw) -> None:
+    """low <= bound < high: more requests will tell. Nothing is promoted, nor rolled back by its mean, until they
+    have."""
     decides(answer, [line(0.0, 1.2, weight=0.01, hard=True), line(*FINE, weight=9)])
     decides(answer, [line(0.2, 1.2, weight=0.01, hard=True), line(*BAD, weight=9)])
 
 
-def hard_is_not_soft(answer: Any, draw: Draw) -> None:
-    """A soft line far beyond its bound is one line of several."""
-    decides(answer, [line(*FINE, hard=True), line(3.0, 4.0), line(*FINE), line(*FINE)])
-
-
-def caps_a_line(answer: Any, draw: Draw) -> None:
-    decides(answer, [line(*FINE, weight=2), line(7.0, 9.0)])
-
-
+@DECIDE.check("weighs its lines")
 def weighs(answer: Any, draw: Draw) -> None:
+    """Multiply by each line's weight, and divide by the sum of weights."""
     decides(answer, [line(*FINE, weight=8), line(*BAD, weight=1)])
     decides(answer, [line(*FINE, weight=1), line(*BAD, weight=8)])
     decides(answer, [line(*FINE, weight=3), line(*BAD, weight=1)])
 
 
+@DECIDE.check("lets a soft line break alone")
+def hard_is_not_soft(answer: Any, draw: Draw) -> None:
+    """Only lines with `is_hard` decide alone; the others count in the mean."""
+    # A soft line far beyond its bound is one line of several.
+    decides(answer, [line(*FINE, hard=True), line(3.0, 4.0), line(*FINE), line(*FINE)])
+
+
+@DECIDE.check("counts a line as 1 at most")
+def caps_a_line(answer: Any, draw: Draw) -> None:
+    """min(1, loss / bound): no line is lost twice."""
+    decides(answer, [line(*FINE, weight=2), line(7.0, 9.0)])
+
+
+@DECIDE.check("takes a gain for no loss")
 def no_gain_makes_up(answer: Any, draw: Draw) -> None:
-    """What has become better is no loss, and no credit for another line."""
+    """max(0, ...): one line's gain does not pay for another's loss. A hard line's gain breaks no bound, and counts
+    as 0 in the mean."""
+    # What has become better is no loss, and no credit for another line.
     decides(answer, [line(*BAD, weight=2), line(-9.0, -8.0), line(0.0, 0.05, weight=0.5)])
     decides(answer, [line(-9.0, -8.0, weight=4), line(*FINE)])
     decides(answer, [line(-0.4, 0.3, hard=True), line(0.5, 0.7, weight=2), line(-0.5, -0.1, weight=2)])
@@ -237,20 +296,26 @@ def no_gain_makes_up(answer: Any, draw: Draw) -> None:
         decides(answer, [line(*gain, hard=True), line(0.8, 0.9, weight=9)])
 
 
+@DECIDE.check("has hard lines in the mean, too")
 def counts_hard_lines_too(answer: Any, draw: Draw) -> None:
-    """A hard line within its bound still uses some of what may be lost."""
+    """A hard line that is kept has still used some of what may be lost. It counts by its weight, as all do."""
+    # A hard line within its bound still uses some of what may be lost.
     decides(answer, [line(0.85, 0.95, weight=3, hard=True), line(*FINE, weight=1)])
     decides(answer, [line(*FINE, weight=3, hard=True), line(*BAD, weight=1)])
     decides(answer, [line(0.8, 0.8, hard=True), line(0.15, 0.15)])  # each by its own weight, no more
 
 
+@DECIDE.check("waits while the mean is open")
 def waits_for_the_mean(answer: Any, draw: Draw) -> None:
+    """Two means: with every `low`, and with every `high`. If most_used is between them, wait."""
     decides(answer, [line(*OPEN), line(*OPEN)])
     decides(answer, [line(0.0, 0.6), line(0.0, 0.6)])
     decides(answer, [line(0.4, 1.2), line(0.4, 1.2)])
 
 
+@DECIDE.check("takes the bounds it is given")
 def takes_other_bounds(answer: Any, draw: Draw) -> None:
+    """Each line has a unit of its own: divide its loss by its bound. And `most_used` is an argument, which may be 0."""
     decides(answer, [line(0.0, 0.004, bound=0.02), line(0.0, 30.0, bound=100.0)])
     decides(answer, [line(0.018, 0.02, bound=0.02), line(90.0, 99.0, bound=100.0)])
     for most in (0.0, 0.05, 0.95):
@@ -258,8 +323,10 @@ def takes_other_bounds(answer: Any, draw: Draw) -> None:
         decides(answer, [line(*BAD), line(0.7, 0.8)], most)
 
 
+@DECIDE.check("lets what is at the bound pass")
 def keeps_the_edges(answer: Any, draw: Draw) -> None:
-    """Binary fractions: just at the bound is within it, and whatever is above is above, however little."""
+    """Broken is above the bound, kept is at most the bound; the same for the mean and most_used. Round nothing."""
+    # Binary fractions: just at the bound is within it, and whatever is above is above, however little.
     decides(answer, [line(1.0, 1.0, weight=0.25, hard=True), line(0.0, 0.0, weight=0.75)])
     decides(answer, [line(0.25, 0.5), line(0.25, 0.5)])
     decides(answer, [line(0.5, 0.75), line(0.5, 0.75)])
@@ -277,8 +344,10 @@ def some_lines(draw: Draw) -> list[Line]:
     return lines
 
 
+@DECIDE.check("judges any canary")
 def any_canary(answer: Any, draw: Draw) -> None:
-    """But none whose mean is at most_used: there the order of roundings would decide."""
+    """Follow the four steps of the statement in their order."""
+    # But none whose mean is at most_used: there the order of roundings would decide.
     for most_used in (None, 0.3) * 20:
         lines = some_lines(draw)
         while any(abs(mean - (most_used or 0.5)) < 1e-6 for mean in means(lines)):
@@ -286,7 +355,13 @@ def any_canary(answer: Any, draw: Draw) -> None:
         decides(answer, lines, most_used)
 
 
-# -- 8.15: another mix ------------------------------------------------------------------------------------------------
+MIX = exercise("8.15", "At the same mix", "rate_at_mix", points=2, minutes=5, lines=6, difficulty=2, is_extra=True)
+MIX.objective = "compare two sides whose traffic differs"
+MIX.hints = (
+    "What would the canary's rate be if its slices were as frequent as the baseline's?",
+    "A mean over the slices of `mix`, weighted by its counts, of passed / requests.",
+    "total = sum(mix.values())\nfor name, count in mix.items():\n    ...   # None, or count / total * rate",
+)
 
 
 def by_hand(passed: dict[str, tuple[int, int]], mix: dict[str, int]) -> float:
@@ -300,31 +375,42 @@ def agrees(answer: Any, passed: dict[str, tuple[int, int]], mix: dict[str, int])
     compare(got, by_hand(passed, mix), what="rate_at_mix", atol=1e-9)
 
 
+@MIX.check("has the rate of one slice")
 def one_slice(answer: Any, draw: Draw) -> None:
+    """passed / requests."""
     agrees(answer, {"short": (30, 40)}, {"short": 7})
     agrees(answer, {"short": (0, 40)}, {"short": 7})  # a rate of 0 is a rate
     agrees(answer, {"short": (1, 1)}, {"short": 7})  # and so is that of one request
 
 
+@MIX.check("keeps a rate at its own mix")
 def same_mix(answer: Any, draw: Draw) -> None:
+    """At its own mix it is the plain rate of all requests."""
     agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 100, "long": 10})
 
 
+@MIX.check("follows the other mix")
 def other_mix(answer: Any, draw: Draw) -> None:
+    """Weight each slice's rate by its share of `mix`, by its name."""
     agrees(answer, {"short": (90, 100), "long": (5, 10)}, {"short": 10, "long": 100})
     agrees(answer, {"long": (5, 10), "short": (90, 100)}, {"short": 10, "long": 100})  # in another order
     agrees(answer, {"short": (1, 100), "long": (10, 10)}, {"short": 50, "long": 50})
     agrees(answer, {"short": (90, 100), "long": (0, 10)}, {"short": 50, "long": 50})  # none passed: that is known
 
 
+@MIX.check("passes over slices that the mix has not")
 def slice_of_no_weight(answer: Any, draw: Draw) -> None:
-    """It is not in the other side's traffic."""
+    """Loop over `mix`, not `passed`."""
+    # It is not in the other side's traffic.
     agrees(answer, {"short": (90, 100), "new": (40, 50)}, {"short": 12})
     agrees(answer, {"new": (0, 0), "short": (90, 100)}, {"short": 12})  # whatever is known of it
 
 
+@MIX.check("says None where it knows nothing")
 def missing_slice(answer: Any, draw: Draw) -> None:
-    """At any place of the mix, however rare."""
+    """A slice of the mix that the canary has not served at all has no rate; 0 and leaving it out are both
+    inventions. One such slice is enough, at any place. Look it up with `get`, which adds nothing."""
+    # At any place of the mix, however rare.
     known = {"short": (90, 100), "image": (8, 10)}
     for passed in (known, {**known, "long": (0, 0)}):
         for mix in ({"short": 90, "long": 10}, {"long": 10, "short": 90}, {"short": 45, "long": 10, "image": 45},
@@ -336,7 +422,9 @@ def missing_slice(answer: Any, draw: Draw) -> None:
                        f"passed {passed}, mix {mix}", "expected None: nothing is known")  # fmt: skip
 
 
+@MIX.check("is right for any mix")
 def any_mix(answer: Any, draw: Draw) -> None:
+    """Divide by the sum of the mix's counts."""
     for _ in range(20):
         names = [f"slice {i}" for i in range(draw.integer(1, 6))]
         passed = {}
@@ -345,175 +433,3 @@ def any_mix(answer: Any, draw: Draw) -> None:
             passed[name] = (draw.integer(0, number + 1), number)
         order = draw.permutation(len(names)).tolist()[: draw.integer(1, len(names) + 1)]
         agrees(answer, passed, {names[at]: draw.integer(1, 300) for at in order})
-
-
-EXERCISES = (
-    Exercise(
-        id="8.13",
-        title="Which side?",
-        kind="code",
-        names=("is_canary",),
-        points=3,
-        minutes=7,
-        lines=4,
-        difficulty=2,
-        objective="split traffic so that a tenant stays on one side, on every front end",
-        checked_in="answer",  # another process is played in this one, by another `hash` and the cell run anew
-        hints=(
-            "A random draw per request moves a tenant to and fro. What number can every front end compute from the "
-            "salt and the key alone?",
-            "`hashlib.sha256(data).digest()` is the same everywhere (`hash` of a text is not). Its first 8 bytes are a "
-            "whole number below 2**64; compare that with share * 2**64.",
-            "digest = hashlib.sha256(f'{salt} and {key}'.encode()).digest()   # with something safe between the two\n"
-            "number = int.from_bytes(digest[:8])\n"
-            "return ...   # one comparison; check the ends, 0 and 1",
-        ),
-        checks=(
-            Property("says True or False", says_yes_or_no, "Return the comparison itself. A key may be any text."),
-            Property(
-                "takes nobody at 0 and everybody at 1",
-                has_its_ends,
-                "The fraction is in [0, 1): compare with <, and do not round.",
-            ),
-            Property(
-                "keeps a key on its side",
-                stays,
-                "Nothing random: the same salt, key and share give the same answer at any time.",
-            ),
-            Property(
-                "is the same in another process",
-                is_the_same_everywhere,
-                "Python's `hash` of a text starts from a new secret in each process, and what one process drew no "
-                "other knows: compute the number from the salt and the key alone, as hashlib's functions do.",
-            ),
-            Property(
-                "takes its share",
-                takes_its_share,
-                "Each key's number should be spread evenly over the whole range. A hundred buckets know no share "
-                "of a thousandth, and rounding shifts it.",
-                (
-                    {"share": 0.5, "number": NUM_KEYS},
-                    {"share": 0.1, "number": NUM_KEYS},
-                    {"share": 0.001, "number": 300_000},
-                ),
-            ),
-            Property(
-                "only grows",
-                only_grows,
-                "The number of a key must not depend on the share: then whatever is below the smaller share is below "
-                "the larger one.",
-            ),
-            Property(
-                "draws anew for each salt",
-                salts_are_apart,
-                "Hash the salt together with the key, or the same tenants try out every new version.",
-            ),
-            Property(
-                "keeps salt and key apart",
-                joins_apart,
-                "'v2' + '1' and 'v' + '21' are the same text. Put a separator between them, such as '\\0'.",
-            ),
-        ),
-        time_limit_s=20,
-    ),
-    Exercise(
-        id="8.14",
-        title="Promote, roll back, wait",
-        kind="code",
-        names=("decide",),
-        points=4,
-        minutes=8,
-        lines=8,
-        difficulty=2,
-        objective="judge a canary by hard bounds first and weighted scores after, from intervals",
-        hints=(
-            "Four outcomes in this order: a hard line surely broken, a hard line open, the mean surely too high, the "
-            "mean surely low enough. What is none of these waits.",
-            "'Surely broken' looks at `low`, 'surely kept' at `high`; in between too few requests have come.",
-            "The mean is sum(weight * used) / sum(weight) with used = loss / bound, kept between 0 and 1: once with "
-            "every `low` and once with every `high`. Hard lines are among them.",
-        ),
-        checks=(
-            Property("promotes what is good", promotes_what_is_good, "All lines are far below their bounds here."),
-            Property(
-                "rolls back if a hard line is broken",
-                breaks_by_a_hard_line,
-                "A hard line whose `low` is above its bound decides alone, whatever the other lines say.",
-            ),
-            Property(
-                "waits while a hard line is open",
-                waits_for_a_hard_line,
-                "low <= bound < high: more requests will tell. Nothing is promoted, nor rolled back by its mean, until "
-                "they have.",
-            ),
-            Property("weighs its lines", weighs, "Multiply by each line's weight, and divide by the sum of weights."),
-            Property(
-                "lets a soft line break alone",
-                hard_is_not_soft,
-                "Only lines with `is_hard` decide alone; the others count in the mean.",
-            ),
-            Property("counts a line as 1 at most", caps_a_line, "min(1, loss / bound): no line is lost twice."),
-            Property(
-                "takes a gain for no loss",
-                no_gain_makes_up,
-                "max(0, ...): one line's gain does not pay for another's loss. A hard line's gain breaks no bound, "
-                "and counts as 0 in the mean.",
-            ),
-            Property(
-                "has hard lines in the mean, too",
-                counts_hard_lines_too,
-                "A hard line that is kept has still used some of what may be lost. It counts by its weight, as all do.",
-            ),
-            Property(
-                "waits while the mean is open",
-                waits_for_the_mean,
-                "Two means: with every `low`, and with every `high`. If most_used is between them, wait.",
-            ),
-            Property(
-                "takes the bounds it is given",
-                takes_other_bounds,
-                "Each line has a unit of its own: divide its loss by its bound. And `most_used` is an argument, which "
-                "may be 0.",
-            ),
-            Property(
-                "lets what is at the bound pass",
-                keeps_the_edges,
-                "Broken is above the bound, kept is at most the bound; the same for the mean and most_used. "
-                "Round nothing.",
-            ),
-            Property("judges any canary", any_canary, "Follow the four steps of the statement in their order."),
-        ),
-    ),
-    Exercise(
-        id="8.15",
-        title="At the same mix",
-        kind="code",
-        names=("rate_at_mix",),
-        points=2,
-        minutes=5,
-        lines=6,
-        difficulty=2,
-        is_extra=True,
-        objective="compare two sides whose traffic differs",
-        hints=(
-            "What would the canary's rate be if its slices were as frequent as the baseline's?",
-            "A mean over the slices of `mix`, weighted by its counts, of passed / requests.",
-            "total = sum(mix.values())\nfor name, count in mix.items():\n    ...   # None, or count / total * rate",
-        ),
-        checks=(
-            Property("has the rate of one slice", one_slice, "passed / requests."),
-            Property("keeps a rate at its own mix", same_mix, "At its own mix it is the plain rate of all requests."),
-            Property(
-                "follows the other mix", other_mix, "Weight each slice's rate by its share of `mix`, by its name."
-            ),
-            Property("passes over slices that the mix has not", slice_of_no_weight, "Loop over `mix`, not `passed`."),
-            Property(
-                "says None where it knows nothing",
-                missing_slice,
-                "A slice of the mix that the canary has not served at all has no rate; 0 and leaving it out are both "
-                "inventions. One such slice is enough, at any place. Look it up with `get`, which adds nothing.",
-            ),
-            Property("is right for any mix", any_mix, "Divide by the sum of the mix's counts."),
-        ),
-    ),
-)

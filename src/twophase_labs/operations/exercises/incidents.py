@@ -5,10 +5,47 @@ from collections.abc import Callable
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, plain, reject, shown
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Matching
 from twophase_labs.operations import unseen
 from twophase_labs.operations.incidents import CAUSES, Hour, Sample
+
+ANSWER_8_6 = exercise("8.6", "Evidence first", kind="matching", points=2, minutes=5)
+ANSWER_8_6.objective = "tell the cause of an incident from what follows from it"
+ANSWER_8_6.question = Matching(
+    "abcdefgh",
+    {
+        "A": "9ba4174ca5d2fe0c",
+        "B": "5035c0dda335b116",
+        "C": "c2548fb06f644f78",
+        "D": "4c295b7d0db98ddf",
+        "E": "259dccdf6b7a3a78",
+    },
+    hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
+    "can only follow?",
+)
+
+DIAGNOSE = exercise(
+    "8.8", "A diagnosis from scraped samples", "diagnose", points=4, minutes=15, lines=16, difficulty=3, is_extra=True
+)
+DIAGNOSE.time_limit_s = 180
+DIAGNOSE.objective = "name an incident's cause from counters and gauges, on hours never seen"
+DIAGNOSE.hints = (
+    "Ask for causes first, in any order, and for what follows from them last: invalid JSON, lost needles and slow "
+    "transfers can fill a pool; a full pool makes no JSON invalid.",
+    "Counters: last sample minus first one. Gauges: the median of the samples that are not None. Compare both with "
+    "the same numbers of `healthy`: a difference for shares, a factor for times.",
+    "def rose(samples, part, whole):\n"
+    "    total = ...  # by how much `whole` rose\n"
+    "    return ... / total if total else 0.0\n\n"
+    "def usual(samples, name):\n"
+    "    known = sorted(...)\n"
+    "    return known[len(known) // 2] if known else 0.0\n\n"
+    "if rose(window, 'json_invalid_total', 'json_total') > ... + 0.2:\n"
+    "    return 'format'\n"
+    "...\n"
+    "return 'healthy'",
+)
 
 SAYS = {
     "healthy": "nothing is wrong: these numbers vary as they did in the healthy hour",
@@ -18,9 +55,13 @@ SAYS = {
     "format": "answers that should be JSON are not, and clients ask again",
     "transfer": "K and V take long from one engine to the other",
 }
+
+
 # Of the hours that are graded. In one minute of ten chance alone makes a healthy link look three times as slow as in
 # another healthy minute; there right diagnoses differ. In these none of the bank's does (test_hours.py, --full).
 SEEDS = (*range(101, 110), *range(111, 118))
+
+
 Edit = Callable[[list[Sample]], list[Sample]]
 
 
@@ -44,9 +85,41 @@ def of(*hours: Hour) -> Callable[..., None]:
     return test
 
 
+@DIAGNOSE.check("knows a healthy hour")
 def knows_healthy_hours(answer: Any, draw: Draw) -> None:
+    """A busy hour is healthy, and one with prefill and decode apart, too: some waiting, some invalid JSON and a
+    transfer of a tenth of a second are as usual there. Leave room for chance: a slice has few answers in a minute."""
     of(unseen.HEALTHY, unseen.HEALTHY_APART, unseen.BUSY)(answer, draw)
     diagnosed(answer, unseen.HEALTHY_APART, 105)  # of the healthy minutes the one with the slowest transfers
+
+
+DIAGNOSE.check(
+    "names a full pool",
+    hint="K/V use near 1 in most samples, far above that of the healthy hour: `kv`. There may be few preemptions, or "
+    "no TTFT at all when nothing gets a first token.",
+)(of(unseen.KV, unseen.LONGER_ANSWERS))
+DIAGNOSE.check(
+    "names prompts that hold up decodes",
+    hint="ITL p99 far above that of the healthy hour, and thousands of prompt tokens in one step: `batching`.",
+)(of(unseen.BATCHING, unseen.WHOLE_PROMPTS))
+DIAGNOSE.check(
+    "names lost needles", hint="Of the needles asked for in this window, what share was found? No latency will tell."
+)(of(unseen.RETRIEVAL, unseen.FEWER_NEEDLES))
+DIAGNOSE.check("names invalid JSON", hint="Of the JSON answers in this window, what share was invalid?")(
+    of(unseen.FORMAT, unseen.MORE_INVALID)
+)
+DIAGNOSE.check(
+    "names a slow link",
+    hint="transfer_p99_s against that of the healthy hour. It is None in samples in which nothing arrived.",
+)(of(unseen.TRANSFER, unseen.JITTER_ALONE))
+
+
+@DIAGNOSE.check("looks at the window, not at all that ever was")
+def counts_over_the_window(answer: Any, draw: Draw) -> None:
+    """A counter starts when the process does. What happened in the window is its last value less its first."""
+    seed = draw.choice(SEEDS)
+    diagnosed(answer, unseen.HEALTHY, seed, with_a_history)
+    diagnosed(answer, unseen.BATCHING, seed, with_a_history)
 
 
 def with_a_history(window: list[Sample]) -> list[Sample]:
@@ -80,164 +153,52 @@ def without_json(window: list[Sample]) -> list[Sample]:
     return [sample | first for sample in window]
 
 
+@DIAGNOSE.check("copes with a minute without JSON")
 def copes_without_json(answer: Any, draw: Draw) -> None:
+    """No answer of this kind has ended in the window: there is no share of them, and nothing is wrong."""
     seed = draw.choice(SEEDS)
     diagnosed(answer, unseen.HEALTHY, seed, without_json)
     diagnosed(answer, unseen.RETRIEVAL, seed, without_json)
 
 
-def counts_over_the_window(answer: Any, draw: Draw) -> None:
-    seed = draw.choice(SEEDS)
-    diagnosed(answer, unseen.HEALTHY, seed, with_a_history)
-    diagnosed(answer, unseen.BATCHING, seed, with_a_history)
-
-
+@DIAGNOSE.check("is not misled by one odd sample")
 def survives_an_odd_sample(answer: Any, draw: Draw) -> None:
+    """The largest value is that of the oddest sample, and a mean follows it. Take the median."""
     seed = draw.choice(SEEDS)
     diagnosed(answer, unseen.HEALTHY, seed, with_one_odd_sample)
     diagnosed(answer, unseen.HEALTHY_APART, seed, with_one_odd_sample)
 
 
+DIAGNOSE.check(
+    "compares with the healthy hour of that service",
+    hint="On another GPU all times are shorter, with larger chunks longer, and both are healthy there. Fixed "
+    "milliseconds fit one service.",
+)(of(unseen.LARGE_CHUNKS, unseen.HEALTHY_A100, unseen.BATCHING_A100))
+DIAGNOSE.check(
+    "names the cause, not what follows from it",
+    hint="Here the pool is full *because* clients ask again and again. Look for causes first.",
+)(of(unseen.RETRIES_FILL_IT))
+
+
+@DIAGNOSE.check("leaves the samples alone")
 def changes_nothing(answer: Any, draw: Draw) -> None:
+    """Do not change or sort the lists that you are given."""
     window, healthy = (copy.deepcopy(unseen.HEALTHY.window(seed)) for seed in (7, 8))
     answer.diagnose(window, healthy)
     if window != unseen.HEALTHY.window(7) or healthy != unseen.HEALTHY.window(8):
         reject("the call modified its samples", "They are the monitoring system's; work on a copy.")
 
 
-EXERCISES = (
-    Exercise(
-        id="8.6",
-        title="Evidence first",
-        kind="matching",
-        names=("answer_8_6",),
-        points=2,
-        minutes=5,
-        objective="tell the cause of an incident from what follows from it",
-        question=Matching(
-            "abcdefgh",
-            {
-                "A": "9ba4174ca5d2fe0c",
-                "B": "5035c0dda335b116",
-                "C": "c2548fb06f644f78",
-                "D": "4c295b7d0db98ddf",
-                "E": "259dccdf6b7a3a78",
-            },
-            hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
-            "can only follow?",
-        ),
-    ),
-    Exercise(
-        id="8.8",
-        title="A diagnosis from scraped samples",
-        kind="code",
-        names=("diagnose",),
-        points=4,
-        minutes=15,
-        lines=16,
-        difficulty=3,
-        is_extra=True,
-        objective="name an incident's cause from counters and gauges, on hours never seen",
-        hints=(
-            "Ask for causes first, in any order, and for what follows from them last: invalid JSON, lost needles and "
-            "slow transfers can fill a pool; a full pool makes no JSON invalid.",
-            "Counters: last sample minus first one. Gauges: the median of the samples that are not None. Compare both "
-            "with the same numbers of `healthy`: a difference for shares, a factor for times.",
-            "def rose(samples, part, whole):\n"
-            "    total = ...  # by how much `whole` rose\n"
-            "    return ... / total if total else 0.0\n\n"
-            "def usual(samples, name):\n"
-            "    known = sorted(...)\n"
-            "    return known[len(known) // 2] if known else 0.0\n\n"
-            "if rose(window, 'json_invalid_total', 'json_total') > ... + 0.2:\n"
-            "    return 'format'\n"
-            "...\n"
-            "return 'healthy'",
-        ),
-        checks=(
-            Property(
-                "knows a healthy hour",
-                knows_healthy_hours,
-                "A busy hour is healthy, and one with prefill and decode apart, too: some waiting, some invalid JSON "
-                "and a transfer of a tenth of a second are as usual there. Leave room for chance: a slice has few "
-                "answers in a minute.",
-            ),
-            Property(
-                "names a full pool",
-                of(unseen.KV, unseen.LONGER_ANSWERS),
-                "K/V use near 1 in most samples, far above that of the healthy hour: `kv`. There may be few "
-                "preemptions, or no TTFT at all when nothing gets a first token.",
-            ),
-            Property(
-                "names prompts that hold up decodes",
-                of(unseen.BATCHING, unseen.WHOLE_PROMPTS),
-                "ITL p99 far above that of the healthy hour, and thousands of prompt tokens in one step: `batching`.",
-            ),
-            Property(
-                "names lost needles",
-                of(unseen.RETRIEVAL, unseen.FEWER_NEEDLES),
-                "Of the needles asked for in this window, what share was found? No latency will tell.",
-            ),
-            Property(
-                "names invalid JSON",
-                of(unseen.FORMAT, unseen.MORE_INVALID),
-                "Of the JSON answers in this window, what share was invalid?",
-            ),
-            Property(
-                "names a slow link",
-                of(unseen.TRANSFER, unseen.JITTER_ALONE),
-                "transfer_p99_s against that of the healthy hour. It is None in samples in which nothing arrived.",
-            ),
-            Property(
-                "looks at the window, not at all that ever was",
-                counts_over_the_window,
-                "A counter starts when the process does. What happened in the window is its last value less its first.",
-            ),
-            Property(
-                "copes with a minute without JSON",
-                copes_without_json,
-                "No answer of this kind has ended in the window: there is no share of them, and nothing is wrong.",
-            ),
-            Property(
-                "is not misled by one odd sample",
-                survives_an_odd_sample,
-                "The largest value is that of the oddest sample, and a mean follows it. Take the median.",
-            ),
-            Property(
-                "compares with the healthy hour of that service",
-                of(unseen.LARGE_CHUNKS, unseen.HEALTHY_A100, unseen.BATCHING_A100),
-                "On another GPU all times are shorter, with larger chunks longer, and both are healthy there. Fixed "
-                "milliseconds fit one service.",
-            ),
-            Property(
-                "names the cause, not what follows from it",
-                of(unseen.RETRIES_FILL_IT),
-                "Here the pool is full *because* clients ask again and again. Look for causes first.",
-            ),
-            Property(
-                "leaves the samples alone", changes_nothing, "Do not change or sort the lists that you are given."
-            ),
-        ),
-        time_limit_s=180,
-    ),
-    Exercise(
-        id="8.7",
-        title="The cure that fits",
-        kind="matching",
-        names=("answer_8_7",),
-        points=2,
-        minutes=2,
-        objective="choose a cure by the cause, not by the symptom",
-        question=Matching(
-            "abcde",
-            {
-                "A": "655b923a5086969f",
-                "B": "99c4d69613d84968",
-                "C": "c8c7aabebb221661",
-                "D": "fa1295fd1aa3fcd6",
-                "E": "58d63f84b7cf3cf5",
-            },
-            hint="What would have to be different for the row that you chose to look as in the healthy hour?",
-        ),
-    ),
+ANSWER_8_7 = exercise("8.7", "The cure that fits", kind="matching", points=2, minutes=2)
+ANSWER_8_7.objective = "choose a cure by the cause, not by the symptom"
+ANSWER_8_7.question = Matching(
+    "abcde",
+    {
+        "A": "655b923a5086969f",
+        "B": "99c4d69613d84968",
+        "C": "c8c7aabebb221661",
+        "D": "fa1295fd1aa3fcd6",
+        "E": "58d63f84b7cf3cf5",
+    },
+    hint="What would have to be different for the row that you chose to look as in the healthy hour?",
 )

@@ -4,7 +4,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject, shown
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
+
+READER = exercise(
+    "8.1", "Events out of bytes", "EventReader", points=4, minutes=8, lines=11, difficulty=2, time_limit_s=15
+)
+READER.objective = "read a streamed answer from bytes that are cut anywhere"
+READER.hints = (
+    "What do you know for certain after some bytes? Only the lines whose line feed has come. Keep the rest, as "
+    "bytes: half a character cannot be decoded.",
+    "Two things live from one call to the next, and `__init__` has them: the bytes of an unfinished line, and the "
+    "data lines of an unfinished event. `*lines, rest = (rest + data).split(b'\\n')` gives you the whole lines.",
+    "def feed(self, data):\n"
+    '    *lines, self.rest = (self.rest + data).split(b"\\n")\n'
+    "    events = []\n"
+    "    for line in lines:\n"
+    "        line = ...                         # without a carriage return, decoded\n"
+    "        if not line:                       # the event ends\n"
+    "            ...\n"
+    '        field, _, value = line.partition(":")\n'
+    '        if field == "data":\n'
+    "            self.data.append(...)\n"
+    "    return events",
+)
 
 Event = tuple[str, ...]  # its lines of data
 ASCII = ("{}", '{"text":" Paris"}', "[DONE]", "a: b", "x", "data: y", "0", '{"text":"a\\nb"}', "'&amp;'")
@@ -51,19 +73,25 @@ def reads(answer: Any, chunks: Sequence[bytes], expected: Sequence[Sequence[str]
             reject(str(error), *error.details, f"before it, feed had got {shown(before)}")
 
 
+@READER.check("reads whole events")
 def whole_events(answer: Any, draw: Draw) -> None:
+    """An event's data is what follows `data: `, as it was sent."""
     for texts in (ASCII, [draw.choice(ASCII) for _ in range(4)]):
         reads(answer, [written((text,)).encode() for text in texts], [[text] for text in texts])
     reads(answer, [b"data: [DONE]\n\n", b"data: x\n\n"], [["[DONE]"], ["x"]])  # whoever reads the texts ends there
 
 
+@READER.check("reads several events at once", num_events=(2, 7))
 def several_in_one(answer: Any, draw: Draw, num_events: int) -> None:
+    """One chunk may hold many events: return all that are complete."""
     texts = [draw.choice(ASCII) for _ in range(num_events)]
     reads(answer, ["".join(written((text,)) for text in texts).encode()], [texts])
 
 
+@READER.check("returns an event with its last byte, and not before")
 def holds_back(answer: Any, draw: Draw) -> None:
-    """Nothing before the empty line, and the event with the very byte that ends it."""
+    """An event ends with its empty line. What came before may still grow; what comes behind belongs to the next one."""
+    # Nothing before the empty line, and the event with the very byte that ends it.
     text = draw.choice(ASCII)
     reads(answer, [b"da", f"ta: {text}".encode(), b"\n", b"\n", b""], [[], [], [], [text], []])
     reads(answer, [f"data: {text}\n\ndata: he".encode(), b"re\n\n"], [[text], ["here"]])
@@ -84,30 +112,42 @@ def cut(answer: Any, events: Sequence[Event], size: int, end: str = "\n", before
     reads(answer, chunks, expected)
 
 
+@READER.check("bears cuts anywhere", size=(1, 2, 7, 30))
 def cut_anywhere(answer: Any, draw: Draw, size: int) -> None:
+    """Keep what is unfinished for the next call: a line may come in three parts, and so may the two line feeds."""
     cut(answer, [(draw.choice(ASCII),) for _ in range(5)], size)
 
 
+@READER.check("bears a cut within a character", size=(1, 3, 11))
 def cut_in_characters(answer: Any, draw: Draw, size: int) -> None:
+    """'é' is two bytes in UTF-8. Decode whole lines only."""
     cut(answer, [(text,) for text in WIDE], size)
 
 
+@READER.check("joins an event's lines")
 def joins_lines(answer: Any, draw: Draw) -> None:
-    """Empty lines of data, too."""
+    """Several data lines of one event are joined by a line feed, and an empty one is one of them."""
+    # Empty lines of data, too.
     events = [tuple(draw.choice(ASCII) for _ in range(num)) for num in (2, 1, 3, 2)]
     events += [("a", "b"), ("a", ""), ("", "a"), ("a", "", "b"), ("", "")]
     cut(answer, events, 1000)
     cut(answer, events, 5)
 
 
+@READER.check("drops one space and no more")
 def drops_one_space(answer: Any, draw: Draw) -> None:
+    """At most one space behind the colon belongs to the format. All others, and an empty text, are data. `lstrip`
+    takes any number of any of its letters, `removeprefix` just the prefix."""
     sent = "data:none\n\ndata:  two \n\ndata: \n\ndata:\n\n"
     reads(answer, [sent.encode()], [["none", " two ", "", ""]])
     reads(answer, [b"data:data\n\ndata:date\n\n", b"data:\tx\n\n"], [["data", "date"], ["\tx"]])
 
 
+@READER.check("passes over comments and other fields")
 def passes_over_the_rest(answer: Any, draw: Draw) -> None:
-    """Comments, as proxies send them to keep a connection open; other fields; events without data."""
+    """A line that begins with a colon is a comment; only the field named just `data` counts; only an empty line
+    ends an event; no data, no event."""
+    # Comments, as proxies send them to keep a connection open; other fields; events without data.
     text = draw.choice(ASCII)
     reads(answer, [b": keep-alive\n\n", b":\n\n\n\n", written((text,)).encode()], [[], [], [text]])
     sent = f"event: token\nid: 7\ndata: {text}\nretry: 10\n: data: no\ndatum: no\ndatabase: 5\n\nevent: end\n\n"
@@ -118,17 +158,26 @@ def passes_over_the_rest(answer: Any, draw: Draw) -> None:
     reads(answer, [b"event: ping\ndata: a\n\n"], [["a"]])
 
 
+@READER.check(
+    "takes both line ends",
+    size=(1000, 1, 4),
+    hint="Some servers end lines with \\r\\n, some only a few. The \\r may come in one chunk and the \\n in the next. "
+    "Nothing else ends a line, but str.splitlines thinks so of ten more characters.",
+)
 def other_line_ends(answer: Any, draw: Draw, size: int) -> None:
-    """\\r\\n, also when the two are cut apart, and next to \\n; no others."""
+    # \r\n, also when the two are cut apart, and next to \n; no others.
     events = [(draw.choice(ASCII),), (draw.choice(WIDE), draw.choice(ASCII)), (draw.choice(ASCII),)]
     cut(answer, events, size, end="\r\n")
     mixed = [b"data: a\r\ndata: b\n\r\n", b"data: c\r\n\n", b"data: d\n\n", b"data: e\n\r\n", b"data: f\r\n\r\n"]
     reads(answer, mixed, [["a\nb"], ["c"], ["d"], ["e"], ["f"]])
     reads(answer, mixed[:1:-1], [["f"], ["e"], ["d"]])
     cut(answer, [(NO_ENDS,), (NO_ENDS, "a")], size)
+    cut(answer, [("a\rb\r",), ("\r", "c")], size, end="\r\n")  # a \r that no \n follows is text
 
 
+@READER.check("reads any stream")
 def any_stream(answer: Any, draw: Draw) -> None:
+    """Feed it byte by byte and compare with all at once."""
     for _ in range(6):
         events = [
             tuple(draw.choice([*ASCII, *WIDE, NO_ENDS, " ", ""]) for _ in range(draw.integer(1, 4)))
@@ -137,103 +186,18 @@ def any_stream(answer: Any, draw: Draw) -> None:
         cut(answer, events, draw.integer(1, 40), draw.choice(["\n", "\r\n"]), draw.choice(["", ": hello\n\n"]))
 
 
+@READER.check("reads long streams")
 def long_streams(answer: Any, draw: Draw) -> None:
-    """An event larger than a network packet, in packets and at once, and many of them."""
+    """Nothing limits an event's length or a stream's."""
+    # An event larger than a network packet, in packets and at once, and many of them.
     for size in (1460, 10**6):
         cut(answer, [("x" * 140_000,), ("é" * 5000,)], size)
     cut(answer, [(str(i),) for i in range(2000)], 1460)
 
 
+@READER.check("keeps streams apart")
 def readers_are_apart(answer: Any, draw: Draw) -> None:
+    """Set what an EventReader remembers in `__init__`."""
     one, other = answer.EventReader(), answer.EventReader()
     got = [fed(one, [b"data: a"]), fed(other, [b"data: b\n"]), fed(one, [b"\n\n"]), fed(other, [b"\n"])]
     compare(got, [[[]], [[]], [["a"]], [["b"]]], what="what two of them returned in turn")
-
-
-EXERCISES = (
-    Exercise(
-        id="8.1",
-        title="Events out of bytes",
-        kind="code",
-        names=("EventReader",),
-        points=4,
-        minutes=8,
-        lines=11,
-        difficulty=2,
-        objective="read a streamed answer from bytes that are cut anywhere",
-        hints=(
-            "What do you know for certain after some bytes? Only the lines whose line feed has come. Keep the rest, as "
-            "bytes: half a character cannot be decoded.",
-            "Two things live from one call to the next, and `__init__` has them: the bytes of an unfinished line, "
-            "and the data lines of an unfinished event. `*lines, rest = (rest + data).split(b'\\n')` gives you the "
-            "whole lines.",
-            "def feed(self, data):\n"
-            '    *lines, self.rest = (self.rest + data).split(b"\\n")\n'
-            "    events = []\n"
-            "    for line in lines:\n"
-            "        line = ...                         # without a carriage return, decoded\n"
-            "        if not line:                       # the event ends\n"
-            "            ...\n"
-            '        field, _, value = line.partition(":")\n'
-            '        if field == "data":\n'
-            "            self.data.append(...)\n"
-            "    return events",
-        ),
-        checks=(
-            Property("reads whole events", whole_events, "An event's data is what follows `data: `, as it was sent."),
-            Property(
-                "reads several events at once",
-                several_in_one,
-                "One chunk may hold many events: return all that are complete.",
-                ({"num_events": 2}, {"num_events": 7}),
-            ),
-            Property(
-                "returns an event with its last byte, and not before",
-                holds_back,
-                "An event ends with its empty line. What came before may still grow; what comes behind belongs to the "
-                "next one.",
-            ),
-            Property(
-                "bears cuts anywhere",
-                cut_anywhere,
-                "Keep what is unfinished for the next call: a line may come in three parts, and so may the two line "
-                "feeds.",
-                ({"size": 1}, {"size": 2}, {"size": 7}, {"size": 30}),
-            ),
-            Property(
-                "bears a cut within a character",
-                cut_in_characters,
-                "'é' is two bytes in UTF-8. Decode whole lines only.",
-                ({"size": 1}, {"size": 3}, {"size": 11}),
-            ),
-            Property(
-                "joins an event's lines",
-                joins_lines,
-                "Several data lines of one event are joined by a line feed, and an empty one is one of them.",
-            ),
-            Property(
-                "drops one space and no more",
-                drops_one_space,
-                "At most one space behind the colon belongs to the format. All others, and an empty text, are data. "
-                "`lstrip` takes any number of any of its letters, `removeprefix` just the prefix.",
-            ),
-            Property(
-                "passes over comments and other fields",
-                passes_over_the_rest,
-                "A line that begins with a colon is a comment; only the field named just `data` counts; only an empty "
-                "line ends an event; no data, no event.",
-            ),
-            Property(
-                "takes both line ends",
-                other_line_ends,
-                "Some servers end lines with \\r\\n, some only a few. The \\r may come in one chunk and the \\n in the "
-                "next. Nothing else ends a line, but str.splitlines thinks so of ten more characters.",
-                ({"size": 1000}, {"size": 1}, {"size": 4}),
-            ),
-            Property("reads any stream", any_stream, "Feed it byte by byte and compare with all at once."),
-            Property("reads long streams", long_streams, "Nothing limits an event's length or a stream's."),
-            Property("keeps streams apart", readers_are_apart, "Set what an EventReader remembers in `__init__`."),
-        ),
-        time_limit_s=15,
-    ),
-)

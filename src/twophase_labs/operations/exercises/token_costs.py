@@ -2,10 +2,28 @@
 
 from typing import Any
 
-from twophase_labs.machine.checks import Draw, compare, number, plain, reject, shown, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.checks import Draw, compare, listed, number, reject, shown, unchanged
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
 from twophase_labs.operations.machines import Machine
+
+SHARES = exercise(
+    "8.11", "Who pays for a step?", "share_step", points=3, minutes=7, lines=10, difficulty=2, time_limit_s=20
+)
+SHARES.objective = "split the time of a step among its requests, so that nothing is lost"
+SHARES.hints = (
+    "Count for each chunk what it alone would take: its arithmetic, its K and V, and its part of the weights. Then "
+    "scale all of them so that they add up to the step.",
+    "A chunk (start, count) computes `count` tokens. Its token at position p meets p + 1 keys: together start * "
+    "count + count * (count + 1) / 2. It reads start + count keys and writes count.",
+    "alone = []\n"
+    "for start, count in chunks:\n"
+    "    keys = ...\n"
+    "    flops = machine.flops_per_token * ... + machine.flops_per_key * keys\n"
+    "    moved = machine.weight_bytes / ... + machine.kv_bytes_per_token * ...\n"
+    "    alone.append(flops / ... + moved / ...)\n"
+    "return [step_s * ... for seconds in alone]",
+)
 
 Chunk = tuple[int, int]
 
@@ -43,8 +61,8 @@ def machine_like(**values: float) -> Any:
 
 
 def shared(answer: Any, chunks: list[Chunk], step_s: float, machine: Any) -> list[float]:
-    got = answer.share_step(list(chunks), step_s, machine)
-    seconds = [number(each) for each in got] if isinstance(plain(got), list | tuple) else None
+    got = listed(answer.share_step(list(chunks), step_s, machine))
+    seconds = [number(each) for each in got] if isinstance(got, list | tuple) else None
     if seconds is None or None in seconds:
         reject(f"share_step returned {shown(got)}", "It returns a list with the seconds of each chunk.")
     if len(seconds) != len(chunks):
@@ -58,7 +76,9 @@ def agrees(answer: Any, chunks: list[Chunk], step_s: float, machine: Any) -> Non
     compare(got, expected, what=f"the seconds of {chunks}", axes=("chunk",), rtol=1e-6, atol=0)
 
 
+@SHARES.check("adds up to the step")
 def adds_up(answer: Any, draw: Draw) -> None:
+    """price x time is what is paid: the shares of a step add up to its seconds, whatever its chunks are."""
     for _ in range(4):
         chunks = [(draw.integer(0, 3000), draw.choice([1, 1, 1, 64, 512])) for _ in range(draw.integer(1, 30))]
         step_s = draw.integer(5, 200) / 1000
@@ -69,42 +89,59 @@ def adds_up(answer: Any, draw: Draw) -> None:
             reject(f"a share is below zero: {min(got):.3g} s")
 
 
+@SHARES.check("lets a single chunk pay all")
 def one_chunk_pays_all(answer: Any, draw: Draw) -> None:
+    """Alone in a step: all of it is its own."""
     step_s = draw.integer(5, 200) / 1000
     agrees(answer, [(draw.integer(0, 900), 1)], step_s, drawn_machine(draw))
 
 
+@SHARES.check("lets equal chunks pay alike")
 def equals_pay_alike(answer: Any, draw: Draw) -> None:
+    """Equal chunks, equal shares."""
     chunk = (draw.integer(1, 900), 1)
     agrees(answer, [chunk] * draw.integer(2, 20), 0.06, drawn_machine(draw))
 
 
+@SHARES.check("shares the weights by chunks")
 def weights_are_shared(answer: Any, draw: Draw) -> None:
-    """Where only the weights cost anything, each chunk pays the same: it would read them alone, too."""
+    """The step reads the weights once, for all of its chunks; each would have read them once by itself. So each
+    pays the same part of them, however many tokens it has."""
+    # Where only the weights cost anything, each chunk pays the same: it would read them alone, too.
     agrees(answer, [(100, 1), (0, 512), (900, 1)], 0.06, machine_like(weight_bytes=10**9))
 
 
+@SHARES.check("counts each chunk's own arithmetic")
 def arithmetic_is_their_own(answer: Any, draw: Draw) -> None:
+    """flops_per_token for each of the chunk's tokens."""
     agrees(answer, [(100, 1), (0, 512), (900, 1)], 0.06, machine_like(flops_per_token=7))
 
 
+@SHARES.check("counts the keys that each query meets")
 def keys_are_counted(answer: Any, draw: Draw) -> None:
-    """Attention alone: a query at position p meets p + 1 keys."""
+    """The token at position p meets p + 1 keys. Of a chunk that starts at 4 and has 2 tokens: 5 + 6."""
+    # Attention alone: a query at position p meets p + 1 keys.
     agrees(answer, [(0, 3), (9, 1), (4, 2)], 0.06, machine_like(flops_per_key=1))
     agrees(answer, [(draw.integer(0, 40), draw.integer(1, 30)) for _ in range(5)], 0.06, machine_like(flops_per_key=3))
 
 
+@SHARES.check("counts K and V read and written")
 def memory_is_their_own(answer: Any, draw: Draw) -> None:
-    """K and V alone: of all keys read once, and of the new ones written."""
+    """A chunk reads the K and V of start + count tokens once and writes those of count."""
+    # K and V alone: of all keys read once, and of the new ones written.
     agrees(answer, [(0, 3), (9, 1), (4, 2)], 0.06, machine_like(kv_bytes_per_token=1))
 
 
+@SHARES.check("is right for any step", num_chunks=(2, 40, 130))
 def any_step(answer: Any, draw: Draw, num_chunks: int) -> None:
+    """Seconds, not bytes and FLOPs: divide each by what the machine does in a second before you add them."""
     chunks = [(draw.integer(0, 4000), draw.choice([1, 1, 5, 128, 512])) for _ in range(num_chunks)]
     agrees(answer, chunks, draw.integer(5, 200) / 1000, drawn_machine(draw))
 
 
+@SHARES.check("leaves its chunks alone")
 def changes_nothing(answer: Any, draw: Draw) -> None:
+    """Do not change the list."""
     chunks = [(10, 1), (0, 64)]
     with unchanged(chunks=chunks):
         answer.share_step(chunks, 0.06, drawn_machine(draw))
@@ -120,83 +157,13 @@ def ratio_at_128() -> float:
     return seconds[0] / (seconds[-1] / 512)
 
 
-EXERCISES = (
-    Exercise(
-        id="8.11",
-        title="Who pays for a step?",
-        kind="code",
-        names=("share_step",),
-        points=3,
-        minutes=7,
-        lines=10,
-        difficulty=2,
-        objective="split the time of a step among its requests, so that nothing is lost",
-        hints=(
-            "Count for each chunk what it alone would take: its arithmetic, its K and V, and its part of the weights. "
-            "Then scale all of them so that they add up to the step.",
-            "A chunk (start, count) computes `count` tokens. Its token at position p meets p + 1 keys: together "
-            "start * count + count * (count + 1) / 2. It reads start + count keys and writes count.",
-            "alone = []\n"
-            "for start, count in chunks:\n"
-            "    keys = ...\n"
-            "    flops = machine.flops_per_token * ... + machine.flops_per_key * keys\n"
-            "    moved = machine.weight_bytes / ... + machine.kv_bytes_per_token * ...\n"
-            "    alone.append(flops / ... + moved / ...)\n"
-            "return [step_s * ... for seconds in alone]",
-        ),
-        checks=(
-            Property(
-                "adds up to the step",
-                adds_up,
-                "price x time is what is paid: the shares of a step add up to its seconds, whatever its chunks are.",
-            ),
-            Property("lets a single chunk pay all", one_chunk_pays_all, "Alone in a step: all of it is its own."),
-            Property("lets equal chunks pay alike", equals_pay_alike, "Equal chunks, equal shares."),
-            Property(
-                "shares the weights by chunks",
-                weights_are_shared,
-                "The step reads the weights once, for all of its chunks; each would have read them once by itself. So "
-                "each pays the same part of them, however many tokens it has.",
-            ),
-            Property(
-                "counts each chunk's own arithmetic",
-                arithmetic_is_their_own,
-                "flops_per_token for each of the chunk's tokens.",
-            ),
-            Property(
-                "counts the keys that each query meets",
-                keys_are_counted,
-                "The token at position p meets p + 1 keys. Of a chunk that starts at 4 and has 2 tokens: 5 + 6.",
-            ),
-            Property(
-                "counts K and V read and written",
-                memory_is_their_own,
-                "A chunk reads the K and V of start + count tokens once and writes those of count.",
-            ),
-            Property(
-                "is right for any step",
-                any_step,
-                "Seconds, not bytes and FLOPs: divide each by what the machine does in a second before you add them.",
-                ({"num_chunks": 2}, {"num_chunks": 40}, {"num_chunks": 130}),
-            ),
-            Property("leaves its chunks alone", changes_nothing, "Do not change the list."),
-        ),
-        time_limit_s=20,
-    ),
-    Exercise(
-        id="8.12",
-        title="An output token, in prompt tokens",
-        kind="prediction",
-        names=("guess_8_12",),
-        points=1,
-        minutes=2,
-        is_extra=True,
-        objective="say how the price of an output token depends on the batch",
-        question=Number(
-            ratio_at_128,
-            factor=1.5,
-            unit="prompt tokens",
-            hint="What do 128 sequences share in a step that eight share, too? What do they not share?",
-        ),
-    ),
+GUESS_8_12 = exercise(
+    "8.12", "An output token, in prompt tokens", kind="prediction", points=1, minutes=2, is_extra=True
+)
+GUESS_8_12.objective = "say how the price of an output token depends on the batch"
+GUESS_8_12.question = Number(
+    ratio_at_128,
+    factor=1.5,
+    unit="prompt tokens",
+    hint="What do 128 sequences share in a step that eight share, too? What do they not share?",
 )

@@ -9,8 +9,30 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.prefill.real_layer import Layer, layer_of
+
+LAYERS = cases(length=(1, 5, 3, 6, 80), num_heads=(1, 4, 3, 9, 2), num_kv_heads=(1, 2, 3, 3, 1))
+MAPS = cases(num_heads=(4, 9, 5, 24), num_kv_heads=(2, 3, 1, 12))
+
+LAYER = exercise(
+    "2.1", "One layer, with heads that share keys", "layer_attention", points=4, minutes=11, lines=7, difficulty=2
+)
+LAYER.time_limit_s = 40
+LAYER.objective = "build the attention of a real layer with rotation and grouped heads"
+LAYER.hints = (
+    "Write the shapes down first. `x @ layer.w_q` is [L, H * D]; `naive_attention` wants [L, H, D] three times, and "
+    "k and v have only H_kv heads.",
+    "Queries and keys carry positions, so both are rotated, with the layer's own theta. Values are contents and are "
+    "not. Query head h reads KV head h // G: each KV head is repeated G times in a row, 0 0 0 1 1 1 2 2 2. Which of "
+    "`repeat` and `repeat_interleave` does that?",
+    "Skeleton:\n"
+    "q = (x @ layer.w_q).view(len(x), layer.num_heads, layer.head_dim)\n"
+    "k, v = ...  # likewise, with num_kv_heads\n"
+    "q, k = ...  # rotated\n"
+    "k, v = ...  # a KV head for each query head: repeat_interleave over dim 1\n"
+    "return naive_attention(q, k, v) @ ...",
+)
 
 AXES = ("token", "feature")
 THETA = 100.0  # small, so that every pair turns visibly within a few positions
@@ -80,13 +102,17 @@ def output_of(answer: Any, x: Tensor, layer: Layer, positions: Tensor) -> Tensor
     return got
 
 
+@LAYER.check("returns a row per token", *LAYERS)
 def returns_hidden_rows(answer: Any, draw: Draw, length: int, num_heads: int, num_kv_heads: int) -> None:
+    """The output projection brings H * D elements back to the width of x."""
     layer = random_layer(draw, num_heads, num_kv_heads)
     output_of(answer, draw.normal(length, 24), layer, torch.arange(length))
 
 
+@LAYER.check("lets each query head read its KV head", *MAPS)
 def reads_the_right_kv_head(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int) -> None:
-    """Values of KV head j are all j, and W_O hands the heads through: each head must show its KV head's number."""
+    """Neighbouring query heads share: h // G. `repeat` deals the KV heads out in turn instead."""
+    # Values of KV head j are all j, and W_O hands the heads through: each head must show its KV head's number.
     width = 2
     base = random_layer(draw, num_heads, num_kv_heads, width, hidden=num_heads * width)
     numbers = torch.arange(num_kv_heads).repeat_interleave(width).float()
@@ -109,8 +135,11 @@ def reads_the_right_kv_head(answer: Any, draw: Draw, num_heads: int, num_kv_head
             )
 
 
+@LAYER.check("sees distances, not places", later=(9, 6000), atol=(1e-4, 0.05))
 def counts_distances(answer: Any, draw: Draw, later: int, atol: float) -> None:
-    """All positions later by the same amount: nothing may change, if queries and keys are both rotated."""
+    """With queries and keys rotated alike, scores depend on distances only; values are not rotated."""
+    # All positions later by the same amount: nothing may change, if queries and keys are both rotated.
+    # Far out the angles of float32 are rounded: 6,000 radians to some 0.0005.
     layer, x = random_layer(draw, 4, 2), draw.normal(6, 24)
     here = output_of(answer, x, layer, torch.arange(6))
     there = output_of(answer, x, layer, torch.arange(6) + later)
@@ -118,7 +147,10 @@ def counts_distances(answer: Any, draw: Draw, later: int, atol: float) -> None:
     compare(there, here, what=what, axes=AXES, rtol=1e-3, atol=atol, any_dtype=True)
 
 
+@LAYER.check("places tokens at their positions", *LAYERS)
 def knows_positions(answer: Any, draw: Draw, length: int, num_heads: int, num_kv_heads: int) -> None:
+    """Rotate queries and keys by `positions` (they need not be 0, 1, 2, ...) and with the layer's own theta; every
+    size comes from the layer too."""
     positions = draw.integers(1, 6, length).cumsum(0) - 1  # any that rise
     for width in (8, 6):  # two layers, of different bases too: nothing may be kept from one for the other
         layer, x = random_layer(draw, num_heads, num_kv_heads, width), draw.normal(length, 24)
@@ -127,6 +159,19 @@ def knows_positions(answer: Any, draw: Draw, length: int, num_heads: int, num_kv
         first = ", ".join(map(str, positions[:4].tolist()))
         what = f"the result with positions {first}{', ...' * (length > 4)}"
         compare(output_of(answer, x, layer, positions), expected, what=what, axes=AXES, atol=1e-4, any_dtype=True)
+
+
+@LAYER.check("gives what transformers gives")
+def matches_transformers(answer: Any, draw: Draw) -> None:
+    """Compare step by step with a single head first."""
+    model = small_llama()
+    attention, rotary = model.model.layers[0].self_attn, model.model.rotary_emb
+    x, positions = draw.normal(7, 48), torch.arange(7)
+    hidden = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+    embeddings = rotary(x[None], positions[None])
+    expected = attention(hidden_states=x[None], position_embeddings=embeddings, attention_mask=hidden)[0][0]
+    got = output_of(answer, x, layer_of(model, 0), positions)
+    compare(got, expected, what="the layer's output", axes=AXES, rtol=1e-3, atol=1e-4, any_dtype=True)
 
 
 @cache
@@ -148,8 +193,10 @@ def small_llama() -> Any:
         return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
+@LAYER.check("gives what the card says")
 def knows_the_examples(answer: Any, draw: Draw) -> None:
-    """What the card says: a layer made of unit matrices hands values through; all positions may move together."""
+    """A token alone gives all its weight to itself, wherever it stands; and a token never needs a later one."""
+    # What the card says: a layer made of unit matrices hands values through; all positions may move together.
     eye = torch.eye(4)
     layer = Layer(eye, eye[:, :2], eye[:, 2:], eye, num_heads=2, num_kv_heads=1, head_dim=2, theta=100.0)
     for position in (0, 7):
@@ -161,108 +208,9 @@ def knows_the_examples(answer: Any, draw: Draw) -> None:
     compare(part, whole[:5], what="the first 5 of 9 tokens, read alone,", axes=AXES, any_dtype=True)
 
 
+@LAYER.check("leaves its inputs alone")
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    """Operations ending in _ write in place; make new tensors."""
     layer, x, positions = random_layer(draw, 4, 2), draw.normal(5, 24), 3 + 2 * torch.arange(5)
     with unchanged(x=x, positions=positions, w_q=layer.w_q, w_k=layer.w_k, w_v=layer.w_v, w_o=layer.w_o):
         output_of(answer, x, layer, positions)
-
-
-def matches_transformers(answer: Any, draw: Draw) -> None:
-    model = small_llama()
-    attention, rotary = model.model.layers[0].self_attn, model.model.rotary_emb
-    x, positions = draw.normal(7, 48), torch.arange(7)
-    hidden = torch.full((7, 7), -torch.inf).triu(1)[None, None]
-    embeddings = rotary(x[None], positions[None])
-    expected = attention(hidden_states=x[None], position_embeddings=embeddings, attention_mask=hidden)[0][0]
-    got = output_of(answer, x, layer_of(model, 0), positions)
-    compare(got, expected, what="the layer's output", axes=AXES, rtol=1e-3, atol=1e-4, any_dtype=True)
-
-
-LAYERS = (
-    {"length": 1, "num_heads": 1, "num_kv_heads": 1},
-    {"length": 5, "num_heads": 4, "num_kv_heads": 2},
-    {"length": 3, "num_heads": 3, "num_kv_heads": 3},
-    {"length": 6, "num_heads": 9, "num_kv_heads": 3},
-    {"length": 80, "num_heads": 2, "num_kv_heads": 1},
-)
-MAPS = (
-    {"num_heads": 4, "num_kv_heads": 2},
-    {"num_heads": 9, "num_kv_heads": 3},
-    {"num_heads": 5, "num_kv_heads": 1},
-    {"num_heads": 24, "num_kv_heads": 12},
-)
-
-EXERCISES = (
-    Exercise(
-        id="2.1",
-        title="One layer, with heads that share keys",
-        kind="code",
-        names=("layer_attention",),
-        points=4,
-        minutes=11,
-        lines=7,
-        difficulty=2,
-        objective="build the attention of a real layer with rotation and grouped heads",
-        hints=(
-            "Write the shapes down first. `x @ layer.w_q` is [L, H * D]; `naive_attention` wants [L, H, D] three "
-            "times, "
-            "and k and v have only H_kv heads.",
-            "Queries and keys carry positions, so both are rotated, with the layer's own theta. Values are contents "
-            "and "
-            "are not. Query head h reads KV head h // G: each KV head is repeated G times in a row, 0 0 0 1 1 1 2 2 2. "
-            "Which of `repeat` and `repeat_interleave` does that?",
-            "Skeleton:\n"
-            "q = (x @ layer.w_q).view(len(x), layer.num_heads, layer.head_dim)\n"
-            "k, v = ...  # likewise, with num_kv_heads\n"
-            "q, k = ...  # rotated\n"
-            "k, v = ...  # a KV head for each query head: repeat_interleave over dim 1\n"
-            "return naive_attention(q, k, v) @ ...",
-        ),
-        checks=(
-            Property(
-                "returns a row per token",
-                returns_hidden_rows,
-                "The output projection brings H * D elements back to the width of x.",
-                LAYERS,
-            ),
-            Property(
-                "lets each query head read its KV head",
-                reads_the_right_kv_head,
-                "Neighbouring query heads share: h // G. `repeat` deals the KV heads out in turn instead.",
-                MAPS,
-            ),
-            Property(
-                "sees distances, not places",
-                counts_distances,
-                "With queries and keys rotated alike, scores depend on distances only; values are not rotated.",
-                # Far out the angles of float32 are rounded: 6,000 radians to some 0.0005.
-                ({"later": 9, "atol": 1e-4}, {"later": 6000, "atol": 0.05}),
-            ),
-            Property(
-                "places tokens at their positions",
-                knows_positions,
-                "Rotate queries and keys by `positions` (they need not be 0, 1, 2, ...) and with the layer's own "
-                "theta; "
-                "every size comes from the layer too.",
-                LAYERS,
-            ),
-            Property(
-                "gives what transformers gives",
-                matches_transformers,
-                "Compare step by step with a single head first.",
-            ),
-            Property(
-                "gives what the card says",
-                knows_the_examples,
-                "A token alone gives all its weight to itself, wherever it stands; and a token never needs a later "
-                "one.",
-            ),
-            Property(
-                "leaves its inputs alone",
-                leaves_inputs_alone,
-                "Operations ending in _ write in place; make new tensors.",
-            ),
-        ),
-        time_limit_s=40,
-    ),
-)

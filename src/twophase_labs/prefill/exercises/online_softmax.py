@@ -10,7 +10,30 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+SIZES = cases(rows=(1, 1, 3, 40), keys=(1, 3, 10, 150))
+
+SOFTMAX = exercise("2.4", "Softmax in one pass", "online_softmax", points=4, minutes=12, lines=9, difficulty=3)
+SOFTMAX.checked_in = "answer"
+SOFTMAX.objective = "compute softmax attention over keys that are seen once"
+SOFTMAX.hints = (
+    "Follow two keys by hand, scores 0 and then 3. What is in row_sum and acc after the first, and what must they "
+    "be multiplied by once the maximum is 3?",
+    "Start with row_max = -inf and both sums 0. row_sum and acc are sums of 2^(score - row_max): when row_max "
+    "grows, both shrink by 2^(old - new). As long as a row has seen only -inf, subtract 0 instead of row_max: -inf "
+    "less -inf is NaN. In the end divide; where row_sum is 0, divide by 1.",
+    "Skeleton:\n"
+    "row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)\n"
+    "for s, v in stream:\n"
+    "    new_max = ...\n"
+    "    max_safe = new_max.masked_fill(new_max == -torch.inf, 0)\n"
+    "    p, rescale = ...      # of this key, and of what was there before\n"
+    "    row_sum, acc = ...\n"
+    "    row_max = new_max\n"
+    "out = ...                 # zeros where row_sum is 0\n"
+    "return out, ...",
+)
 
 AXES = ("row", "feature")
 NUM_READ, MAX_HELD = 500, 130  # keys of a stream, and how many an answer may hold together: a tile of them, not all
@@ -71,25 +94,33 @@ def random_scores(draw: Draw, rows: int, keys: int) -> tuple[Tensor, Tensor]:
     return 6 * draw.normal(rows, keys), draw.normal(keys, 3 + keys % 4)
 
 
+@SOFTMAX.check("returns means and LSE", *SIZES)
 def returns_means_and_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """Return the pair (out, lse), of the shapes [M, D] and [M]."""
     run(answer, *random_scores(draw, rows, keys))
 
 
+@SOFTMAX.check("averages the values", *SIZES)
 def averages(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """acc and row_sum take the same weights and the same rescaling; the mean is one over the other."""
     scores, values = random_scores(draw, rows, keys)
     out, _ = run(answer, scores, torch.ones_like(values))
     compare(out, torch.ones_like(out), what="the mean of values that are all 1", axes=AXES)
 
 
+@SOFTMAX.check("weighs equal scores alike", keys=(1, 5))
 def weighs_alike(answer: Any, draw: Draw, keys: int) -> None:
-    """Equal scores: a plain mean, and log2 of the number of keys."""
+    """Every key adds its weight to what was there; nothing is lost and nothing there from the start."""
+    # Equal scores: a plain mean, and log2 of the number of keys.
     values = draw.normal(keys, 4)
     out, _ = run(answer, torch.zeros(2, keys), values)
     compare(out, values.mean(0).expand(2, -1), what="the mean with equal scores", axes=AXES, any_dtype=True)
 
 
+@SOFTMAX.check("works in base 2")
 def doubles_the_weight(answer: Any, draw: Draw) -> None:
-    """Scores 1 and 0: in base 2 the first key weighs twice as much. The maximum does not change."""
+    """A score is an exponent of 2 here: exp2 and log2, not exp and log."""
+    # Scores 1 and 0: in base 2 the first key weighs twice as much. The maximum does not change.
     out, _ = run(answer, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0], [0.0]]))
     share = float(out[0, 0])
     if abs(share - 2 / 3) > 1e-5:
@@ -100,14 +131,10 @@ def doubles_the_weight(answer: Any, draw: Draw) -> None:
         )
 
 
-def matches_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
-    scores, values = random_scores(draw, rows, keys)
-    expected, _ = whole_softmax(scores, values)
-    compare(run(answer, scores, values)[0], expected, what="the mean", axes=AXES, any_dtype=True)
-
-
+@SOFTMAX.check("rescales when the maximum changes")
 def any_order(answer: Any, draw: Draw) -> None:
-    """Rising scores change the maximum at every key, falling ones never."""
+    """When row_max grows, old sums shrink by 2^(old - new): row_sum and acc both. When it stays, the factor is 1."""
+    # Rising scores change the maximum at every key, falling ones never.
     values = draw.normal(9, 4)
     for order in (torch.arange(9.0), -torch.arange(9.0)):
         scores = (3 * order).expand(2, -1)
@@ -117,24 +144,35 @@ def any_order(answer: Any, draw: Draw) -> None:
         compare(run(answer, scores, values)[0], expected, what=what, axes=AXES, any_dtype=True)
 
 
+@SOFTMAX.check("matches a softmax over all keys", *SIZES)
+def matches_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """Each key's weight is 2^(its score - row_max), with the maximum of its own row."""
+    scores, values = random_scores(draw, rows, keys)
+    expected, _ = whole_softmax(scores, values)
+    compare(run(answer, scores, values)[0], expected, what="the mean", axes=AXES, any_dtype=True)
+
+
+@SOFTMAX.check("gives the LSE in base 2", *SIZES)
 def gives_the_log_sum(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """log2 of the sum of 2^score: the part in row_max and the part in row_sum."""
     scores, values = random_scores(draw, rows, keys)
     _, expected = whole_softmax(scores, values)
     compare(run(answer, scores, values)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
-def keeps_a_maximum_for_each(answer: Any, draw: Draw, size: int) -> None:
-    """Queries whose scores are far apart: measured from the maximum of another query, all weights would be 0."""
-    scores, values = random_scores(draw, 3, 7)
-    scores = scores + torch.tensor([[0.0], [size], [-size]])
-    expected = whole_softmax(scores, values)
-    out, lse = run(answer, scores, values)
-    what = f"of queries with scores around 0, {size:,} and {-size:,}"
-    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
-    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
-
-
+@SOFTMAX.check(
+    "survives huge scores",
+    {"size": 1000},
+    {"size": -1000},
+    {"size": 20000},
+    {"size": -20000},
+    {"size": 1e30, "keys": 1},  # alone: several such would have differences beyond float32
+    {"size": -1e30, "keys": 1},
+    {"size": -1e35, "keys": 1},
+)
 def survives_huge_scores(answer: Any, draw: Draw, size: int | float, keys: int = 7) -> None:
+    """2^129 does not fit into float32. Exponents are taken relative to the largest score so far, so none is above
+    0. The maximum starts at -inf: any other number is larger than some score."""
     scores, values = random_scores(draw, 3, keys)
     scores = scores + size
     out, lse = run(answer, scores, values)
@@ -145,7 +183,26 @@ def survives_huge_scores(answer: Any, draw: Draw, size: int | float, keys: int =
     compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
 
 
+@SOFTMAX.check("keeps a maximum for each query", size=(400, 10000))
+def keeps_a_maximum_for_each(answer: Any, draw: Draw, size: int) -> None:
+    """row_max has an element for each query: [M]. One maximum for all leaves a query with low scores no weight at
+    all."""
+    # Queries whose scores are far apart: measured from the maximum of another query, all weights would be 0.
+    scores, values = random_scores(draw, 3, 7)
+    scores = scores + torch.tensor([[0.0], [size], [-size]])
+    expected = whole_softmax(scores, values)
+    out, lse = run(answer, scores, values)
+    what = f"of queries with scores around 0, {size:,} and {-size:,}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
+
+
+@SOFTMAX.check(
+    "survives hidden keys", where=("some keys", "the first keys", "all keys of a row", "all keys (there are none)")
+)
 def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
+    """A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: subtract 0 instead
+    of row_max there, in every difference. A row that sees nothing at all gives zeros and -inf."""
     scores, values = random_scores(draw, 3, 6)
     if where == "the first keys":
         scores[:, :3] = -math.inf
@@ -162,7 +219,9 @@ def survives_hidden_keys(answer: Any, draw: Draw, where: str) -> None:
     compare(lse, expected[1], what=f"the LSE with {where} hidden", axes=("row",), any_dtype=True)
 
 
+@SOFTMAX.check("gives what the card says")
 def knows_the_worked_examples(answer: Any, draw: Draw) -> None:
+    """Two equal keys: the plain mean, and log2 of 2. No key: zeros and -inf."""
     out, lse = run(answer, torch.zeros(1, 2), torch.tensor([[2.0, 0.0], [4.0, 2.0]]))
     compare(out, torch.tensor([[3.0, 1.0]]), what="the mean of two keys with equal scores", axes=AXES, any_dtype=True)
     compare(lse, torch.ones(1), what="the LSE of two keys with scores 0", axes=("row",), any_dtype=True)
@@ -171,12 +230,27 @@ def knows_the_worked_examples(answer: Any, draw: Draw) -> None:
     compare(lse, torch.full((1,), -math.inf), what="the LSE of no key", axes=("row",), any_dtype=True)
 
 
+@SOFTMAX.check("leaves the stream's tensors alone")
 def leaves_the_stream_alone(answer: Any, draw: Draw) -> None:
+    """What the stream gives belongs to the caller: `+=` on a tensor writes into it."""
     scores, values = random_scores(draw, 3, 5)
     columns = [column.clone() for column in scores.mT]
     rows = [value.clone() for value in values]
     with unchanged(**{f"score_{i}": c for i, c in enumerate(columns)}, **{f"value_{i}": r for i, r in enumerate(rows)}):
         answer.online_softmax(zip(columns, rows, strict=True), 3, values.shape[1])
+
+
+@SOFTMAX.check("forgets what it has read")
+def forgets(answer: Any, draw: Draw) -> None:
+    """Keep row_max, row_sum and acc, and nothing that grows with the number of keys."""
+    scores, values = random_scores(draw, 2, NUM_READ)
+    stream = Stream(scores, values)
+    answer.online_softmax(iter(stream), 2, values.shape[1])
+    if stream.most_alive > MAX_HELD:
+        reject(
+            f"{stream.most_alive} of {stream.num_read} keys were still held at the same time",
+            "One pass is meant to need the same memory for a thousand keys as for ten.",
+        )
 
 
 def num_elements_alive() -> int:
@@ -186,8 +260,10 @@ def num_elements_alive() -> int:
     return sum(x.numel() if isinstance(x, Tensor) else len(x) for x in alive)
 
 
+@SOFTMAX.check("keeps no copies either")
 def forgets_copies_too(answer: Any, draw: Draw) -> None:
-    """What is alive after 50 keys and after 450: copies of 400 keys would be 2,000 elements."""
+    """Keep row_max, row_sum and acc, and nothing that grows with the number of keys."""
+    # What is alive after 50 keys and after 450: copies of 400 keys would be 2,000 elements.
     scores, values = draw.normal(2, 500), draw.normal(500, 3)
     alive: list[int] = []
 
@@ -205,18 +281,15 @@ def forgets_copies_too(answer: Any, draw: Draw) -> None:
         )
 
 
-def forgets(answer: Any, draw: Draw) -> None:
-    scores, values = random_scores(draw, 2, NUM_READ)
-    stream = Stream(scores, values)
-    answer.online_softmax(iter(stream), 2, values.shape[1])
-    if stream.most_alive > MAX_HELD:
-        reject(
-            f"{stream.most_alive} of {stream.num_read} keys were still held at the same time",
-            "One pass is meant to need the same memory for a thousand keys as for ten.",
-        )
+PAIRS = cases(rows=(1, 3, 2, 70), keys=(2, 7, 12, 20))
 
-
-# -- 2.5
+HALVES = exercise("2.5", "Two halves make a whole", "merge_halves", points=3, minutes=6, lines=3, difficulty=2)
+HALVES.objective = "merge partial attention results by their LSE"
+HALVES.hints = (
+    "A half of three equal keys should count three times as much as a half of one. What do their LSE say?",
+    "2^lse is the sum of weights of a half; the mean of the whole weighs the two means by it.",
+    "Take the larger of the two out first, as in the last exercise, and add it back to the LSE.",
+)
 
 
 def merged(answer: Any, a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -228,19 +301,25 @@ def halves(scores: Tensor, values: Tensor, at: int) -> tuple[tuple[Tensor, Tenso
     return whole_softmax(scores[:, :at], values[:at]), whole_softmax(scores[:, at:], values[at:])
 
 
+@HALVES.check("returns mean and LSE", *PAIRS)
 def returns_both(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """Return the pair (out, lse), so that the result can be merged again."""
     merged(answer, *halves(*random_scores(draw, rows, keys), keys // 2))
 
 
+@HALVES.check("weighs halves by their sums", at=(2, 3, 1))
 def weighs_by_sums(answer: Any, draw: Draw, at: int) -> None:
-    """Equal scores: a half of three keys counts three times as much as a half of one."""
+    """A half counts by its sum of weights, 2^lse. In base e it would be another number."""
+    # Equal scores: a half of three keys counts three times as much as a half of one.
     values = draw.normal(4, 4)
     out, _ = merged(answer, *halves(torch.zeros(2, 4), values, at))
     what = f"the mean of {at} and {4 - at} keys with equal scores"
     compare(out, values.mean(0).expand(2, -1), what=what, axes=AXES, any_dtype=True)
 
 
+@HALVES.check("equals the whole, wherever it is cut", *PAIRS)
 def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """The weighted mean: (weight_a * out_a + weight_b * out_b) over the sum of the weights."""
     scores, values = random_scores(draw, rows, keys)
     expected = whole_softmax(scores, values)
     for at in {1, keys // 2, keys - 1}:
@@ -248,7 +327,9 @@ def equals_the_whole(answer: Any, draw: Draw, rows: int, keys: int) -> None:
         compare(out, expected[0], what=f"the mean, cut behind key {at - 1},", axes=AXES, any_dtype=True)
 
 
+@HALVES.check("gives the LSE of the whole", *PAIRS)
 def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
+    """m + log2(total): what was taken out, and what is left."""
     scores, values = random_scores(draw, rows, keys)
     _, expected = whole_softmax(scores, values)
     a, b = halves(scores, values, keys // 2)
@@ -256,32 +337,25 @@ def sums_the_sums(answer: Any, draw: Draw, rows: int, keys: int) -> None:
         compare(merged(answer, *parts)[1], expected, what="the base-2 LSE", axes=("row",), any_dtype=True)
 
 
-def leaves_its_inputs_alone(answer: Any, draw: Draw, empty: str) -> None:
-    """A part may be merged twice: with the one before it here, with the one behind it there."""
-    a, b = halves(*random_scores(draw, 3, 6), 2)
-    if empty in ("first", "both"):
-        a = (torch.zeros_like(a[0]), torch.full_like(a[1], -math.inf))
-    if empty in ("second", "both"):
-        b = (torch.zeros_like(b[0]), torch.full_like(b[1], -math.inf))
-    with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
-        out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
-    fresh(out, out_a=a[0], out_b=b[0])
-    fresh(lse, lse_a=a[1], lse_b=b[1])
+@HALVES.check("survives a huge LSE", size=(1000, -1000))
+def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
+    """2^lse overflows. Take the larger lse out of both first."""
+    scores, values = random_scores(draw, 3, 6)
+    scores = scores + size
+    scores[1, :2] += 200
+    scores[2, 2:] += 200  # one half counts, the other doesn't
+    expected = whole_softmax(scores, values)
+    out, lse = merged(answer, *halves(scores, values, 2))
+    finite(out, what=f"the mean with LSE around {size}", axes=AXES)
+    what = f"with LSE around {size}"
+    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
+    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
 
 
-def knows_the_examples(answer: Any, draw: Draw) -> None:
-    (out, lse), _ = halves(*random_scores(draw, 3, 6), 5)
-    for other, more, what in (
-        ((torch.zeros_like(out), torch.full_like(lse, -math.inf)), 0, "an empty part"),
-        ((out, lse), 1, "itself"),
-    ):
-        got = merged(answer, (out, lse), other)
-        compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
-        compare(got[1], lse + more, what=f"the LSE of a part merged with {what}", axes=("row",), any_dtype=True)
-
-
+@HALVES.check("can be merged again")
 def merges_again(answer: Any, draw: Draw) -> None:
-    """Three parts, in either order of merging."""
+    """The result of a merge has to be a part like any other: its mean and its LSE."""
+    # Three parts, in either order of merging.
     scores, values = random_scores(draw, 3, 9)
     parts = [whole_softmax(scores[:, a:b], values[a:b]) for a, b in ((0, 2), (2, 3), (3, 9))]
     expected = whole_softmax(scores, values)
@@ -292,7 +366,10 @@ def merges_again(answer: Any, draw: Draw) -> None:
         compare(got[1], expected[1], what=f"the LSE of three parts, {which},", axes=("row",), any_dtype=True)
 
 
+@HALVES.check("survives empty halves", which=("first", "second", "both"))
 def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
+    """An empty half has lse = -inf and weighs 0. If both are empty, nothing may be divided by 0: the result is
+    zeros and -inf."""
     scores, values = random_scores(draw, 3, 6)
     if which in ("first", "both"):
         scores[1, :3] = -math.inf
@@ -306,214 +383,29 @@ def survives_empty_halves(answer: Any, draw: Draw, which: str) -> None:
     compare(lse, expected[1], what=f"the LSE with {name} of row 1 empty", axes=("row",), any_dtype=True)
 
 
-def survives_huge_sums(answer: Any, draw: Draw, size: int) -> None:
-    scores, values = random_scores(draw, 3, 6)
-    scores = scores + size
-    scores[1, :2] += 200
-    scores[2, 2:] += 200  # one half counts, the other doesn't
-    expected = whole_softmax(scores, values)
-    out, lse = merged(answer, *halves(scores, values, 2))
-    finite(out, what=f"the mean with LSE around {size}", axes=AXES)
-    what = f"with LSE around {size}"
-    compare(out, expected[0], what=f"the mean {what}", axes=AXES, rtol=2e-3, atol=2e-3, any_dtype=True)
-    compare(lse, expected[1], what=f"the LSE {what}", axes=("row",), any_dtype=True)
+@HALVES.check("gives what the card says")
+def knows_the_examples(answer: Any, draw: Draw) -> None:
+    """Merge with an empty part, and with itself."""
+    (out, lse), _ = halves(*random_scores(draw, 3, 6), 5)
+    for other, more, what in (
+        ((torch.zeros_like(out), torch.full_like(lse, -math.inf)), 0, "an empty part"),
+        ((out, lse), 1, "itself"),
+    ):
+        got = merged(answer, (out, lse), other)
+        compare(got[0], out, what=f"the mean of a part merged with {what}", axes=AXES, any_dtype=True)
+        compare(got[1], lse + more, what=f"the LSE of a part merged with {what}", axes=("row",), any_dtype=True)
 
 
-SIZES = ({"rows": 1, "keys": 1}, {"rows": 1, "keys": 3}, {"rows": 3, "keys": 10}, {"rows": 40, "keys": 150})
-PAIRS = ({"rows": 1, "keys": 2}, {"rows": 3, "keys": 7}, {"rows": 2, "keys": 12}, {"rows": 70, "keys": 20})
-
-EXERCISES = (
-    Exercise(
-        id="2.4",
-        checked_in="answer",
-        title="Softmax in one pass",
-        kind="code",
-        names=("online_softmax",),
-        points=4,
-        minutes=12,
-        lines=9,
-        difficulty=3,
-        objective="compute softmax attention over keys that are seen once",
-        hints=(
-            "Follow two keys by hand, scores 0 and then 3. What is in row_sum and acc after the first, and what must "
-            "they be multiplied by once the maximum is 3?",
-            "Start with row_max = -inf and both sums 0. row_sum and acc are sums of 2^(score - row_max): when row_max "
-            "grows, both shrink by 2^(old - new). As long as a row has seen only -inf, subtract 0 instead of row_max: "
-            "-inf less -inf is NaN. In the end divide; where row_sum is 0, divide by 1.",
-            "Skeleton:\n"
-            "row_max, row_sum, acc = torch.full((M,), -torch.inf), torch.zeros(M), torch.zeros(M, D)\n"
-            "for s, v in stream:\n"
-            "    new_max = ...\n"
-            "    max_safe = new_max.masked_fill(new_max == -torch.inf, 0)\n"
-            "    p, rescale = ...      # of this key, and of what was there before\n"
-            "    row_sum, acc = ...\n"
-            "    row_max = new_max\n"
-            "out = ...                 # zeros where row_sum is 0\n"
-            "return out, ...",
-        ),
-        checks=(
-            Property(
-                "returns means and LSE",
-                returns_means_and_sums,
-                "Return the pair (out, lse), of the shapes [M, D] and [M].",
-                SIZES,
-            ),
-            Property(
-                "averages the values",
-                averages,
-                "acc and row_sum take the same weights and the same rescaling; the mean is one over the other.",
-                SIZES,
-            ),
-            Property(
-                "weighs equal scores alike",
-                weighs_alike,
-                "Every key adds its weight to what was there; nothing is lost and nothing there from the start.",
-                ({"keys": 1}, {"keys": 5}),
-            ),
-            Property(
-                "works in base 2",
-                doubles_the_weight,
-                "A score is an exponent of 2 here: exp2 and log2, not exp and log.",
-            ),
-            Property(
-                "rescales when the maximum changes",
-                any_order,
-                "When row_max grows, old sums shrink by 2^(old - new): row_sum and acc both. When it stays, the "
-                "factor is 1.",
-            ),
-            Property(
-                "matches a softmax over all keys",
-                matches_the_whole,
-                "Each key's weight is 2^(its score - row_max), with the maximum of its own row.",
-                SIZES,
-            ),
-            Property(
-                "gives the LSE in base 2",
-                gives_the_log_sum,
-                "log2 of the sum of 2^score: the part in row_max and the part in row_sum.",
-                SIZES,
-            ),
-            Property(
-                "survives huge scores",
-                survives_huge_scores,
-                "2^129 does not fit into float32. Exponents are taken relative to the largest score so far, so none is "
-                "above 0. The maximum starts at -inf: any other number is larger than some score.",
-                (
-                    {"size": 1000},
-                    {"size": -1000},
-                    {"size": 20000},
-                    {"size": -20000},
-                    {"size": 1e30, "keys": 1},  # alone: several such would have differences beyond float32
-                    {"size": -1e30, "keys": 1},
-                    {"size": -1e35, "keys": 1},
-                ),
-            ),
-            Property(
-                "keeps a maximum for each query",
-                keeps_a_maximum_for_each,
-                "row_max has an element for each query: [M]. One maximum for all leaves a query with low scores no "
-                "weight at all.",
-                ({"size": 400}, {"size": 10000}),
-            ),
-            Property(
-                "survives hidden keys",
-                survives_hidden_keys,
-                "A hidden key has the score -inf. As long as a row saw nothing else, row_max is -inf too: subtract 0 "
-                "instead of row_max there, in every difference. A row that sees nothing at all gives zeros and -inf.",
-                (
-                    {"where": "some keys"},
-                    {"where": "the first keys"},
-                    {"where": "all keys of a row"},
-                    {"where": "all keys (there are none)"},
-                ),
-            ),
-            Property(
-                "gives what the card says",
-                knows_the_worked_examples,
-                "Two equal keys: the plain mean, and log2 of 2. No key: zeros and -inf.",
-            ),
-            Property(
-                "leaves the stream's tensors alone",
-                leaves_the_stream_alone,
-                "What the stream gives belongs to the caller: `+=` on a tensor writes into it.",
-            ),
-            Property(
-                "forgets what it has read",
-                forgets,
-                "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
-            ),
-            Property(
-                "keeps no copies either",
-                forgets_copies_too,
-                "Keep row_max, row_sum and acc, and nothing that grows with the number of keys.",
-            ),
-        ),
-    ),
-    Exercise(
-        id="2.5",
-        title="Two halves make a whole",
-        kind="code",
-        names=("merge_halves",),
-        points=3,
-        minutes=6,
-        lines=3,
-        difficulty=2,
-        objective="merge partial attention results by their LSE",
-        hints=(
-            "A half of three equal keys should count three times as much as a half of one. What do their LSE say?",
-            "2^lse is the sum of weights of a half; the mean of the whole weighs the two means by it.",
-            "Take the larger of the two out first, as in the last exercise, and add it back to the LSE.",
-        ),
-        checks=(
-            Property(
-                "returns mean and LSE",
-                returns_both,
-                "Return the pair (out, lse), so that the result can be merged again.",
-                PAIRS,
-            ),
-            Property(
-                "weighs halves by their sums",
-                weighs_by_sums,
-                "A half counts by its sum of weights, 2^lse. In base e it would be another number.",
-                ({"at": 2}, {"at": 3}, {"at": 1}),
-            ),
-            Property(
-                "equals the whole, wherever it is cut",
-                equals_the_whole,
-                "The weighted mean: (weight_a * out_a + weight_b * out_b) over the sum of the weights.",
-                PAIRS,
-            ),
-            Property(
-                "gives the LSE of the whole",
-                sums_the_sums,
-                "m + log2(total): what was taken out, and what is left.",
-                PAIRS,
-            ),
-            Property(
-                "survives a huge LSE",
-                survives_huge_sums,
-                "2^lse overflows. Take the larger lse out of both first.",
-                ({"size": 1000}, {"size": -1000}),
-            ),
-            Property(
-                "can be merged again",
-                merges_again,
-                "The result of a merge has to be a part like any other: its mean and its LSE.",
-            ),
-            Property(
-                "survives empty halves",
-                survives_empty_halves,
-                "An empty half has lse = -inf and weighs 0. If both are empty, nothing may be divided by 0: the result "
-                "is zeros and -inf.",
-                ({"which": "first"}, {"which": "second"}, {"which": "both"}),
-            ),
-            Property("gives what the card says", knows_the_examples, "Merge with an empty part, and with itself."),
-            Property(
-                "leaves its inputs alone",
-                leaves_its_inputs_alone,
-                "Make new tensors, also where one part is empty: a part may be merged again, with another one.",
-                ({"empty": "neither"}, {"empty": "first"}, {"empty": "second"}, {"empty": "both"}),
-            ),
-        ),
-    ),
-)
+@HALVES.check("leaves its inputs alone", empty=("neither", "first", "second", "both"))
+def leaves_its_inputs_alone(answer: Any, draw: Draw, empty: str) -> None:
+    """Make new tensors, also where one part is empty: a part may be merged again, with another one."""
+    # A part may be merged twice: with the one before it here, with the one behind it there.
+    a, b = halves(*random_scores(draw, 3, 6), 2)
+    if empty in ("first", "both"):
+        a = (torch.zeros_like(a[0]), torch.full_like(a[1], -math.inf))
+    if empty in ("second", "both"):
+        b = (torch.zeros_like(b[0]), torch.full_like(b[1], -math.inf))
+    with unchanged(out_a=a[0], lse_a=a[1], out_b=b[0], lse_b=b[1]):
+        out, lse = two_tensors(answer.merge_halves(*a, *b), (3, a[0].shape[1]))
+    fresh(out, out_a=a[0], out_b=b[0])
+    fresh(lse, lse_a=a[1], lse_b=b[1])

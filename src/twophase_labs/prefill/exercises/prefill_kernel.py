@@ -10,7 +10,7 @@ from torch import Tensor
 from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.kit.weights_map import compare_weights
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.prefill.launch import launch_paged_prefill
 from twophase_labs.prefill.paged_oracle import RaggedBatch, paged_attention, poison_unused, ragged_batch
 from twophase_labs.prefill.weights import (
@@ -21,6 +21,24 @@ from twophase_labs.prefill.weights import (
     unused_columns,
     weighing_batch,
     weights_of,
+)
+
+BATCHES = cases(query_lens=((4,), (3, 2)), cached=((0,), (0, 6)))
+
+KERNEL = exercise(
+    "2.12", "The paged prefill kernel", "paged_prefill_kernel", "kernel", points=4, minutes=14, lines=6, difficulty=3
+)
+KERNEL.time_limit_s = 60
+KERNEL.objective = "attend over a paged cache, for a ragged batch of prompt chunks with grouped heads"
+KERNEL.hints = (
+    "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q = 2, "
+    "and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of the chunk, "
+    "position 9.",
+    "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
+    "sequence. A chunk's tokens are the last chunk_len of seq_len.",
+    "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; positions as "
+    "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; kv_rows as (block * H_KV + "
+    "kv_head) * PAGE + offset; visible as in_range for columns, and key position <= row position.",
 )
 
 
@@ -35,9 +53,13 @@ def prefill(answer: Any, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
     return got["out"], got["lse"]
 
 
+@KERNEL.check("reads the right slots of one head", query_lens=((4,), (6,)), cached=((0,), (0,)), heads=((1, 1), (1, 1)))
 def reads_the_right_keys(
     answer: Any, draw: Draw, query_lens: Sequence[int], cached: Sequence[int], heads: tuple[int, int] = (6, 2)
 ) -> None:
+    """One sequence, one head, no history. Position p is in entry p // PAGE of the table, at offset p % PAGE; a row
+    sees keys up to its own position. A read past q's end comes from `heads` (with one head every row's is 0) or
+    from `rows`."""
     batch = weighing_batch(draw, query_lens, cached, heads=heads)
     expected, _ = paged_attention(batch)
     got, _ = prefill(answer, batch)
@@ -55,6 +77,35 @@ def reads_the_right_keys(
     )
 
 
+KERNEL.check(
+    "reads the right KV head",
+    query_lens=((4,),),
+    cached=((0,),),
+    hint="Row r of a program is query head kv_head * G + r % G, and a block has all slots of KV head 0, then all of "
+    "KV head 1.",
+)(reads_the_right_keys)
+KERNEL.check(
+    "sees the history",
+    query_lens=((2,),),
+    cached=((5,),),
+    hint="A chunk's tokens are the last of their sequence: the first of them stands at position num_cached.",
+)(reads_the_right_keys)
+KERNEL.check(
+    "keeps sequences apart",
+    query_lens=((3, 2),),
+    cached=((0, 6),),
+    hint="Each sequence has a row of the block table, and its chunk begins at chunk_start in the flat batch.",
+)(reads_the_right_keys)
+
+
+@KERNEL.check(
+    "matches attention in a loop",
+    {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
+    {"query_lens": (7, 1, 12), "cached": (0, 20, 9), "heads": (6, 2), "head_dim": 16, "page": 4},
+    {"query_lens": (33,), "cached": (0,), "heads": (9, 3), "head_dim": 32, "page": 16},
+    {"query_lens": (17, 0, 5), "cached": (3, 0, 40), "heads": (4, 4), "head_dim": 24, "page": 8},
+    {"query_lens": (3, 2), "cached": (150, 0), "heads": (5, 1), "head_dim": 16, "page": 32},
+)
 def matches_a_loop(
     answer: Any,
     draw: Draw,
@@ -66,6 +117,8 @@ def matches_a_loop(
 ) -> None:
     # No entry more than the longest sequence needs: the kernel is told how far the rows of the table are apart, and
     # behind the last entry there is no table.
+    """Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, other
+    numbers of heads, a head size that is no power of two. (Rows of the second query tile begin at first_token.)"""
     width = max(-(-(new + old) // page) for new, old in zip(query_lens, cached, strict=True))
     batch = ragged_batch(draw, query_lens, cached, heads=heads, head_dim=head_dim, page=page, table_width=width)
     expected, _ = paged_attention(batch)
@@ -73,14 +126,19 @@ def matches_a_loop(
     compare(got, expected, what="the attention", axes=("token", "head", "dim"), atol=1e-4)
 
 
+@KERNEL.check("leaves other rows alone")
 def leaves_other_rows_alone(answer: Any, draw: Draw) -> None:
+    """The last query tile of a chunk has rows beyond its end. They must be neither loaded nor stored."""
     batch = ragged_batch(draw, (2, 3), (0, 2), spare_tokens=3)
     got, lse = prefill(answer, batch)
     if not bool(got[5:].isnan().all()) or not bool(lse[5:].isnan().all()):
         reject("rows of q that belong to no chunk were written", "The chunks end at cu_query_lens[S] = 5.")
 
 
+@KERNEL.check("keeps unused slots out", query_lens=((1,), (3, 2)), cached=((0,), (0, 7)))
 def keeps_unused_slots_out(answer: Any, draw: Draw, query_lens: Sequence[int], cached: Sequence[int]) -> None:
+    """A slot that nobody wrote may hold NaN, and a weight of 0 does not help: 0 · NaN is NaN. Keys from `hi` on
+    must not be loaded."""
     batch = ragged_batch(draw, query_lens, cached)
     poison_unused(batch)
     expected, _ = paged_attention(batch)
@@ -90,105 +148,13 @@ def keeps_unused_slots_out(answer: Any, draw: Draw, query_lens: Sequence[int], c
     )
 
 
+@KERNEL.check("gives the LSE in base 2", *BATCHES)
 def gives_the_lse(answer: Any, draw: Draw, query_lens: Sequence[int], cached: Sequence[int]) -> None:
+    """It is row_max + log2(row_sum); both are base 2 already."""
     batch = ragged_batch(draw, query_lens, cached)
     _, expected = paged_attention(batch)
     _, got = prefill(answer, batch)
     compare(got, expected, what="the LSE", axes=("token", "head"), atol=1e-4)
 
 
-BATCHES = ({"query_lens": (4,), "cached": (0,)}, {"query_lens": (3, 2), "cached": (0, 6)})
-
-EXERCISES = (
-    Exercise(
-        id="2.12",
-        title="The paged prefill kernel",
-        kind="kernel",
-        names=("paged_prefill_kernel",),
-        points=4,
-        minutes=14,
-        lines=6,
-        difficulty=3,
-        needs=("triton",),
-        time_limit_s=60,
-        compiled=partial(matches_a_loop, query_lens=(7, 1, 12), cached=(0, 20, 9), heads=(6, 2), head_dim=16, page=4),
-        objective="attend over a paged cache, for a ragged batch of prompt chunks with grouped heads",
-        hints=(
-            "Do it by hand for sequence A of the picture: a chunk of 5 tokens behind 6 in the cache, G = 2, BLOCK_Q "
-            "= 2, and the program of tile 1. Which tokens, heads and positions do its rows have? Row 3 is token 3 of "
-            "the chunk, position 9.",
-            "Three counts begin at different places: tokens of the chunk, rows of the flat batch, positions of the "
-            "sequence. A chunk's tokens are the last chunk_len of seq_len.",
-            "Skeleton: heads from kv_head * G and offs_m % G; rows as (token of the flat batch) * H + head; "
-            "positions as "
-            "num_cached + tokens; block numbers (page_ids) by tl.load at positions // PAGE; kv_rows as (block * H_KV + "
-            "kv_head) * PAGE + "
-            "offset; visible as in_range for columns, and key position <= row position.",
-        ),
-        checks=(
-            Property(
-                "reads the right slots of one head",
-                reads_the_right_keys,
-                "One sequence, one head, no history. Position p is in entry p // PAGE of the table, at offset p % "
-                "PAGE; a row sees keys up to its own position. A read past q's end comes from `heads` (with one head "
-                "every row's is 0) or from `rows`.",
-                (
-                    {"query_lens": (4,), "cached": (0,), "heads": (1, 1)},
-                    {"query_lens": (6,), "cached": (0,), "heads": (1, 1)},
-                ),
-            ),
-            Property(
-                "reads the right KV head",
-                reads_the_right_keys,
-                "Row r of a program is query head kv_head * G + r % G, and a block has all slots of KV head 0, then "
-                "all of "
-                "KV head 1.",
-                ({"query_lens": (4,), "cached": (0,)},),
-            ),
-            Property(
-                "sees the history",
-                reads_the_right_keys,
-                "A chunk's tokens are the last of their sequence: the first of them stands at position num_cached.",
-                ({"query_lens": (2,), "cached": (5,)},),
-            ),
-            Property(
-                "keeps sequences apart",
-                reads_the_right_keys,
-                "Each sequence has a row of the block table, and its chunk begins at chunk_start in the flat batch.",
-                ({"query_lens": (3, 2), "cached": (0, 6)},),
-            ),
-            Property(
-                "matches attention in a loop",
-                matches_a_loop,
-                "Small batches are right. What changes here: more key tiles than one, more query tiles per chunk, "
-                "other numbers of heads, a head size that is no power of two. (Rows of the second query tile begin at "
-                "first_token.)",
-                (
-                    {"query_lens": (1,), "cached": (0,), "heads": (1, 1), "head_dim": 16, "page": 16},
-                    {"query_lens": (7, 1, 12), "cached": (0, 20, 9), "heads": (6, 2), "head_dim": 16, "page": 4},
-                    {"query_lens": (33,), "cached": (0,), "heads": (9, 3), "head_dim": 32, "page": 16},
-                    {"query_lens": (17, 0, 5), "cached": (3, 0, 40), "heads": (4, 4), "head_dim": 24, "page": 8},
-                    {"query_lens": (3, 2), "cached": (150, 0), "heads": (5, 1), "head_dim": 16, "page": 32},
-                ),
-            ),
-            Property(
-                "leaves other rows alone",
-                leaves_other_rows_alone,
-                "The last query tile of a chunk has rows beyond its end. They must be neither loaded nor stored.",
-            ),
-            Property(
-                "keeps unused slots out",
-                keeps_unused_slots_out,
-                "A slot that nobody wrote may hold NaN, and a weight of 0 does not help: 0 · NaN is NaN. "
-                "Keys from `hi` on must not be loaded.",
-                ({"query_lens": (1,), "cached": (0,)}, {"query_lens": (3, 2), "cached": (0, 7)}),
-            ),
-            Property(
-                "gives the LSE in base 2",
-                gives_the_lse,
-                "It is row_max + log2(row_sum); both are base 2 already.",
-                BATCHES,
-            ),
-        ),
-    ),
-)
+KERNEL.compiled = partial(matches_a_loop, query_lens=(7, 1, 12), cached=(0, 20, 9), heads=(6, 2), head_dim=16, page=4)

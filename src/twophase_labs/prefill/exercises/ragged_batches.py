@@ -7,7 +7,20 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import cases, exercise
+
+LENGTHS = cases(lengths=((1,), (4,), (3, 4, 5)))
+
+PACKED = exercise(
+    "2.10", "Attention over a packed batch", "packed_attention", points=3, minutes=10, lines=4, difficulty=2
+)
+PACKED.is_extra = True
+PACKED.objective = "mask a packed batch from its cumulative lengths"
+PACKED.hints = (
+    "Write down the owners of the tokens for cu_lens = [0, 3, 7].",
+    "Two tokens may meet if they have the same owner, and if the key does not come after the query.",
+    "`owner[:, None] == owner` is a square of booleans.",
+)
 
 AXES = ("token", "head", "dim")
 
@@ -32,19 +45,26 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: f
     return out.float()
 
 
+@PACKED.check("returns a vector per token and head", *LENGTHS)
 def returns_a_vector_per_head(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
+    """The result is shaped like q. A prompt's length is the difference of two neighbours of cu_lens."""
     q, *rest = packed(draw, lengths)
     got = answer.packed_attention(q, *rest)
     compare(torch.zeros_like(got), torch.zeros_like(q), what="the result", axes=AXES)
 
 
+@PACKED.check("averages the values", *LENGTHS)
 def averages(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
+    """A token's weights add up to 1 over the keys it sees, the last axis; NaN means a token that sees no key, not
+    even its own."""
     q, k, v, cu_lens, scale = packed(draw, lengths)
     got = answer.packed_attention(q, k, torch.ones_like(v), cu_lens, scale)
     compare(got, torch.ones_like(q), what="the average of values that are all 1", axes=AXES)
 
 
+@PACKED.check("keeps prompts apart", lengths=((1, 1), (3, 4, 5)))
 def keeps_prompts_apart(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
+    """A key of another prompt must be hidden, even if it comes earlier in the batch."""
     q, k, v, cu_lens, scale = packed(draw, lengths)
     before = answer.packed_attention(q.clone(), k.clone(), v.clone(), cu_lens.clone(), scale)
     first = lengths[0]
@@ -54,7 +74,9 @@ def keeps_prompts_apart(answer: Any, draw: Draw, lengths: Sequence[int]) -> None
     compare(after[first:], before[first:], what=what, axes=AXES)
 
 
+@PACKED.check("hides the future", lengths=((2,), (3, 4, 5)))
 def hides_the_future(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
+    """Within a prompt, a token sees keys up to and including its own."""
     q, k, v, cu_lens, scale = packed(draw, lengths)
     before = answer.packed_attention(q.clone(), k.clone(), v.clone(), cu_lens.clone(), scale)
     k[-1], v[-1] = draw.normal(*k[-1].shape), draw.normal(*v[-1].shape)
@@ -62,14 +84,22 @@ def hides_the_future(answer: Any, draw: Draw, lengths: Sequence[int]) -> None:
     compare(after[:-1], before[:-1], what="the result of an earlier token, with another last key and value,", axes=AXES)
 
 
+@PACKED.check(
+    "matches each prompt alone",
+    lengths=((1,), (3, 4, 5), (2, 0, 5, 1), (0, 3, 0, 2, 0), (90, 5), (2, 1), (2, 1)),
+    heads=((1, 1), (6, 2), (4, 2), (3, 1), (2, 2), (49, 7), (128, 128)),
+)
 def matches_one_by_one(answer: Any, draw: Draw, lengths: Sequence[int], heads: tuple[int, int]) -> None:
+    """The mask is right, so compare heads and scale; and a prompt may have no tokens at all."""
     q, k, v, cu_lens, scale = packed(draw, lengths, heads)
     expected = one_by_one(q, k, v, lengths, scale)
     compare(answer.packed_attention(q, k, v, cu_lens, scale), expected, what="the attention", axes=AXES)
 
 
+@PACKED.check("works at any level of scores", score=(-100_000, 100_000))
 def knows_any_score(answer: Any, draw: Draw, score: int) -> None:
-    """All scores are alike, hidden ones too: the result is the mean of what is visible."""
+    """What is hidden has a score of minus infinity, and exponents are taken from the largest score."""
+    # All scores are alike, hidden ones too: the result is the mean of what is visible.
     _, k, v, cu_lens, _ = packed(draw, (4, 3), (2, 2))
     got = answer.packed_attention(torch.full_like(k, score / k.shape[2]), torch.ones_like(k), v, cu_lens, 1.0)
     parts = [part.cumsum(0) / torch.arange(1, len(part) + 1)[:, None, None] for part in v.split([4, 3])]
@@ -77,78 +107,9 @@ def knows_any_score(answer: Any, draw: Draw, score: int) -> None:
     compare(got, torch.cat(parts), what=what, axes=AXES, atol=1e-4)
 
 
+@PACKED.check("leaves its inputs alone")
 def leaves_inputs_alone(answer: Any, draw: Draw) -> None:
+    """Operations ending in _ write in place."""
     q, k, v, cu_lens, scale = packed(draw, (2, 3))
     with unchanged(q=q, k=k, v=v, cu_lens=cu_lens):
         answer.packed_attention(q, k, v, cu_lens, scale)
-
-
-LENGTHS = ({"lengths": (1,)}, {"lengths": (4,)}, {"lengths": (3, 4, 5)})
-
-EXERCISES = (
-    Exercise(
-        id="2.10",
-        is_extra=True,
-        title="Attention over a packed batch",
-        kind="code",
-        names=("packed_attention",),
-        points=3,
-        minutes=10,
-        lines=4,
-        difficulty=2,
-        objective="mask a packed batch from its cumulative lengths",
-        hints=(
-            "Write down the owners of the tokens for cu_lens = [0, 3, 7].",
-            "Two tokens may meet if they have the same owner, and if the key does not come after the query.",
-            "`owner[:, None] == owner` is a square of booleans.",
-        ),
-        checks=(
-            Property(
-                "returns a vector per token and head",
-                returns_a_vector_per_head,
-                "The result is shaped like q. A prompt's length is the difference of two neighbours of cu_lens.",
-                LENGTHS,
-            ),
-            Property(
-                "averages the values",
-                averages,
-                "A token's weights add up to 1 over the keys it sees, the last axis; "
-                "NaN means a token that sees no key, not even its own.",
-                LENGTHS,
-            ),
-            Property(
-                "keeps prompts apart",
-                keeps_prompts_apart,
-                "A key of another prompt must be hidden, even if it comes earlier in the batch.",
-                ({"lengths": (1, 1)}, {"lengths": (3, 4, 5)}),
-            ),
-            Property(
-                "hides the future",
-                hides_the_future,
-                "Within a prompt, a token sees keys up to and including its own.",
-                ({"lengths": (2,)}, {"lengths": (3, 4, 5)}),
-            ),
-            Property(
-                "matches each prompt alone",
-                matches_one_by_one,
-                "The mask is right, so compare heads and scale; and a prompt may have no tokens at all.",
-                (
-                    {"lengths": (1,), "heads": (1, 1)},
-                    {"lengths": (3, 4, 5), "heads": (6, 2)},
-                    {"lengths": (2, 0, 5, 1), "heads": (4, 2)},
-                    {"lengths": (0, 3, 0, 2, 0), "heads": (3, 1)},
-                    {"lengths": (90, 5), "heads": (2, 2)},
-                    {"lengths": (2, 1), "heads": (49, 7)},
-                    {"lengths": (2, 1), "heads": (128, 128)},
-                ),
-            ),
-            Property(
-                "works at any level of scores",
-                knows_any_score,
-                "What is hidden has a score of minus infinity, and exponents are taken from the largest score.",
-                ({"score": -100_000}, {"score": 100_000}),
-            ),
-            Property("leaves its inputs alone", leaves_inputs_alone, "Operations ending in _ write in place."),
-        ),
-    ),
-)

@@ -6,11 +6,30 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property, Test
+from twophase_labs.machine.exercise import Test, cases, exercise
 from twophase_labs.machine.questions import Number
 from twophase_labs.prefill.model_shape import ModelShape
 
 A100_FLOPS, A100_BYTES = 312e12, 1.555e12  # per second: half precision in tensor cores; memory of the 40 GB card
+PRODUCTS = (
+    {"rows": 1, "inner": 1, "columns": 1, "bytes_per_element": 2},
+    {"rows": 1, "inner": 5, "columns": 3, "bytes_per_element": 2},
+    {"rows": 7, "inner": 5, "columns": 3, "bytes_per_element": 4},
+    {"rows": 2, "inner": 576, "columns": 1536, "bytes_per_element": 2},
+    {"rows": 3, "inner": 4, "columns": 6, "bytes_per_element": 1},
+)
+PREFILLS = cases(num_layers=(1, 1, 4, 2), num_tokens=(1, 6, 3, 150))
+
+COST = exercise(
+    "2.2", "FLOPs and bytes of a prefill", "matmul_cost prefill_cost", points=4, minutes=8, lines=6, difficulty=2
+)
+COST.objective = "count the operations and the bytes of a prefill"
+COST.hints = (
+    "Start with one element of a result of [rows, columns]: it is a sum of `inner` products.",
+    "Bytes: each of the three matrices is moved once. Which sizes do they have?",
+    "Attention: the query at position p meets p + 1 keys. For each such pair, and each head, D products go into the "
+    "score and D into the sum of values. Its bytes: queries and results [L, H, D], keys and values [L, H_kv, D].",
+)
 
 
 def pytorch_counts(rows: int, inner: int, columns: int, bytes_per_element: int) -> tuple[int, int]:
@@ -26,18 +45,6 @@ def pair(got: Any) -> tuple[Any, Any]:
     if not (isinstance(got, tuple | list) and len(got) == 2):
         reject(f"the result is {got!r}, expected two numbers: FLOPs and bytes")
     return got[0], got[1]
-
-
-def counts_a_product(which: int) -> Test:
-    """FLOPs (0) or bytes (1) of one matrix product."""
-
-    def test(answer: Any, draw: Draw, rows: int, inner: int, columns: int, bytes_per_element: int) -> None:
-        got = pair(answer.matmul_cost(rows, inner, columns, bytes_per_element))[which]
-        expected = pytorch_counts(rows, inner, columns, bytes_per_element)[which]
-        what = f"the number of {('FLOPs', 'bytes')[which]} of [{rows}, {inner}] @ [{inner}, {columns}]"
-        compare(float(got), float(expected), what=what)
-
-    return test
 
 
 def enumerated(shape: ModelShape, num_tokens: int, bytes_per_element: int) -> tuple[int, int]:
@@ -70,6 +77,31 @@ def some_shape(draw: Draw, num_layers: int, group: int) -> ModelShape:
     )
 
 
+def counts_a_product(which: int) -> Test:
+    """FLOPs (0) or bytes (1) of one matrix product."""
+
+    def test(answer: Any, draw: Draw, rows: int, inner: int, columns: int, bytes_per_element: int) -> None:
+        got = pair(answer.matmul_cost(rows, inner, columns, bytes_per_element))[which]
+        expected = pytorch_counts(rows, inner, columns, bytes_per_element)[which]
+        what = f"the number of {('FLOPs', 'bytes')[which]} of [{rows}, {inner}] @ [{inner}, {columns}]"
+        compare(float(got), float(expected), what=what)
+
+    return test
+
+
+COST.check(
+    "counts the FLOPs of a product",
+    *PRODUCTS,
+    hint="An element of the result takes `inner` multiplications and as many additions; by convention that is 2 * "
+    "inner FLOPs.",
+)(counts_a_product(0))
+COST.check(
+    "counts the bytes of a product",
+    *PRODUCTS,
+    hint="Two matrices are read and one is written; each element has `bytes_per_element` bytes.",
+)(counts_a_product(1))
+
+
 def counts_a_prefill(which: int) -> Test:
     """FLOPs (0) or bytes (1) of a whole prefill."""
 
@@ -88,93 +120,36 @@ def counts_a_prefill(which: int) -> Test:
     return test
 
 
+COST.check(
+    "counts the FLOPs of a prefill",
+    *PREFILLS,
+    hint="Per layer: the projections, and 4 * H * D for each pair of a query and a key that it sees (a token sees "
+    "itself). Then one row of logits.",
+)(counts_a_prefill(0))
+COST.check(
+    "counts the bytes of a prefill",
+    *PREFILLS,
+    hint="Per layer: the projections' bytes, then attention's: queries in and results out have H heads, keys and "
+    "values H_kv.",
+)(counts_a_prefill(1))
+
+
 def times_the_ridge() -> float:
     """Intensity of [512, 4096] @ [4096, 4096] in two-byte elements, over an A100's ridge."""
     numbers = 512 * 4096 + 4096 * 4096 + 512 * 4096
     return 2 * 512 * 4096 * 4096 / (2 * numbers) / (A100_FLOPS / A100_BYTES)
 
 
-PRODUCTS = (
-    {"rows": 1, "inner": 1, "columns": 1, "bytes_per_element": 2},
-    {"rows": 1, "inner": 5, "columns": 3, "bytes_per_element": 2},
-    {"rows": 7, "inner": 5, "columns": 3, "bytes_per_element": 4},
-    {"rows": 2, "inner": 576, "columns": 1536, "bytes_per_element": 2},
-    {"rows": 3, "inner": 4, "columns": 6, "bytes_per_element": 1},
+GUESS_2_3 = exercise("2.3", "Which side of the ridge?", kind="prediction", points=1, minutes=3)
+GUESS_2_3.objective = "tell from an intensity what limits a step on a given GPU"
+GUESS_2_3.hints = (
+    "The ridge is FLOP per second over bytes per second.",
+    "The weights are 4096 * 4096 elements, the tokens 512 * 4096 in and as many out. Two FLOP per weight and token.",
 )
-PREFILLS = (
-    {"num_layers": 1, "num_tokens": 1},
-    {"num_layers": 1, "num_tokens": 6},
-    {"num_layers": 4, "num_tokens": 3},
-    {"num_layers": 2, "num_tokens": 150},
-)
-
-EXERCISES = (
-    Exercise(
-        id="2.2",
-        title="FLOPs and bytes of a prefill",
-        kind="code",
-        names=("matmul_cost", "prefill_cost"),
-        points=4,
-        minutes=8,
-        lines=6,
-        difficulty=2,
-        objective="count the operations and the bytes of a prefill",
-        hints=(
-            "Start with one element of a result of [rows, columns]: it is a sum of `inner` products.",
-            "Bytes: each of the three matrices is moved once. Which sizes do they have?",
-            "Attention: the query at position p meets p + 1 keys. For each such pair, and each head, D products go "
-            "into the score and D into the sum of values. Its bytes: queries and results [L, H, D], keys and values "
-            "[L, H_kv, D].",
-        ),
-        checks=(
-            Property(
-                "counts the FLOPs of a product",
-                counts_a_product(0),
-                "An element of the result takes `inner` multiplications and as many additions; by convention that is "
-                "2 * inner FLOPs.",
-                PRODUCTS,
-            ),
-            Property(
-                "counts the bytes of a product",
-                counts_a_product(1),
-                "Two matrices are read and one is written; each element has `bytes_per_element` bytes.",
-                PRODUCTS,
-            ),
-            Property(
-                "counts the FLOPs of a prefill",
-                counts_a_prefill(0),
-                "Per layer: the projections, and 4 * H * D for each pair of a query and a key that it sees (a token "
-                "sees itself). Then one row of logits.",
-                PREFILLS,
-            ),
-            Property(
-                "counts the bytes of a prefill",
-                counts_a_prefill(1),
-                "Per layer: the projections' bytes, then attention's: queries in and results out have H heads, keys "
-                "and values H_kv.",
-                PREFILLS,
-            ),
-        ),
-    ),
-    Exercise(
-        id="2.3",
-        title="Which side of the ridge?",
-        kind="prediction",
-        names=("guess_2_3",),
-        points=1,
-        minutes=3,
-        objective="tell from an intensity what limits a step on a given GPU",
-        hints=(
-            "The ridge is FLOP per second over bytes per second.",
-            "The weights are 4096 * 4096 elements, the tokens 512 * 4096 in and as many out. Two FLOP per weight and "
-            "token.",
-        ),
-        question=Number(
-            times_the_ridge,
-            factor=1.2,
-            unit="times the ridge",
-            hint="Intensity = 2 * 512 * 4096 * 4096 FLOP over 2 bytes times (512 * 4096 * 2 + 4096 * 4096); the ridge "
-            "is 312e12 / 1.555e12.",
-        ),
-    ),
+GUESS_2_3.question = Number(
+    times_the_ridge,
+    factor=1.2,
+    unit="times the ridge",
+    hint="Intensity = 2 * 512 * 4096 * 4096 FLOP over 2 bytes times (512 * 4096 * 2 + 4096 * 4096); the ridge "
+    "is 312e12 / 1.555e12.",
 )

@@ -7,9 +7,25 @@ import torch
 from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject
-from twophase_labs.machine.exercise import Exercise, Property, Test
+from twophase_labs.machine.exercise import Test, cases, exercise
 from twophase_labs.prefill.exercises.one_layer import loop_attention
 from twophase_labs.prefill.slow_memory import SlowMemory, attention_memory, standard_attention
+
+CASES = cases(
+    length=(1, 4, 7, 9, 11, 5, 70, 72), block_q=(1, 4, 4, 2, 4, 8, 33, 70), block_k=(1, 4, 3, 5, 2, 16, 24, 66)
+)
+
+TILED = exercise("2.6", "Attention, tile by tile", "tiled_attention", points=4, minutes=8, lines=4, difficulty=2)
+TILED.objective = "compute exact attention without the table of scores"
+TILED.checked_in = "answer"  # it counts the tensors that the answer keeps
+TILED.hints = (
+    "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two key "
+    "tiles.",
+    "Blank 2: which two factors turn q · k into an exponent of 2? Blank 3 has a row per query of the tile and a "
+    "column per key of *this* tile, `len(k)` of them. Blank 4: what is left to do with acc?",
+    "Positions: query row i of the tile stands at start + i, key column j at at + j. The last key tile that a query "
+    "tile needs is the one that holds its own last token.",
+)
 
 AXES = ("token", "feature")
 
@@ -50,7 +66,9 @@ def output(answer: Any, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: 
     return memory.peek("out")
 
 
+@TILED.check("stores every row once", *CASES)
 def stores_every_row(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """One store per query tile, at its own first row, after its last key tile."""
     memory = run(answer, *tiles(draw, length), block_q, block_k)
     stored = [row for t in memory.transfers if t.kind == "store" for row in range(t.start, t.end)]
     for row in range(length):
@@ -58,14 +76,20 @@ def stores_every_row(answer: Any, draw: Draw, length: int, block_q: int, block_k
             reject(f"row {row} of the output is stored {stored.count(row)} times, expected once")
 
 
+@TILED.check("averages the values", *CASES)
 def averages(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """The mean is acc / row_sum: is the division in what you store? NaN is 0 / 0: a query that sees no key, not
+    even its own; look at which keys are hidden, and where the last key tile begins."""
     q, k, v = tiles(draw, length)
     q = q / 16  # soft weights, so that their sum is far from 1
     out = output(answer, q, k, torch.ones_like(v), block_q, block_k)
     compare(out, torch.ones_like(v), what="the mean of values that are all 1", axes=AXES)
 
 
+@TILED.check("hides the future", *CASES[1:])
 def hides_the_future(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """In a tile on the diagonal some keys are later than some queries. Compare positions in the prompt, not in the
+    tile."""
     q, k, v = tiles(draw, length)
     q = q / 16  # soft weights: every key that can be seen is
     before = output(answer, q, k, v, block_q, block_k)
@@ -75,14 +99,19 @@ def hides_the_future(answer: Any, draw: Draw, length: int, block_q: int, block_k
     compare(after[:-1], before[:-1], what=what, axes=AXES)
 
 
+@TILED.check("sees the past and itself", *CASES)
 def sees_the_past_and_itself(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """Every key from 0 to the query's own position, whichever tile it is in. Which tiles does the inner loop visit?"""
     q, k, v = tiles(draw, length)
     means = v.cumsum(0) / torch.arange(1, length + 1)[:, None]
     out = output(answer, torch.zeros_like(q), k, v, block_q, block_k)
     compare(out, means, what="the plain mean of the values so far", axes=AXES)
 
 
+@TILED.check("gives exact attention", *CASES)
 def matches_a_loop(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """Look at the scores: scaled by 1 / sqrt(D), and by log2(e) since exp2 follows. And at rescaling, when a later
+    tile has a larger score."""
     q, k, v = tiles(draw, length)
     out = output(answer, q, k, v, block_q, block_k)
     finite(out, axes=AXES)
@@ -90,7 +119,9 @@ def matches_a_loop(answer: Any, draw: Draw, length: int, block_q: int, block_k: 
     compare(out, expected, what="the attention", axes=AXES)
 
 
+@TILED.check("survives huge scores")
 def survives_huge_scores(answer: Any, draw: Draw) -> None:
+    """Exponents are taken from the largest score so far, of this tile and those before it."""
     q, k, v = tiles(draw, 9)
     q = 300 * q
     out = output(answer, q, k, v, 4, 3)
@@ -99,7 +130,9 @@ def survives_huge_scores(answer: Any, draw: Draw) -> None:
     compare(out, expected, what="the attention with huge scores", axes=AXES, rtol=1e-2, atol=1e-2)
 
 
+@TILED.check("moves tiles, never the whole", *CASES)
 def loads_tiles(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """What is loaded at once has to fit into fast memory: at most a tile of rows."""
     memory = run(answer, *tiles(draw, length), block_q, block_k)
     for t in memory.transfers:
         limit = block_k if t.name in ("k", "v") else block_q
@@ -109,7 +142,10 @@ def loads_tiles(answer: Any, draw: Draw, length: int, block_q: int, block_k: int
             reject(f"{t.kind}s {t.name}: the whole point is that they are never in slow memory")
 
 
+@TILED.check("leaves out what is hidden", *CASES)
 def leaves_out_hidden_tiles(answer: Any, draw: Draw, length: int, block_q: int, block_k: int) -> None:
+    """A key tile that begins after the query tile's last token is hidden from all of it: do not load it. And each
+    query tile is loaded once."""
     memory = run(answer, *tiles(draw, length), block_q, block_k)
     # The last key tile of a query tile may be loaded whole, or up to the last key that one of its queries sees.
     seen = sum(min(first + block_q, length) for first in range(0, length, block_q))
@@ -128,8 +164,10 @@ def leaves_out_hidden_tiles(answer: Any, draw: Draw, length: int, block_q: int, 
             )
 
 
+@TILED.check("needs little fast memory")
 def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
-    """Floats alive when the last result is stored: a few tiles, and not the scores of a query tile with all keys."""
+    """Between two key tiles keep row_max, row_sum and acc: no scores, no keys, no values."""
+    # Floats alive when the last result is stored: a few tiles, and not the scores of a query tile with all keys.
     length, width, block_q, block_k = 400, 4, 8, 5
     memory = attention_memory(*(draw.normal(length, width) for _ in range(3)))
     before, held, store = floats_alive(), 0, memory.store
@@ -149,12 +187,51 @@ def needs_little_fast_memory(answer: Any, draw: Draw) -> None:
         )
 
 
+TRAFFIC = cases(
+    length=(1, 8, 9, 30, 5, 2, 300),
+    width=(4, 4, 3, 8, 4, 3, 10),
+    block_q=(1, 4, 2, 16, 8, 1, 130),
+    block_k=(1, 2, 5, 7, 16, 1, 48),
+)
+
+TRAFFIC_2_7 = exercise("2.7", "Counting traffic", "count_traffic", points=3, minutes=5, lines=2, difficulty=2)
+TRAFFIC_2_7.objective = "count bytes to and from slow memory, with and without tiles"
+TRAFFIC_2_7.hints = (
+    "Write one line per operation of the standard way: what it loads, what it stores.",
+    "Tiled: queries and results cross once. Keys and values cross once for each query tile that needs them.",
+    "A query tile whose last token is end - 1 loads whole key tiles until `end` is covered, but never beyond L.",
+)
+
+
+def counts(which: int) -> Test:
+    def test(answer: Any, draw: Draw, length: int, width: int, block_q: int, block_k: int) -> None:
+        got = answer.count_traffic(length, width, block_q, block_k, 4)
+        if not (isinstance(got, tuple | list) and len(got) == 2):
+            reject(f"the result is {got!r}, expected two numbers: standard and tiled")
+        expected = simulated(length, width, block_q, block_k)[which]
+        what = f"the number of bytes of {('standard', 'tiled')[which]} attention"
+        compare(float(got[which]), float(expected), what=what, rtol=1e-9)
+
+    return test
+
+
+TRAFFIC_2_7.check(
+    "counts the standard way",
+    *TRAFFIC,
+    hint="Q and K in, scores out; scores in, weights out; weights and V in, results out. The scores are not halved: "
+    "all L * L are there, the hidden ones too.",
+)(counts(0))
+TRAFFIC_2_7.check(
+    "counts the tiled way",
+    *TRAFFIC,
+    hint="Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs, but "
+    "no further than L.",
+)(counts(1))
+
+
 def floats_alive() -> int:
     gc.collect()
     return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor and x.is_floating_point())
-
-
-# -- 2.7
 
 
 def simulated(length: int, width: int, block_q: int, block_k: int) -> tuple[int, int]:
@@ -172,157 +249,9 @@ def simulated(length: int, width: int, block_q: int, block_k: int) -> tuple[int,
     return memory.num_bytes, tiled
 
 
-def counts(which: int) -> Test:
-    def test(answer: Any, draw: Draw, length: int, width: int, block_q: int, block_k: int) -> None:
-        got = answer.count_traffic(length, width, block_q, block_k, 4)
-        if not (isinstance(got, tuple | list) and len(got) == 2):
-            reject(f"the result is {got!r}, expected two numbers: standard and tiled")
-        expected = simulated(length, width, block_q, block_k)[which]
-        what = f"the number of bytes of {('standard', 'tiled')[which]} attention"
-        compare(float(got[which]), float(expected), what=what, rtol=1e-9)
-
-    return test
-
-
+@TRAFFIC_2_7.check("counts bytes")
 def counts_in_bytes(answer: Any, draw: Draw) -> None:
+    """Elements times bytes per element, both ways."""
     one, two = (answer.count_traffic(40, 8, 16, 8, size) for size in (1, 2))
     for at, name in enumerate(("standard", "tiled")):
         compare(float(two[at]), 2.0 * one[at], what=f"the traffic of {name} attention with elements of twice the size")
-
-
-CASES = (
-    {"length": 1, "block_q": 1, "block_k": 1},
-    {"length": 4, "block_q": 4, "block_k": 4},
-    {"length": 7, "block_q": 4, "block_k": 3},
-    {"length": 9, "block_q": 2, "block_k": 5},
-    {"length": 11, "block_q": 4, "block_k": 2},
-    {"length": 5, "block_q": 8, "block_k": 16},
-    {"length": 70, "block_q": 33, "block_k": 24},
-    {"length": 72, "block_q": 70, "block_k": 66},
-)
-TRAFFIC = (
-    {"length": 1, "width": 4, "block_q": 1, "block_k": 1},
-    {"length": 8, "width": 4, "block_q": 4, "block_k": 2},
-    {"length": 9, "width": 3, "block_q": 2, "block_k": 5},
-    {"length": 30, "width": 8, "block_q": 16, "block_k": 7},
-    {"length": 5, "width": 4, "block_q": 8, "block_k": 16},
-    {"length": 2, "width": 3, "block_q": 1, "block_k": 1},
-    {"length": 300, "width": 10, "block_q": 130, "block_k": 48},
-)
-
-EXERCISES = (
-    Exercise(
-        id="2.6",
-        title="Attention, tile by tile",
-        kind="code",
-        checked_in="answer",  # it counts the tensors that the answer keeps
-        names=("tiled_attention",),
-        points=4,
-        minutes=8,
-        lines=4,
-        difficulty=2,
-        objective="compute exact attention without the table of scores",
-        hints=(
-            "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two "
-            "key tiles.",
-            "Blank 2: which two factors turn q · k into an exponent of 2? Blank 3 has a row per query of the tile and "
-            "a column per key of *this* tile, `len(k)` of them. Blank 4: what is left to do with acc?",
-            "Positions: query row i of the tile stands at start + i, key column j at at + j. The last key tile that a "
-            "query tile needs is the one that holds its own last token.",
-        ),
-        checks=(
-            Property(
-                "stores every row once",
-                stores_every_row,
-                "One store per query tile, at its own first row, after its last key tile.",
-                CASES,
-            ),
-            Property(
-                "averages the values",
-                averages,
-                "The mean is acc / row_sum: is the division in what you store? NaN is 0 / 0: a query that sees no "
-                "key, not even its own; look at which keys are hidden, and where the last key tile begins.",
-                CASES,
-            ),
-            Property(
-                "hides the future",
-                hides_the_future,
-                "In a tile on the diagonal some keys are later than some queries. Compare positions in the prompt, not "
-                "in the tile.",
-                CASES[1:],
-            ),
-            Property(
-                "sees the past and itself",
-                sees_the_past_and_itself,
-                "Every key from 0 to the query's own position, whichever tile it is in. Which tiles does the inner "
-                "loop visit?",
-                CASES,
-            ),
-            Property(
-                "gives exact attention",
-                matches_a_loop,
-                "Look at the scores: scaled by 1 / sqrt(D), and by log2(e) since exp2 follows. And at rescaling, "
-                "when a "
-                "later tile has a larger score.",
-                CASES,
-            ),
-            Property(
-                "survives huge scores",
-                survives_huge_scores,
-                "Exponents are taken from the largest score so far, of this tile and those before it.",
-            ),
-            Property(
-                "moves tiles, never the whole",
-                loads_tiles,
-                "What is loaded at once has to fit into fast memory: at most a tile of rows.",
-                CASES,
-            ),
-            Property(
-                "leaves out what is hidden",
-                leaves_out_hidden_tiles,
-                "A key tile that begins after the query tile's last token is hidden from all of it: do not load it. "
-                "And each query tile is loaded once.",
-                CASES,
-            ),
-            Property(
-                "needs little fast memory",
-                needs_little_fast_memory,
-                "Between two key tiles keep row_max, row_sum and acc: no scores, no keys, no values.",
-            ),
-        ),
-    ),
-    Exercise(
-        id="2.7",
-        title="Counting traffic",
-        kind="code",
-        names=("count_traffic",),
-        points=3,
-        minutes=5,
-        lines=2,
-        difficulty=2,
-        objective="count bytes to and from slow memory, with and without tiles",
-        hints=(
-            "Write one line per operation of the standard way: what it loads, what it stores.",
-            "Tiled: queries and results cross once. Keys and values cross once for each query tile that needs them.",
-            "A query tile whose last token is end - 1 loads whole key tiles until `end` is covered, but never beyond "
-            "L.",
-        ),
-        checks=(
-            Property(
-                "counts the standard way",
-                counts(0),
-                "Q and K in, scores out; scores in, weights out; weights and V in, results out. The scores are not "
-                "halved: all L * L are there, the hidden ones too.",
-                TRAFFIC,
-            ),
-            Property(
-                "counts the tiled way",
-                counts(1),
-                "Per query tile: its own rows in and out, and keys and values up to the end of the last tile it needs, "
-                "but no further than L.",
-                TRAFFIC,
-            ),
-            Property("counts bytes", counts_in_bytes, "Elements times bytes per element, both ways."),
-        ),
-    ),
-)

@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 
 from twophase_labs.machine.checks import Draw, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.scheduling.prediction import StepRecord
 from twophase_tools.simulate.nnls import nnls
+
+COSTS = exercise(
+    "4.11", "Fit a cost model", "fit_costs", points=3, minutes=12, lines=4, difficulty=3, is_extra=True, time_limit_s=15
+)
+COSTS.objective = "fit non-negative costs to measured steps"
+COSTS.hints = (
+    "A row per record, a column per cost; the first column is 1, for what every step costs.",
+    "Relative errors: divide each row, and the time it should give, by the measured time.",
+    "Of all sets of columns, the best one whose least squares has no negative cost.",
+)
 
 NAMES = ("per step", "per token", "per sample", "per key of context", "per pair")
 
@@ -46,7 +56,10 @@ def predicted(costs: list[float], records: list[StepRecord]) -> list[float]:
     return [float(np.dot(costs, (1, *record[:4]))) for record in records]
 
 
+@COSTS.check("finds the costs that made the records", num=(12, 30, 300))
 def finds_true_costs(answer: Any, draw: Draw, num: int) -> None:
+    """Without noise all five come out: per step, token, sample, key of context, pair, in this order. If all five
+    are off by far, look at the row weights: with the true costs, each weighted row times the costs adds up to 1."""
     costs = true_costs(draw)
     records = records_of(draw, costs, num)
     got = fitted(answer, records)
@@ -55,8 +68,10 @@ def finds_true_costs(answer: Any, draw: Draw, num: int) -> None:
             reject(f"the cost {name} is {one:.4g} s, and the records were made with {other:.4g} s")
 
 
+@COSTS.check("has no negative cost")
 def none_negative(answer: Any, draw: Draw) -> None:
-    """Without noise nothing is negative; with it, a free fit of small costs often is."""
+    """Leave out a column whose cost would be negative (setting it to 0 afterwards fits something else)."""
+    # Without noise nothing is negative; with it, a free fit of small costs often is.
     for _ in range(8):
         costs = true_costs(draw)
         costs[2] = costs[3] = 0.0
@@ -94,8 +109,11 @@ def tempting_records(draw: Draw) -> list[StepRecord]:
             return records
 
 
+@COSTS.check("has the least relative errors", noise=(0.05, 0.3))
 def fits_best(answer: Any, draw: Draw, noise: float) -> None:
-    """Against Lawson and Hanson's method, which never tries all subsets."""
+    """A step of 20 ms that is predicted as 30 is worse than one of 700 ms predicted as 710. And compare all sets of
+    columns, not the first that works."""
+    # Against Lawson and Hanson's method, which never tries all subsets.
     for attempt in range(6):
         costs = true_costs(draw)
         costs[draw.integer(1, 5)] = 0.0
@@ -115,61 +133,13 @@ def compare_with_best(answer: Any, records: list[StepRecord]) -> None:
         )
 
 
+@COSTS.check("leaves out the right ones", seed=(76, 94, 135))
 def leaves_out_the_right_ones(answer: Any, draw: Draw, seed: int) -> None:
-    """Records for which leaving out all negative costs at once, or the first, or the worst one by one, fits worse."""
+    """Which columns to leave out cannot be seen from one fit: without one of them another may be positive again.
+    Try every set."""
+    # Records for which leaving out all negative costs at once, or the first, or the worst one by one, fits worse.
     fixed = Draw(seed)
     costs = true_costs(fixed)
     costs[fixed.integer(1, 5)] = 0.0
     costs[fixed.integer(1, 5)] = 0.0
     compare_with_best(answer, records_of(fixed, costs, 16, 0.3))
-
-
-EXERCISES = (
-    Exercise(
-        id="4.11",
-        is_extra=True,
-        title="Fit a cost model",
-        kind="code",
-        names=("fit_costs",),
-        points=3,
-        minutes=12,
-        lines=4,
-        difficulty=3,
-        objective="fit non-negative costs to measured steps",
-        hints=(
-            "A row per record, a column per cost; the first column is 1, for what every step costs.",
-            "Relative errors: divide each row, and the time it should give, by the measured time.",
-            "Of all sets of columns, the best one whose least squares has no negative cost.",
-        ),
-        checks=(
-            Property(
-                "finds the costs that made the records",
-                finds_true_costs,
-                "Without noise all five come out: per step, token, sample, key of context, pair, in this order. If all "
-                "five are off by far, look at the row weights: with the true costs, each weighted row times the costs "
-                "adds up to 1.",
-                ({"num": 12}, {"num": 30}, {"num": 300}),
-            ),
-            Property(
-                "has no negative cost",
-                none_negative,
-                "Leave out a column whose cost would be negative (setting it to 0 afterwards fits something else).",
-            ),
-            Property(
-                "has the least relative errors",
-                fits_best,
-                "A step of 20 ms that is predicted as 30 is worse than one of 700 ms predicted as 710. And compare all "
-                "sets of columns, not the first that works.",
-                ({"noise": 0.05}, {"noise": 0.3}),
-            ),
-            Property(
-                "leaves out the right ones",
-                leaves_out_the_right_ones,
-                "Which columns to leave out cannot be seen from one fit: without one of them another may be positive "
-                "again. Try every set.",
-                ({"seed": 76}, {"seed": 94}, {"seed": 135}),
-            ),
-        ),
-        time_limit_s=15,
-    ),
-)

@@ -3,9 +3,53 @@
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
 from twophase_labs.scheduling.load import NUM_PLACES, drawn_lengths
+
+
+def static_use() -> float:
+    lengths = drawn_lengths()
+    num_steps = sum(max(lengths[first : first + NUM_PLACES]) for first in range(0, len(lengths), NUM_PLACES))
+    return sum(lengths) / (NUM_PLACES * num_steps)
+
+
+GUESS_4_1 = exercise("4.1", "The share that works", kind="prediction", points=1, minutes=2)
+GUESS_4_1.objective = "predict the waste of static batching"
+GUESS_4_1.hints = ("Of eight lengths drawn from 1 to 200, how long is the longest, roughly? And the mean?",)
+GUESS_4_1.question = Number(
+    static_use, abs=0.08, hint="The batch lasts as long as its longest; the mean of 1 to 200 is half of 200."
+)
+
+ITERATION = exercise(
+    "4.2", "Iteration-level batching", "iteration_level", points=3, minutes=10, lines=6, difficulty=2, time_limit_s=10
+)
+ITERATION.objective = "let requests join and leave at every step"
+ITERATION.hints = (
+    "Walk through the steps: before each one, newcomers take what places are free; then every request at work gets "
+    "a token; those that have all of theirs leave.",
+    "Keep three things: how many requests have started (they start in order of arrival), the tokens that each one "
+    "at work still has to get, and the number of the step, `now`. A request that gets its last token in step `now` "
+    "has the span that ends at now + 1.",
+    "waiting, left, first, spans, now = deque(range(len(lengths))), {}, {}, {}, 0\n"
+    "while waiting or left:\n"
+    "    while ...:                       # a place is free, and the head of `waiting` has arrived\n"
+    "        request = waiting.popleft()\n"
+    "        left[request], first[request] = ...\n"
+    "    now += 1\n"
+    "    for request in list(left):\n"
+    "        left[request] -= 1\n"
+    "        if ...:                      # it has all its tokens\n"
+    "            spans[request] = ...\n"
+    "return [spans[request] for request in range(len(lengths))]",
+)
+
+
+@ITERATION.check("runs one request", arrival=(0, 7))
+def one_alone(answer: Any, draw: Draw, arrival: int) -> None:
+    """It starts when it arrives, and ends after as many steps as it has tokens."""
+    told(answer.iteration_level, iteration_oracle, [arrival], [draw.integer(2, 9)], 2)
+
 
 Spans = list[tuple[int, int]]
 
@@ -48,104 +92,29 @@ def told(function: Any, oracle: Any, arrivals: list[int], lengths: list[int], nu
     compare(len(got), len(expected), what="the number of spans")
 
 
+@ITERATION.check("fills a place as soon as it is free", num_places=(1, 3))
 def fills_a_free_place(answer: Any, draw: Draw, num_places: int) -> None:
+    """A request that ends in a step leaves its place to the next one in the queue, for the very next step."""
     _, lengths = workload(draw, 3 * num_places + 1, 0)
     told(answer.iteration_level, iteration_oracle, [0] * len(lengths), lengths, num_places)
 
 
+@ITERATION.check(
+    "lets requests join while others run", {"spread": 5}, {"spread": 60}, {"spread": 3, "num": 150, "num_places": 70}
+)
 def lets_them_join_late(answer: Any, draw: Draw, spread: int, num: int = 10, num_places: int = 3) -> None:
+    """A request starts at its arrival if a place is free, whatever else is in the middle of an answer."""
     for _ in range(10):
         arrivals, lengths = workload(draw, num, spread, longest=9 if num < 20 else 150)
         told(answer.iteration_level, iteration_oracle, arrivals, lengths, num_places)
 
 
-def one_alone(answer: Any, draw: Draw, arrival: int) -> None:
-    told(answer.iteration_level, iteration_oracle, [arrival], [draw.integer(2, 9)], 2)
-
-
+@ITERATION.check("never uses more places than there are")
 def never_more_than_places(answer: Any, draw: Draw) -> None:
+    """Count the requests at work."""
     arrivals, lengths = workload(draw, 20, 6)
     got = spans_of(answer.iteration_level(list(arrivals), list(lengths), 3))
     for now in range(max(end for _, end in got)):
         at_work = [request for request, (first, end) in enumerate(got) if first <= now < end]
         if len(at_work) > 3:
             reject(f"in step {now} the requests {at_work} are at work, and there are 3 places")
-
-
-# -- 4.1
-
-
-def static_use() -> float:
-    lengths = drawn_lengths()
-    num_steps = sum(max(lengths[first : first + NUM_PLACES]) for first in range(0, len(lengths), NUM_PLACES))
-    return sum(lengths) / (NUM_PLACES * num_steps)
-
-
-EXERCISES = (
-    Exercise(
-        id="4.1",
-        title="The share that works",
-        kind="prediction",
-        names=("guess_4_1",),
-        points=1,
-        minutes=2,
-        objective="predict the waste of static batching",
-        hints=("Of eight lengths drawn from 1 to 200, how long is the longest, roughly? And the mean?",),
-        question=Number(
-            static_use,
-            abs=0.08,
-            hint="The batch lasts as long as its longest; the mean of 1 to 200 is half of 200.",
-        ),
-    ),
-    Exercise(
-        id="4.2",
-        title="Iteration-level batching",
-        kind="code",
-        names=("iteration_level",),
-        points=3,
-        minutes=10,
-        lines=6,
-        difficulty=2,
-        objective="let requests join and leave at every step",
-        hints=(
-            "Walk through the steps: before each one, newcomers take what places are free; then every request at work "
-            "gets a token; those that have all of theirs leave.",
-            "Keep three things: how many requests have started (they start in order of arrival), the tokens that each "
-            "one at work still has to get, and the number of the step, `now`. A request that gets its last token in "
-            "step `now` has the span that ends at now + 1.",
-            "waiting, left, first, spans, now = deque(range(len(lengths))), {}, {}, {}, 0\n"
-            "while waiting or left:\n"
-            "    while ...:                       # a place is free, and the head of `waiting` has arrived\n"
-            "        request = waiting.popleft()\n"
-            "        left[request], first[request] = ...\n"
-            "    now += 1\n"
-            "    for request in list(left):\n"
-            "        left[request] -= 1\n"
-            "        if ...:                      # it has all its tokens\n"
-            "            spans[request] = ...\n"
-            "return [spans[request] for request in range(len(lengths))]",
-        ),
-        checks=(
-            Property(
-                "runs one request",
-                one_alone,
-                "It starts when it arrives, and ends after as many steps as it has tokens.",
-                ({"arrival": 0}, {"arrival": 7}),
-            ),
-            Property(
-                "fills a place as soon as it is free",
-                fills_a_free_place,
-                "A request that ends in a step leaves its place to the next one in the queue, for the very next step.",
-                ({"num_places": 1}, {"num_places": 3}),
-            ),
-            Property(
-                "lets requests join while others run",
-                lets_them_join_late,
-                "A request starts at its arrival if a place is free, whatever else is in the middle of an answer.",
-                ({"spread": 5}, {"spread": 60}, {"spread": 3, "num": 150, "num_places": 70}),
-            ),
-            Property("never uses more places than there are", never_more_than_places, "Count the requests at work."),
-        ),
-        time_limit_s=10,
-    ),
-)

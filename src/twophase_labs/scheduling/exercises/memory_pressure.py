@@ -9,11 +9,28 @@ from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
 from twophase_tools.simulate.limits import make_scheduler
 
-# -- 4.7
+DECODES = exercise(
+    "4.7", "Who loses its blocks?", "plan_decodes", points=3, minutes=10, lines=4, difficulty=2, time_limit_s=10
+)
+DECODES.objective = "serve and preempt by one order"
+DECODES.hints = (
+    "`left` is in order of rank: take the next to decode from its front, and a victim from its end.",
+    "The sequence that asks stands at the front of `left` itself. If it is also the last, it loses its own.",
+    "left = sorted(running, key=...)        # best rank first\n"
+    "decoding, preempted = [], []\n"
+    "while left:\n"
+    "    if ...:                            # the first of them finds the blocks it needs\n"
+    "        sequence = left.pop(0)\n"
+    "        ...\n"
+    "    else:\n"
+    "        victim = left.pop()            # the worst rank; it may be the one that asks\n"
+    "        ...\n"
+    "return decoding, preempted",
+)
 
 
 def by_definition(order: list[Running], num_free: int) -> tuple[list[str], list[str]]:
@@ -55,88 +72,117 @@ def crowd(draw: Draw, num: int) -> list[Running]:
     ]
 
 
+@DECODES.check("lets all go on while there is room", num=(1, 6))
 def room_for_all(answer: Any, draw: Draw, num: int) -> None:
+    """With enough free blocks all decode, in order of rank, and none is preempted."""
     running = crowd(draw, num)
     require_plan(answer, running, sum(one.num_needed for one in running))
 
 
+@DECODES.check("takes from the worst rank")
 def worst_rank_loses(answer: Any, draw: Draw) -> None:
+    """Neither the one with the most blocks nor the last in the list: the one with the largest rank."""
     a, b, c = sorted(draw.random.sample(range(50), 3))
     require_plan(answer, [Running("B", b, 0, 9), Running("C", c, 0, 1), Running("A", a, 1, 1)], 0)
 
 
+@DECODES.check("lets the worst yield itself")
 def the_worst_yields_itself(answer: Any, draw: Draw) -> None:
+    """A is planned already and keeps its blocks. B asks, and B is the worst that is left."""
     require_plan(answer, [Running("A", 1, 0, 4), Running("B", 2, 1, 3)], 0)
 
 
+@DECODES.check("goes on with the blocks set free", num_own=(3, 2))
 def freed_blocks_are_used(answer: Any, draw: Draw, num_own: int) -> None:
+    """A victim's own blocks are free for all that ask after, not only for the one that asked; each of them once.
+    Both lists are in the order in which it was decided."""
     require_plan(answer, [Running(name, i, 1, num_own) for i, name in enumerate("ABCD")], 0)
 
 
+@DECODES.check("takes as many as it needs")
 def shared_blocks_free_nothing(answer: Any, draw: Draw) -> None:
+    """A victim whose blocks are all shared sets none free: go on until the block is there."""
     require_plan(
         answer, [Running("A", 1, 1, 2), Running("B", 2, 0, 1), Running("C", 3, 0, 0), Running("D", 4, 0, 0)], 0
     )
 
 
+@DECODES.check("holds in any crowd", num=(7, 40))
 def any_crowd(answer: Any, draw: Draw, num: int) -> None:
+    """Each takes what it needs off the free ones."""
     for _ in range(20):
         require_plan(answer, crowd(draw, num), draw.integer(0, 3))
 
 
-# -- 4.9
+ADMIT = exercise(
+    "4.8", "Room for a newcomer?", "can_admit", points=3, minutes=10, lines=4, difficulty=2, time_limit_s=15
+)
+ADMIT.objective = "admit with headroom and a watermark"
+ADMIT.hints = (
+    "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
+    "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots. The newcomer may "
+    "grow as well.",
+    "For `may_grow`: how many slots have `blocks_of(one.num_tokens)` blocks? The most that it can write is one "
+    "token less than `max_num_tokens`, since the last token that it samples is never written.",
+)
 
 
-def machine(draw: Draw) -> Machine:
-    bytes_per_s = draw.random.uniform(1e9, 50e9)
-    return Machine(draw.choice((8, 12, 16, 20, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
+def require(answer: Any, expected: bool, newcomer: Held, running: list[Held], free: int, watermark: float) -> None:
+    got = answer.can_admit(newcomer, list(running), free, 20, 4, watermark)
+    if bool(got) != expected:
+        reject(
+            f"can_admit says {got!r}, expected {expected}",
+            f"newcomer {newcomer}; blocks of 4, {free} of 20 free, watermark {watermark}",
+            *[str(one) for one in running],
+        )
 
 
-def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
-    for here in (machine(draw), machine(draw)._replace(block_size=12)):
-        num_blocks = len(range(0, num_tokens, here.block_size))
-        expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
-        compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+DONE_GROWING = Held(7, 9)  # 2 blocks of 4; its last token is never written, so it needs no third
 
 
-def recomputes_every_pair(answer: Any, draw: Draw, num_tokens: int) -> None:
-    here = machine(draw)._replace(token_s=draw.random.uniform(1e-6, 1e-3), pair_s=draw.random.uniform(1e-9, 1e-6))
-    expected = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
-    compare(answer.recompute_s(num_tokens, here), expected, what=f"recompute_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+@ADMIT.check("counts the newcomer's blocks")
+def counts_its_blocks(answer: Any, draw: Draw) -> None:
+    """As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough."""
+    # Nothing else runs, so nothing else counts.
+    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
+        newcomer = Held(num_tokens, num_tokens + 1)
+        require(answer, True, newcomer, [], num_needed, 0.0)
+        require(answer, False, newcomer, [], num_needed - 1, 0.0)
 
 
-def takes_the_cheaper(answer: Any, draw: Draw, model: str, host_bytes_per_s: float) -> None:
-    here = gpu(model, host_bytes_per_s=host_bytes_per_s)
-    for num_tokens in (1, 100, 5000, 60_000):
-        num_blocks = -(-num_tokens // 16)
-        swap_s = 2 * num_blocks * here.block_bytes / host_bytes_per_s
-        recompute_s = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
-        expected = "swap" if swap_s < recompute_s else "recompute"
-        what = f"cheaper_way of {num_tokens} tokens (swap {swap_s:.3g} s, recompute {recompute_s:.3g} s)"
-        compare(answer.cheaper_way(num_tokens, 10**6, here), expected, what=what)
+@ADMIT.check("keeps nothing for one that cannot grow")
+def keeps_nothing_for_those_at_their_end(answer: Any, draw: Draw) -> None:
+    """Is something kept for a sequence that cannot outgrow its blocks? Its slots are those of all its blocks, and
+    the last token is never written."""
+    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
+        newcomer = Held(num_tokens, num_tokens + 1)
+        require(answer, True, newcomer, [DONE_GROWING], num_needed, 0.0)
+        require(answer, False, newcomer, [DONE_GROWING], num_needed - 1, 0.0)
 
 
-def needs_room_on_the_host(answer: Any, draw: Draw, block_size: int) -> None:
-    here, num_blocks = gpu("llama-3-8b")._replace(block_size=block_size), -(-100 // block_size)
-    for num_free, expected in ((num_blocks - 1, "recompute"), (num_blocks, "swap"), (0, "recompute")):
-        what = f"cheaper_way of 100 tokens, {num_blocks} blocks of {block_size}, with {num_free} free host blocks"
-        compare(answer.cheaper_way(100, num_free, here), expected, what=what)
+@ADMIT.check("leaves a block for each that may grow")
+def leaves_room_to_grow(answer: Any, draw: Draw) -> None:
+    """Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots."""
+    running = [Held(7, 40), Held(8, 40), DONE_GROWING]
+    newcomer = Held(4, 40)
+    require(answer, False, newcomer, running, 3, 0.0)
+    require(answer, True, newcomer, running, 4, 0.0)
+    require(answer, True, Held(4, 5), running, 3, 0.0)
 
 
-def recomputes_when_in_doubt(answer: Any, draw: Draw) -> None:
-    """Powers of two: both ways take exactly as long."""
-    here = Machine(16, 2.0**20, 2.0**30, 2.0**-13, 0.0)
-    compare(answer.swap_s(16, here), answer.recompute_s(16, here), what="swap_s where both take as long", atol=0)
-    compare(answer.cheaper_way(16, 8, here), "recompute", what="cheaper_way where both take as long")
+@ADMIT.check("keeps the watermark")
+def keeps_the_watermark(answer: Any, draw: Draw) -> None:
+    """A share of all the blocks of the pool, rounded up, stays free besides."""
+    for watermark, kept in ((0.1, 2), (0.12, 3), (0.5, 10)):
+        require(answer, False, Held(4, 5), [DONE_GROWING], kept, watermark)
+        require(answer, True, Held(4, 5), [DONE_GROWING], kept + 1, watermark)
 
 
-def knows_the_example(answer: Any, draw: Draw) -> None:
-    here = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
-    compare((answer.swap_s(20, here), answer.recompute_s(20, here)), (0.004, 0.002), what="the card's two times")
-    compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")
-
-
-# -- 4.8
+@ADMIT.check("gives all to one that is alone")
+def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
+    """With nothing running nothing is kept: otherwise a long prompt could never begin."""
+    require(answer, True, Held(70, 78), [], 18, 0.5)
+    require(answer, False, Held(70, 78), [], 17, 0.0)
 
 
 class DecodesFirst(Policy):
@@ -202,55 +248,17 @@ def agrees_with_the_scheduler(answer: Any, draw: Draw, num_running: int, waterma
         )
 
 
+@ADMIT.check("decides as the engine's scheduler", num_running=(1, 5), watermark=(0.0, 0.15))
 def many_times(answer: Any, draw: Draw, num_running: int, watermark: float) -> None:
+    """Write the inequality down with all its terms, and compare."""
     for _ in range(25):
         agrees_with_the_scheduler(answer, draw, num_running, watermark)
 
 
-def require(answer: Any, expected: bool, newcomer: Held, running: list[Held], free: int, watermark: float) -> None:
-    got = answer.can_admit(newcomer, list(running), free, 20, 4, watermark)
-    if bool(got) != expected:
-        reject(
-            f"can_admit says {got!r}, expected {expected}",
-            f"newcomer {newcomer}; blocks of 4, {free} of 20 free, watermark {watermark}",
-            *[str(one) for one in running],
-        )
-
-
-DONE_GROWING = Held(7, 9)  # 2 blocks of 4; its last token is never written, so it needs no third
-
-
-def counts_its_blocks(answer: Any, draw: Draw) -> None:
-    """Nothing else runs, so nothing else counts."""
-    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
-        newcomer = Held(num_tokens, num_tokens + 1)
-        require(answer, True, newcomer, [], num_needed, 0.0)
-        require(answer, False, newcomer, [], num_needed - 1, 0.0)
-
-
-def keeps_nothing_for_those_at_their_end(answer: Any, draw: Draw) -> None:
-    for num_tokens, num_needed in ((4, 1), (5, 2), (9, 3)):
-        newcomer = Held(num_tokens, num_tokens + 1)
-        require(answer, True, newcomer, [DONE_GROWING], num_needed, 0.0)
-        require(answer, False, newcomer, [DONE_GROWING], num_needed - 1, 0.0)
-
-
-def leaves_room_to_grow(answer: Any, draw: Draw) -> None:
-    running = [Held(7, 40), Held(8, 40), DONE_GROWING]
-    newcomer = Held(4, 40)
-    require(answer, False, newcomer, running, 3, 0.0)
-    require(answer, True, newcomer, running, 4, 0.0)
-    require(answer, True, Held(4, 5), running, 3, 0.0)
-
-
-def keeps_the_watermark(answer: Any, draw: Draw) -> None:
-    for watermark, kept in ((0.1, 2), (0.12, 3), (0.5, 10)):
-        require(answer, False, Held(4, 5), [DONE_GROWING], kept, watermark)
-        require(answer, True, Held(4, 5), [DONE_GROWING], kept + 1, watermark)
-
-
+@ADMIT.check("holds for any block size and length", block_size=(16, 5))
 def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
-    """Against a count of slots: long sequences, any watermark, room to the block."""
+    """Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1."""
+    # Against a count of slots: long sequences, any watermark, room to the block.
     for _ in range(40):
         crowd = [Held(n := draw.integer(1, 400), n + draw.integer(1, 600)) for _ in range(draw.integer(2, 9))]
         newcomer, *running = crowd
@@ -272,184 +280,74 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
                 )
 
 
-def alone_it_may_have_all(answer: Any, draw: Draw) -> None:
-    require(answer, True, Held(70, 78), [], 18, 0.5)
-    require(answer, False, Held(70, 78), [], 17, 0.0)
-
-
-EXERCISES = (
-    Exercise(
-        id="4.7",
-        title="Who loses its blocks?",
-        kind="code",
-        names=("plan_decodes",),
-        points=3,
-        minutes=10,
-        lines=4,
-        difficulty=2,
-        objective="serve and preempt by one order",
-        hints=(
-            "`left` is in order of rank: take the next to decode from its front, and a victim from its end.",
-            "The sequence that asks stands at the front of `left` itself. If it is also the last, it loses its own.",
-            "left = sorted(running, key=...)        # best rank first\n"
-            "decoding, preempted = [], []\n"
-            "while left:\n"
-            "    if ...:                            # the first of them finds the blocks it needs\n"
-            "        sequence = left.pop(0)\n"
-            "        ...\n"
-            "    else:\n"
-            "        victim = left.pop()            # the worst rank; it may be the one that asks\n"
-            "        ...\n"
-            "return decoding, preempted",
-        ),
-        checks=(
-            Property(
-                "lets all go on while there is room",
-                room_for_all,
-                "With enough free blocks all decode, in order of rank, and none is preempted.",
-                ({"num": 1}, {"num": 6}),
-            ),
-            Property(
-                "takes from the worst rank",
-                worst_rank_loses,
-                "Neither the one with the most blocks nor the last in the list: the one with the largest rank.",
-            ),
-            Property(
-                "lets the worst yield itself",
-                the_worst_yields_itself,
-                "A is planned already and keeps its blocks. B asks, and B is the worst that is left.",
-            ),
-            Property(
-                "goes on with the blocks set free",
-                freed_blocks_are_used,
-                "A victim's own blocks are free for all that ask after, not only for the one that asked; each of "
-                "them once. Both lists are in the order in which it was decided.",
-                ({"num_own": 3}, {"num_own": 2}),
-            ),
-            Property(
-                "takes as many as it needs",
-                shared_blocks_free_nothing,
-                "A victim whose blocks are all shared sets none free: go on until the block is there.",
-            ),
-            Property(
-                "holds in any crowd",
-                any_crowd,
-                "Each takes what it needs off the free ones.",
-                ({"num": 7}, {"num": 40}),
-            ),
-        ),
-        time_limit_s=10,
-    ),
-    Exercise(
-        id="4.8",
-        title="Room for a newcomer?",
-        kind="code",
-        names=("can_admit",),
-        points=3,
-        minutes=10,
-        lines=4,
-        difficulty=2,
-        objective="admit with headroom and a watermark",
-        hints=(
-            "Three numbers: blocks the newcomer needs now, blocks to keep, blocks free.",
-            "A sequence grows beyond its blocks if it may ever *write* more tokens than they have slots. The newcomer "
-            "may grow as well.",
-            "For `may_grow`: how many slots have `blocks_of(one.num_tokens)` blocks? The most that it can write is one "
-            "token less than `max_num_tokens`, since the last token that it samples is never written.",
-        ),
-        checks=(
-            Property(
-                "counts the newcomer's blocks",
-                counts_its_blocks,
-                "As many as hold all the tokens it has now, rounded up; exactly that many free ones are enough.",
-            ),
-            Property(
-                "keeps nothing for one that cannot grow",
-                keeps_nothing_for_those_at_their_end,
-                "Is something kept for a sequence that cannot outgrow its blocks? Its slots are those of all its "
-                "blocks, and the last token is never written.",
-            ),
-            Property(
-                "leaves a block for each that may grow",
-                leaves_room_to_grow,
-                "Count the running sequences and the newcomer for which max_num_tokens - 1 exceeds their slots.",
-            ),
-            Property(
-                "keeps the watermark",
-                keeps_the_watermark,
-                "A share of all the blocks of the pool, rounded up, stays free besides.",
-            ),
-            Property(
-                "gives all to one that is alone",
-                alone_it_may_have_all,
-                "With nothing running nothing is kept: otherwise a long prompt could never begin.",
-            ),
-            Property(
-                "decides as the engine's scheduler",
-                many_times,
-                "Write the inequality down with all its terms, and compare.",
-                ({"num_running": 1, "watermark": 0.0}, {"num_running": 5, "watermark": 0.15}),
-            ),
-            Property(
-                "holds for any block size and length",
-                holds_for_any_block,
-                "Every sequence may grow, however long it is: compare its slots with max_num_tokens - 1.",
-                ({"block_size": 16}, {"block_size": 5}),
-            ),
-        ),
-        time_limit_s=15,
-    ),
-    Exercise(
-        id="4.9",
-        is_extra=True,
-        title="Swap or recompute",
-        kind="code",
-        names=("swap_s", "recompute_s", "cheaper_way"),
-        points=3,
-        minutes=10,
-        lines=5,
-        difficulty=2,
-        objective="compare bytes to move with arithmetic to repeat",
-        hints=(
-            "Swapping moves blocks, not tokens, and each of them twice.",
-            "Token number t attends to t keys: 1 + 2 + ... + n pairs in all.",
-            "Swap if there is room for it on the host and it takes less time; recompute otherwise.",
-        ),
-        checks=(
-            Property(
-                "moves whole blocks, out and in",
-                moves_whole_blocks_twice,
-                "The last block moves as a whole, however little is in it; and what goes out must come back.",
-                ({"num_tokens": 1}, {"num_tokens": 32}, {"num_tokens": 61}, {"num_tokens": 1001}),
-            ),
-            Property(
-                "counts every token and every pair",
-                recomputes_every_pair,
-                "The first token meets one key, the second two, and so on; and every token takes token_s besides.",
-                ({"num_tokens": 1}, {"num_tokens": 2}, {"num_tokens": 700}),
-            ),
-            Property(
-                "takes the cheaper way",
-                takes_the_cheaper,
-                "Compare the two times for the same tokens on the same machine.",
-                (
-                    {"model": "llama-3-8b", "host_bytes_per_s": 25e9},
-                    {"model": "llama-3-8b", "host_bytes_per_s": 4e9},
-                ),
-            ),
-            Property(
-                "needs room on the host",
-                needs_room_on_the_host,
-                "All of a sequence's blocks must fit into the free host blocks, or it is recomputed.",
-                ({"block_size": 16}, {"block_size": 12}),
-            ),
-            Property(
-                "recomputes when in doubt",
-                recomputes_when_in_doubt,
-                "If swapping takes no less time, it is not worth the host's memory.",
-            ),
-            Property("gives what the card says", knows_the_example, "Do the example by hand: two blocks, both ways."),
-        ),
-        time_limit_s=10,
-    ),
+SWAP = exercise(
+    "4.9", "Swap or recompute", "swap_s recompute_s cheaper_way", points=3, minutes=10, lines=5, difficulty=2
 )
+SWAP.time_limit_s, SWAP.is_extra = 10, True
+SWAP.objective = "compare bytes to move with arithmetic to repeat"
+SWAP.hints = (
+    "Swapping moves blocks, not tokens, and each of them twice.",
+    "Token number t attends to t keys: 1 + 2 + ... + n pairs in all.",
+    "Swap if there is room for it on the host and it takes less time; recompute otherwise.",
+)
+
+
+def machine(draw: Draw) -> Machine:
+    bytes_per_s = draw.random.uniform(1e9, 50e9)
+    return Machine(draw.choice((8, 12, 16, 20, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
+
+
+@SWAP.check("moves whole blocks, out and in", num_tokens=(1, 32, 61, 1001))
+def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """The last block moves as a whole, however little is in it; and what goes out must come back."""
+    for here in (machine(draw), machine(draw)._replace(block_size=12)):
+        num_blocks = len(range(0, num_tokens, here.block_size))
+        expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
+        compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+
+
+@SWAP.check("counts every token and every pair", num_tokens=(1, 2, 700))
+def recomputes_every_pair(answer: Any, draw: Draw, num_tokens: int) -> None:
+    """The first token meets one key, the second two, and so on; and every token takes token_s besides."""
+    here = machine(draw)._replace(token_s=draw.random.uniform(1e-6, 1e-3), pair_s=draw.random.uniform(1e-9, 1e-6))
+    expected = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
+    compare(answer.recompute_s(num_tokens, here), expected, what=f"recompute_s({num_tokens}, ...)", rtol=1e-9, atol=0)
+
+
+@SWAP.check("takes the cheaper way", model=("llama-3-8b", "llama-3-8b"), host_bytes_per_s=(25e9, 4e9))
+def takes_the_cheaper(answer: Any, draw: Draw, model: str, host_bytes_per_s: float) -> None:
+    """Compare the two times for the same tokens on the same machine."""
+    here = gpu(model, host_bytes_per_s=host_bytes_per_s)
+    for num_tokens in (1, 100, 5000, 60_000):
+        num_blocks = -(-num_tokens // 16)
+        swap_s = 2 * num_blocks * here.block_bytes / host_bytes_per_s
+        recompute_s = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
+        expected = "swap" if swap_s < recompute_s else "recompute"
+        what = f"cheaper_way of {num_tokens} tokens (swap {swap_s:.3g} s, recompute {recompute_s:.3g} s)"
+        compare(answer.cheaper_way(num_tokens, 10**6, here), expected, what=what)
+
+
+@SWAP.check("needs room on the host", block_size=(16, 12))
+def needs_room_on_the_host(answer: Any, draw: Draw, block_size: int) -> None:
+    """All of a sequence's blocks must fit into the free host blocks, or it is recomputed."""
+    here, num_blocks = gpu("llama-3-8b")._replace(block_size=block_size), -(-100 // block_size)
+    for num_free, expected in ((num_blocks - 1, "recompute"), (num_blocks, "swap"), (0, "recompute")):
+        what = f"cheaper_way of 100 tokens, {num_blocks} blocks of {block_size}, with {num_free} free host blocks"
+        compare(answer.cheaper_way(100, num_free, here), expected, what=what)
+
+
+@SWAP.check("recomputes when in doubt")
+def recomputes_when_in_doubt(answer: Any, draw: Draw) -> None:
+    """If swapping takes no less time, it is not worth the host's memory."""
+    # Powers of two: both ways take exactly as long.
+    here = Machine(16, 2.0**20, 2.0**30, 2.0**-13, 0.0)
+    compare(answer.swap_s(16, here), answer.recompute_s(16, here), what="swap_s where both take as long", atol=0)
+    compare(answer.cheaper_way(16, 8, here), "recompute", what="cheaper_way where both take as long")
+
+
+@SWAP.check("gives what the card says")
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    """Do the example by hand: two blocks, both ways."""
+    here = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
+    compare((answer.swap_s(20, here), answer.recompute_s(20, here)), (0.004, 0.002), what="the card's two times")
+    compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")

@@ -11,12 +11,40 @@ from twophase.scheduling.limits import SchedulerConfig
 from twophase.scheduling.policy import Policy
 from twophase.scheduling.scheduler import Scheduler
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.scheduling.ranks import require_rank
 from twophase_labs.scheduling.virtual import StepCost, VirtualRun, play
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.steps import num_tokens
 from twophase_tools.load.workloads import TimedRequest
+
+POLICY = exercise(
+    "4.4", "Decodes first, prefills in chunks", "DecodesFirst", points=4, minutes=15, lines=15, difficulty=3
+)
+POLICY.time_limit_s = 15
+POLICY.checked_in = "answer"
+POLICY.objective = "write a scheduling policy that runs in the engine"
+POLICY.hints = (
+    "Three groups in this order: those that decode, those whose prefill has begun, those that wait. `room` is what "
+    "the step has left for each.",
+    "`step.prefill` and `step.admit` take the most tokens a chunk may have and return how many they planned.",
+    "class DecodesFirst(Policy):\n"
+    "    def __init__(self, max_tokens):\n"
+    "        self.max_tokens = max_tokens\n"
+    "\n"
+    "    def rank(self, sequence):\n"
+    "        return ...                       # by arrival; and its completions by index\n"
+    "\n"
+    "    def plan(self, step):\n"
+    "        room, prefills = self.max_tokens, []\n"
+    "        for sequence in step.running:\n"
+    "            ...                          # decode it, and count that; or note it as a prefill\n"
+    "        for sequence in prefills:\n"
+    "            room -= ...                  # `step.prefill` tells how many tokens it planned\n"
+    "        for sequence in step.waiting:\n"
+    "            ...                          # `step.admit` likewise; after a 0, stop: nothing overtakes the "
+    "head",
+)
 
 ONE_SECOND = StepCost(step_s=1.0)
 Steps = list[dict[str, int]]
@@ -83,11 +111,16 @@ def decode_names(step: StepTrace) -> list[str]:
     return [name for name, _, _, _ in step.chunks[: step.num_decodes]]
 
 
+@POLICY.check("ranks by a tuple of numbers")
 def has_a_rank(answer: Any, draw: Draw) -> None:
+    """Queues are sorted by it: two numbers, compared from the left."""
     require_rank(made(answer, draw.integer(1, 64)))
 
 
+@POLICY.check("serves one request", prompt=(5, 8, 30))
 def serves_one(answer: Any, draw: Draw, prompt: int) -> None:
+    """A chunk of at most max_tokens in each step until the prompt is done (its last chunk gives the first token),
+    then a decode per step."""
     requests = [TimedRequest("A", 0, prompt, 4)]
     got = [as_dict(step) for step in run(answer, requests, 8).steps]
     expected = expected_steps(requests, 8)
@@ -99,7 +132,10 @@ def serves_one(answer: Any, draw: Draw, prompt: int) -> None:
         )
 
 
+@POLICY.check("keeps a step within max_tokens", num=(2, 6))
 def keeps_to_max_tokens(answer: Any, draw: Draw, num: int) -> None:
+    """Decodes count as well: what they take is not there for prefills, and neither is what one prefill took for the
+    next."""
     requests = drawn(draw, num, 60, spread=6)
     for step in run(answer, requests, 12).steps:
         if num_tokens(step) > 12:
@@ -110,7 +146,9 @@ def keeps_to_max_tokens(answer: Any, draw: Draw, num: int) -> None:
             )
 
 
+@POLICY.check("decodes in every step", num=(2, 6))
 def decodes_every_step(answer: Any, draw: Draw, num: int) -> None:
+    """A sequence that decodes comes first, in every step, whatever prompts there are."""
     requests = drawn(draw, num, 60, spread=6)
     got = run(answer, requests, 12)
     for record in got.records:
@@ -124,7 +162,9 @@ def decodes_every_step(answer: Any, draw: Draw, num: int) -> None:
             )
 
 
+@POLICY.check("never holds decodes back")
 def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
+    """If more sequences decode than max_tokens allows, they decode all the same, and prefills wait."""
     cache = CacheManager(64, 4, enable_prefix_caching=False)
     scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
     scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
@@ -140,39 +180,9 @@ def never_holds_decodes_back(answer: Any, draw: Draw) -> None:
         )
 
 
-def gives_prefills_no_more_than_room(answer: Any, draw: Draw) -> None:
-    """Six decodes, with max_tokens=4, beside a prefill that was begun when there was room."""
-    cache = CacheManager(64, 4, enable_prefix_caching=False)
-    scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
-    scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
-    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
-    for _ in range(3):
-        plan = scheduler.schedule()
-        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
-        if plan.num_decodes >= 4 and len(plan.chunks) > plan.num_decodes:
-            reject(f"{plan.num_decodes} decodes, with max_tokens=4, and a prefill got tokens in the same step")
-
-
-def ranks_every_sequence(answer: Any, draw: Draw) -> None:
-    """The completions of a request are sequences of one arrival: their index tells them apart."""
-    policy = made(answer, 64)
-    scheduler = Scheduler(SchedulerConfig(16, 64, 256), CacheManager(64, 4, enable_prefix_caching=False), policy)
-    for name in "AB":
-        scheduler.add(Request(name, (0, 0, 0), SamplingParams(temperature=1.0, n=4, max_tokens=5)))
-    plan = scheduler.schedule()
-    scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
-    sequences = list(scheduler.sequences.values())
-    expected = sorted(sequences, key=lambda one: (one.arrival_order, one.index))
-    draw.random.shuffle(sequences)
-    got = sorted(sequences, key=policy.rank)
-    if len({policy.rank(one) for one in got}) < len(got) or got != expected:
-        reject(
-            "two requests of four completions each are not ranked by arrival and then by index, all differently",
-            *(f"request {one.request.request_id}, index {one.index}: rank {policy.rank(one)!r}" for one in got),
-        )
-
-
+@POLICY.check("serves in the order of arrival", num=(3, 8))
 def first_come(answer: Any, draw: Draw, num: int) -> None:
+    """`rank` is the order: smaller goes first. `sequence.arrival_order` counts requests as they come."""
     requests = drawn(draw, num, 40, spread=4)
     records = run(answer, requests, 12).records
     _in_order(requests, records)
@@ -190,137 +200,79 @@ def _in_order(requests: Sequence[TimedRequest], records: Sequence[RequestRecord]
             )
 
 
+@POLICY.check("lets nothing past the head of the queue")
 def keeps_the_head_first(answer: Any, draw: Draw) -> None:
     # 8 blocks of 4 slots. A holds 4 blocks and leaves late; B needs 5, so it waits, and C, which would fit, with it.
+    """The head needs more blocks than are free. If smaller ones slip past it, it may never be served."""
     requests = [TimedRequest("A", 0, 12, 6), TimedRequest("B", 1, 20, 2), TimedRequest("C", 1, 3, 2)]
     got = run(answer, requests, 32, num_blocks=8, block_size=4, token_budget=32, max_num_seqs=8)
     _in_order(requests, got.records)
 
 
+@POLICY.check(
+    "uses what is left of a step",
+    {"num": 2, "spread": 0},
+    {"num": 4, "spread": 0, "longest": 3},
+    {"num": 6, "spread": 0},
+    {"num": 8, "spread": 6},
+    {"num": 5, "spread": 3, "max_tokens": 150},
+)
 def fills_the_step(
     answer: Any, draw: Draw, num: int, spread: int, max_tokens: int = 10, longest: int | None = None
 ) -> None:
-    requests = drawn(draw, num, longest or 4 * max_tokens, spread)
-    got = [as_dict(step) for step in run(answer, requests, max_tokens).steps]
-    for number, (one, other) in enumerate(zip(got, expected_steps(requests, max_tokens), strict=False)):
-        if one != other:
-            reject(
-                f"step {number} computes {one}, expected {other}",
-                f"requests (prompt + output at arrival) {describe(requests)}, max_tokens={max_tokens}",
-            )
+    """With room left and a request waiting, the step takes more: prefills that are begun first, then newcomers,
+    several if they are short."""
+    leaves_one = [TimedRequest("A", 0, max_tokens - 1, 2), TimedRequest("B", 0, 5, 2)]
+    for requests in (leaves_one, drawn(draw, num, longest or 4 * max_tokens, spread)):
+        got = [as_dict(step) for step in run(answer, requests, max_tokens).steps]
+        for number, (one, other) in enumerate(zip(got, expected_steps(requests, max_tokens), strict=False)):
+            if one != other:
+                reject(
+                    f"step {number} computes {one}, expected {other}",
+                    f"requests (prompt + output at arrival) {describe(requests)}, max_tokens={max_tokens}",
+                )
 
 
+@POLICY.check("ranks every sequence")
+def ranks_every_sequence(answer: Any, draw: Draw) -> None:
+    """arrival_order is the request's; its completions differ in `sequence.index`."""
+    # The completions of a request are sequences of one arrival: their index tells them apart.
+    policy = made(answer, 64)
+    scheduler = Scheduler(SchedulerConfig(16, 64, 256), CacheManager(64, 4, enable_prefix_caching=False), policy)
+    for name in "AB":
+        scheduler.add(Request(name, (0, 0, 0), SamplingParams(temperature=1.0, n=4, max_tokens=5)))
+    plan = scheduler.schedule()
+    scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+    sequences = list(scheduler.sequences.values())
+    expected = sorted(sequences, key=lambda one: (one.arrival_order, one.index))
+    draw.random.shuffle(sequences)
+    got = sorted(sequences, key=policy.rank)
+    if len({policy.rank(one) for one in got}) < len(got) or got != expected:
+        reject(
+            "two requests of four completions each are not ranked by arrival and then by index, all differently",
+            *(f"request {one.request.request_id}, index {one.index}: rank {policy.rank(one)!r}" for one in got),
+        )
+
+
+@POLICY.check("gives prefills no more than there is room")
+def gives_prefills_no_more_than_room(answer: Any, draw: Draw) -> None:
+    """Decodes may fill a step, and more than fill it. Then no prefill gets a token, begun or not."""
+    # Six decodes, with max_tokens=4, beside a prefill that was begun when there was room.
+    cache = CacheManager(64, 4, enable_prefix_caching=False)
+    scheduler = Scheduler(SchedulerConfig(8, 64, 256), cache, made(answer, 4))
+    scheduler.add(Request("A", (0, 0, 0), SamplingParams(temperature=1.0, n=6, max_tokens=5)))
+    scheduler.add(Request("B", (0,) * 20, SamplingParams(temperature=1.0, max_tokens=5)))
+    for _ in range(3):
+        plan = scheduler.schedule()
+        scheduler.update(plan, {chunk.seq_id: (SampledToken(1),) * chunk.num_samples for chunk in plan.chunks})
+        if plan.num_decodes >= 4 and len(plan.chunks) > plan.num_decodes:
+            reject(f"{plan.num_decodes} decodes, with max_tokens=4, and a prefill got tokens in the same step")
+
+
+@POLICY.check("survives memory pressure")
 def survives_pressure(answer: Any, draw: Draw) -> None:
+    """Sequences may be preempted while you plan: `step.decode` is then False and `step.prefill` 0."""
     requests = [TimedRequest(f"{i}", i // 2, draw.integer(1, 24), draw.integer(1, 24)) for i in range(14)]
     got = run(answer, requests, 12, num_blocks=14, block_size=4, token_budget=64, max_num_seqs=8)
     for request, record in zip(requests, got.records, strict=True):
         compare(len(record.token_times_s), request.num_output_tokens, what=f"the tokens of {request.request_id}")
-
-
-EXERCISES = (
-    Exercise(
-        id="4.4",
-        checked_in="answer",
-        title="Decodes first, prefills in chunks",
-        kind="code",
-        names=("DecodesFirst",),
-        points=4,
-        minutes=15,
-        lines=15,
-        difficulty=3,
-        objective="write a scheduling policy that runs in the engine",
-        hints=(
-            "Three groups in this order: those that decode, those whose prefill has begun, those that wait. "
-            "`room` is what the step has left for each.",
-            "`step.prefill` and `step.admit` take the most tokens a chunk may have and return how many they planned.",
-            "class DecodesFirst(Policy):\n"
-            "    def __init__(self, max_tokens):\n"
-            "        self.max_tokens = max_tokens\n"
-            "\n"
-            "    def rank(self, sequence):\n"
-            "        return ...                       # by arrival; and its completions by index\n"
-            "\n"
-            "    def plan(self, step):\n"
-            "        room, prefills = self.max_tokens, []\n"
-            "        for sequence in step.running:\n"
-            "            ...                          # decode it, and count that; or note it as a prefill\n"
-            "        for sequence in prefills:\n"
-            "            room -= ...                  # `step.prefill` tells how many tokens it planned\n"
-            "        for sequence in step.waiting:\n"
-            "            ...                          # `step.admit` likewise; after a 0, stop: nothing overtakes the "
-            "head",
-        ),
-        checks=(
-            Property(
-                "ranks by a tuple of numbers",
-                has_a_rank,
-                "Queues are sorted by it: two numbers, compared from the left.",
-            ),
-            Property(
-                "serves one request",
-                serves_one,
-                "A chunk of at most max_tokens in each step until the prompt is done (its last chunk gives the first "
-                "token), then a decode per step.",
-                ({"prompt": 5}, {"prompt": 8}, {"prompt": 30}),
-            ),
-            Property(
-                "keeps a step within max_tokens",
-                keeps_to_max_tokens,
-                "Decodes count as well: what they take is not there for prefills, and neither is what one prefill "
-                "took for the next.",
-                ({"num": 2}, {"num": 6}),
-            ),
-            Property(
-                "decodes in every step",
-                decodes_every_step,
-                "A sequence that decodes comes first, in every step, whatever prompts there are.",
-                ({"num": 2}, {"num": 6}),
-            ),
-            Property(
-                "never holds decodes back",
-                never_holds_decodes_back,
-                "If more sequences decode than max_tokens allows, they decode all the same, and prefills wait.",
-            ),
-            Property(
-                "serves in the order of arrival",
-                first_come,
-                "`rank` is the order: smaller goes first. `sequence.arrival_order` counts requests as they come.",
-                ({"num": 3}, {"num": 8}),
-            ),
-            Property(
-                "lets nothing past the head of the queue",
-                keeps_the_head_first,
-                "The head needs more blocks than are free. If smaller ones slip past it, it may never be served.",
-            ),
-            Property(
-                "uses what is left of a step",
-                fills_the_step,
-                "With room left and a request waiting, the step takes more: prefills that are begun first, then "
-                "newcomers, several if they are short.",
-                (
-                    {"num": 2, "spread": 0},
-                    {"num": 4, "spread": 0, "longest": 3},
-                    {"num": 6, "spread": 0},
-                    {"num": 8, "spread": 6},
-                    {"num": 5, "spread": 3, "max_tokens": 150},
-                ),
-            ),
-            Property(
-                "ranks every sequence",
-                ranks_every_sequence,
-                "arrival_order is the request's; its completions differ in `sequence.index`.",
-            ),
-            Property(
-                "gives prefills no more than there is room",
-                gives_prefills_no_more_than_room,
-                "Decodes may fill a step, and more than fill it. Then no prefill gets a token, begun or not.",
-            ),
-            Property(
-                "survives memory pressure",
-                survives_pressure,
-                "Sequences may be preempted while you plan: `step.decode` is then False and `step.prefill` 0.",
-            ),
-        ),
-        time_limit_s=15,
-    ),
-)

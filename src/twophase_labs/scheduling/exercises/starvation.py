@@ -5,8 +5,25 @@ from itertools import pairwise
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, reject
-from twophase_labs.machine.exercise import Exercise, Property
+from twophase_labs.machine.exercise import exercise
 from twophase_labs.scheduling.teaching import Job, Log, PlanError, famous_jobs, run_steps
+
+CHUNKS = exercise("4.3", "Repair it", "plan_in_chunks", points=3, minutes=10, lines=5, difficulty=2, time_limit_s=10)
+CHUNKS.objective = "plan steps in which every job makes progress, whatever the lengths"
+CHUNKS.hints = (
+    "Nothing says that a prompt must be computed in one step: lab 2 did it in chunks.",
+    "Each job gets as much as it has to compute and as the budget has left, whichever is smaller.",
+    "batch = []\n"
+    "for job in running:\n"
+    "    num_tokens = ...             # what it could compute, or what is left of the budget\n"
+    "    if num_tokens:\n"
+    "        ...                      # into the batch, and off the budget\n"
+    "while waiting and ...:           # is there anything left for the head of the queue?\n"
+    "    job = waiting.popleft()\n"
+    "    running.append(job)          # it stays there; the next step goes on with it\n"
+    "    ...\n"
+    "return batch",
+)
 
 MAX_EMPTY = 3
 
@@ -45,41 +62,67 @@ def random_jobs(draw: Draw, num: int, longest: int) -> list[Job]:
     return [Job(f"{i}", draw.integer(1, longest + 1), draw.integer(1, 6)) for i in range(num)]
 
 
+@CHUNKS.check("finishes a prompt of any length", prompt=(10, 50, 51, 100, 7, 1000), budget=(50, 50, 50, 50, 1, 300))
 def ends(answer: Any, draw: Draw, prompt: int, budget: int) -> None:
+    """A prompt longer than the budget needs several steps: a chunk in each."""
     watched(answer, [Job("A", prompt, 3)], budget)
 
 
-def knows_the_example(answer: Any, draw: Draw) -> None:
-    log = watched(answer, [Job("A", 100, 2), Job("B", 20, 1)], 50)
-    expected = [[("A", 50)], [("A", 50)], [("A", 1), ("B", 20)]]
-    compare([[tuple(pair) for pair in step] for step in log], expected, what="the card's example", axes=("step",))
-
-
+@CHUNKS.check("serves those behind it")
 def serves_those_behind(answer: Any, draw: Draw) -> None:
+    """The queue of the section: 100, 20 and 10 tokens, with a budget of 50."""
     watched(answer, famous_jobs(), 50)
 
 
-def plans_nothing_for_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
-    """More decodes than the budget has tokens: run_steps never comes to that, and the function may be asked."""
-    jobs = [Job(chr(65 + i), 4, 3, num_computed=4, num_generated=1) for i in range(num)]
-    waiting = deque([Job("Z", 5, 2)])
-    batch = answer.plan_in_chunks(list(jobs), waiting, budget)
-    got = [(job.name, num_tokens) for job, num_tokens in batch]
-    expected = [(job.name, 1) for job in jobs[:budget]]
-    if got != expected:
-        reject(f"{num} jobs are decoding, the budget is {budget}, and the plan is {got}", f"expected {expected}")
-    compare(len(waiting), 1, what="the number of jobs that wait after a step without room for them")
-
-
+@CHUNKS.check("keeps the budget", num=(2, 7), budget=(8, 16))
 def keeps_the_budget(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """Every token that is planned comes off the budget, whether of a prompt or of an answer."""
     for number, step in enumerate(watched(answer, random_jobs(draw, num, 3 * budget), budget)):
         num_tokens = sum(n for _, n in step)
         if num_tokens > budget:
             reject(f"step {number} computes {num_tokens} tokens, and the budget is {budget}", f"the step: {step}")
 
 
+@CHUNKS.check("gives every decode its token", num=(3, 8), budget=(8, 12))
+def decodes_every_step(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """Jobs that run come before those that wait; with a budget at least as large as the number of jobs there is
+    always a token for each."""
+    jobs = random_jobs(draw, num, 3 * budget)
+    left = {job.name: job.num_prompt_tokens for job in jobs}
+    outputs = {job.name: job.num_output_tokens for job in jobs}
+    for number, step in enumerate(watched(answer, jobs, budget)):
+        planned = {name for name, _ in step}
+        for name in left:
+            if left[name] == 0 and outputs[name] and name not in planned:
+                reject(f"{name} is decoding and gets no token in step {number}", f"the step: {step}")
+        for name, num_tokens in step:
+            left[name] = max(0, left[name] - num_tokens)
+            outputs[name] -= left[name] == 0
+
+
+@CHUNKS.check("lets nothing overtake", num=(3, 8), budget=(8, 12))
+def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """The head of the queue is begun first. Skipping it serves those behind it, until there is always one behind it."""
+    jobs = random_jobs(draw, num, 3 * budget)
+    log = watched(answer, jobs, budget)
+    first: dict[str, int] = {}
+    for number, step in enumerate(log):
+        for name, _ in step:
+            first.setdefault(name, number)
+    order = [first[job.name] for job in jobs]
+    for earlier, later in pairwise(jobs):
+        if first[later.name] < first[earlier.name]:
+            reject(
+                f"{later.name} was begun in step {first[later.name]}, before {earlier.name}, which stood ahead of it, "
+                f"in step {first[earlier.name]}",
+                f"prompts {[job.num_prompt_tokens for job in jobs]}, begun in steps {order}, budget {budget}",
+            )
+
+
+@CHUNKS.check("leaves no room unused", num=(3, 8, 1, 40), budget=(8, 12, 300, 300))
 def wastes_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
-    """A step below the budget computes all that there is to compute."""
+    """As long as there is budget and a job with tokens to compute, the step is not full."""
+    # A step below the budget computes all that there is to compute.
     jobs = random_jobs(draw, num, 3 * budget) if num > 1 else [Job("A", budget - 100, 3)]
     log = watched(answer, jobs, budget)
     left = {job.name: [job.num_prompt_tokens, job.num_output_tokens] for job in jobs}
@@ -98,120 +141,23 @@ def wastes_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
             left[name] = [max(0, prompt - num_tokens), output - (num_tokens >= prompt)]
 
 
-def decodes_every_step(answer: Any, draw: Draw, num: int, budget: int) -> None:
-    jobs = random_jobs(draw, num, 3 * budget)
-    left = {job.name: job.num_prompt_tokens for job in jobs}
-    outputs = {job.name: job.num_output_tokens for job in jobs}
-    for number, step in enumerate(watched(answer, jobs, budget)):
-        planned = {name for name, _ in step}
-        for name in left:
-            if left[name] == 0 and outputs[name] and name not in planned:
-                reject(f"{name} is decoding and gets no token in step {number}", f"the step: {step}")
-        for name, num_tokens in step:
-            left[name] = max(0, left[name] - num_tokens)
-            outputs[name] -= left[name] == 0
+@CHUNKS.check("plans no job for 0 tokens", num=(3, 70), budget=(2, 64))
+def plans_nothing_for_nothing(answer: Any, draw: Draw, num: int, budget: int) -> None:
+    """When the budget is used up, the running jobs that are left get nothing, and are not in the list."""
+    # More decodes than the budget has tokens: run_steps never comes to that, and the function may be asked.
+    jobs = [Job(chr(65 + i), 4, 3, num_computed=4, num_generated=1) for i in range(num)]
+    waiting = deque([Job("Z", 5, 2)])
+    batch = answer.plan_in_chunks(list(jobs), waiting, budget)
+    got = [(job.name, num_tokens) for job, num_tokens in batch]
+    expected = [(job.name, 1) for job in jobs[:budget]]
+    if got != expected:
+        reject(f"{num} jobs are decoding, the budget is {budget}, and the plan is {got}", f"expected {expected}")
+    compare(len(waiting), 1, what="the number of jobs that wait after a step without room for them")
 
 
-def nobody_overtakes(answer: Any, draw: Draw, num: int, budget: int) -> None:
-    jobs = random_jobs(draw, num, 3 * budget)
-    log = watched(answer, jobs, budget)
-    first: dict[str, int] = {}
-    for number, step in enumerate(log):
-        for name, _ in step:
-            first.setdefault(name, number)
-    order = [first[job.name] for job in jobs]
-    for earlier, later in pairwise(jobs):
-        if first[later.name] < first[earlier.name]:
-            reject(
-                f"{later.name} was begun in step {first[later.name]}, before {earlier.name}, which stood ahead of it, "
-                f"in step {first[earlier.name]}",
-                f"prompts {[job.num_prompt_tokens for job in jobs]}, begun in steps {order}, budget {budget}",
-            )
-
-
-EXERCISES = (
-    Exercise(
-        id="4.3",
-        title="Repair it",
-        kind="code",
-        names=("plan_in_chunks",),
-        points=3,
-        minutes=10,
-        lines=5,
-        difficulty=2,
-        objective="plan steps in which every job makes progress, whatever the lengths",
-        hints=(
-            "Nothing says that a prompt must be computed in one step: lab 2 did it in chunks.",
-            "Each job gets as much as it has to compute and as the budget has left, whichever is smaller.",
-            "batch = []\n"
-            "for job in running:\n"
-            "    num_tokens = ...             # what it could compute, or what is left of the budget\n"
-            "    if num_tokens:\n"
-            "        ...                      # into the batch, and off the budget\n"
-            "while waiting and ...:           # is there anything left for the head of the queue?\n"
-            "    job = waiting.popleft()\n"
-            "    running.append(job)          # it stays there; the next step goes on with it\n"
-            "    ...\n"
-            "return batch",
-        ),
-        checks=(
-            Property(
-                "finishes a prompt of any length",
-                ends,
-                "A prompt longer than the budget needs several steps: a chunk in each.",
-                (
-                    {"prompt": 10, "budget": 50},
-                    {"prompt": 50, "budget": 50},
-                    {"prompt": 51, "budget": 50},
-                    {"prompt": 100, "budget": 50},
-                    {"prompt": 7, "budget": 1},
-                    {"prompt": 1000, "budget": 300},
-                ),
-            ),
-            Property(
-                "serves those behind it",
-                serves_those_behind,
-                "The queue of the section: 100, 20 and 10 tokens, with a budget of 50.",
-            ),
-            Property(
-                "keeps the budget",
-                keeps_the_budget,
-                "Every token that is planned comes off the budget, whether of a prompt or of an answer.",
-                ({"num": 2, "budget": 8}, {"num": 7, "budget": 16}),
-            ),
-            Property(
-                "gives every decode its token",
-                decodes_every_step,
-                "Jobs that run come before those that wait; with a budget at least as large as the number of jobs "
-                "there is always a token for each.",
-                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
-            ),
-            Property(
-                "lets nothing overtake",
-                nobody_overtakes,
-                "The head of the queue is begun first. Skipping it serves those behind it, until there is always one "
-                "behind it.",
-                ({"num": 3, "budget": 8}, {"num": 8, "budget": 12}),
-            ),
-            Property(
-                "leaves no room unused",
-                wastes_nothing,
-                "As long as there is budget and a job with tokens to compute, the step is not full.",
-                (
-                    {"num": 3, "budget": 8},
-                    {"num": 8, "budget": 12},
-                    {"num": 1, "budget": 300},
-                    {"num": 40, "budget": 300},
-                ),
-            ),
-            Property(
-                "plans no job for 0 tokens",
-                plans_nothing_for_nothing,
-                "When the budget is used up, the running jobs that are left get nothing, and are not in the list.",
-                ({"num": 3, "budget": 2}, {"num": 70, "budget": 64}),
-            ),
-            Property("gives what the card says", knows_the_example, "Run the three steps of the example by hand."),
-        ),
-        time_limit_s=10,
-    ),
-)
+@CHUNKS.check("gives what the card says")
+def knows_the_example(answer: Any, draw: Draw) -> None:
+    """Run the three steps of the example by hand."""
+    log = watched(answer, [Job("A", 100, 2), Job("B", 20, 1)], 50)
+    expected = [[("A", 50)], [("A", 50)], [("A", 1), ("B", 20)]]
+    compare([[tuple(pair) for pair in step] for step in log], expected, what="the card's example", axes=("step",))
