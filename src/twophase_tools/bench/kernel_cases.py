@@ -1,6 +1,6 @@
 """What `twophase bench kernels` measures: each kernel at serving sizes, with its rivals on the same data.
 
-Rivals of the attention kernels that read no block table get K and V contiguous and in their favourite order.
+torch's attention reads no block table: it gets K and V contiguous.
 """
 
 import math
