@@ -1,3 +1,12 @@
 """Benchmarks: `twophase bench engine | kernels | quality | serve ...`. Every result carries hardware and versions."""
 
-__all__ = ["machine", "perplexity", "quality", "quality_drift", "quality_probes", "quality_tasks", "quality_verdict", "serve"]
+__all__ = [
+    "machine",
+    "perplexity",
+    "quality",
+    "quality_drift",
+    "quality_probes",
+    "quality_tasks",
+    "quality_verdict",
+    "serve",
+]

@@ -1,7 +1,7 @@
 """`twophase bench serve --url`: the same load over HTTP, each request by a client of its own.
 
-Completions of token ids are streamed, as OpenAI's protocol has them. What stands here knows no engine: any server of the
-protocol can be asked.
+Completions of token ids are streamed, as OpenAI's protocol has them. What stands here knows no engine: any server of
+the protocol can be asked.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ def _said(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-# -- load ---------------------------------------------------------------------------------------------------------------
+# -- load -------------------------------------------------------------------------------------------------------------
 
 
 async def play(

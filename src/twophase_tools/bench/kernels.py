@@ -102,8 +102,8 @@ class CaseResult:
                 yield f"{start}  {variant.not_run}"
                 continue
             ratio = variant.elapsed_s / self.ours.elapsed_s if self.ours.elapsed_s else float("nan")
-            share = self.num_bytes / variant.elapsed_s / (
-                roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth
+            share = (
+                self.num_bytes / variant.elapsed_s / (roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth)
             )
             yield (
                 f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x {self.num_bytes / 1e6:>10.2f} {share:>6.0%} "

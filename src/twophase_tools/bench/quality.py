@@ -4,8 +4,8 @@ Each variant is judged against the same model with neither, in the same dtype. A
 come from a text (`quality_drift`), from questions (`quality_tasks`) and from sums (`quality_probes`); the bounds, and
 why they are where they are, stand in `quality_verdict`.
 
-The default model's weights come from a file of 4 bits in groups of 32: rounded again on that grid nothing moves, and the
-gate sees no cost where the cost was paid earlier.
+The default model's weights come from a file of 4 bits in groups of 32: rounded again on that grid nothing moves, and
+the gate sees no cost where the cost was paid earlier.
 """
 
 import math
@@ -220,9 +220,7 @@ def _dtype_name(llm: LLM) -> str:
     return str(llm.model.weights.dtype).removeprefix("torch.")
 
 
-def judge(
-    name: str, before: Before, after: LLM, bounds: Bounds, say: Say = lambda line: None
-) -> FormatReport:
+def judge(name: str, before: Before, after: LLM, bounds: Bounds, say: Say = lambda line: None) -> FormatReport:
     """One variant, which `after` is."""
     say(f"{name}: {len(before.token_ids):,} tokens of text, with both")
     drift = measure_drift(before.llm, after, before.token_ids)

@@ -55,6 +55,8 @@ def decode_step_times(before: LLM, after: LLM, token_ids: Sequence[int]) -> tupl
 
     ways = {"before": lambda _: step_times(before), "after": lambda _: step_times(after)}
     # A model so broken that its requests end with errors decodes nothing.
-    times_s = [sum(rounds, start=[]) for rounds in in_turns(ways, DECODE_ROUNDS).values()]
+    times_s = [
+        [step_s for steps_s in rounds for step_s in steps_s] for rounds in in_turns(ways, DECODE_ROUNDS).values()
+    ]
     before_s, after_s = (statistics.median(of_llm) if of_llm else math.inf for of_llm in times_s)
     return before_s, after_s

@@ -112,7 +112,6 @@ class ServerProcess:
         except (OSError, KeyError, ValueError):
             return None
 
-
     def last_words(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
 

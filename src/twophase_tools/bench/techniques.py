@@ -1,7 +1,7 @@
 """What each technique of the engine gains, and where it loses: the same work done in two or three ways, in turns.
 
-`twophase bench prefix-caching | speculative | window | disaggregation | tensor-parallel | http`. A technique gives cases,
-a case has a row of medians for each way. Techniques of two processes run in ranks; rank 0 returns the report.
+`twophase bench prefix-caching | speculative | window | disaggregation | tensor-parallel | http`. A technique gives
+cases, a case has a row of medians for each way. Techniques of two processes run in ranks; rank 0 returns the report.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ def _random_ids(llm: LLM, rng: random.Random, num_tokens: int) -> list[int]:
     return rng.choices(range(llm.model_config.vocab_size), k=num_tokens)
 
 
-# -- prefix caching -----------------------------------------------------------------------------------------------------
+# -- prefix caching ---------------------------------------------------------------------------------------------------
 
 
 def prefix_caching(task: Task) -> list[Case]:
@@ -166,9 +166,9 @@ def _served(llm: LLM, prompts: list[list[int]], output_len: int) -> Row:
 def _attack(task: Task, llm: LLM, rng: random.Random) -> Case:
     """The timing side channel of a prefix cache, and what closes it, a salt per tenant (arXiv:2502.07776).
 
-    A victim's prompt is a text that everybody knows and a secret, one of `num_candidates`. A stranger asks for the known
-    text with each candidate behind it, and names the one whose first token came soonest. Lengths are whole blocks: only
-    those are found.
+    A victim's prompt is a text that everybody knows and a secret, one of `num_candidates`. A stranger asks for the
+    known text with each candidate behind it, and names the one whose first token came soonest. Lengths are whole
+    blocks: only those are found.
     """
     known_len, secret_len, num_candidates, num_trials = (16, 16, 3, 2) if task.quick else (64, 32, 8, 16)
     task.say("a stranger with a clock")
@@ -188,14 +188,18 @@ def _attack(task: Task, llm: LLM, rng: random.Random) -> Case:
             hit_s = times_s.pop(secret)
             trials[name].append({"found": int(hit_s < min(times_s)), "hit s": hit_s, "miss s": min(times_s)})
     rows: dict[str, Row] = {
-        name: {"secrets found": sum(bool(row["found"]) for row in rows), "of": num_trials, "by chance": num_trials / num_candidates}
+        name: {
+            "secrets found": sum(bool(row["found"]) for row in rows),
+            "of": num_trials,
+            "by chance": num_trials / num_candidates,
+        }
         | {column: value for column, value in _medians(rows).items() if column != "found"}
         for name, rows in trials.items()
     }
     return Case(f"which of {num_candidates} candidates is in another tenant's prompt?", rows)
 
 
-# -- speculation --------------------------------------------------------------------------------------------------------
+# -- speculation ------------------------------------------------------------------------------------------------------
 
 PASSAGE = (
     "The lighthouse at Corran Point was built in 1838 by the engineer Margaret Dunmore. It stands 41 metres above the "
@@ -235,9 +239,12 @@ def speculative(task: Task) -> list[Case]:
 
     def write(text: str, num_drafts: int, gate: SpeculationGate | None) -> Row:
         questions, temperature, num_tokens = TEXTS[text]
+        num_tokens = 6 if task.quick else num_tokens
         llm.engine.speculator = speculator = GatedSpeculator(drafter, num_drafts, gate)
         params = [
-            SamplingParams(temperature=temperature, seed=seed, max_tokens=6 if task.quick else num_tokens, ignore_eos=True)
+            SamplingParams(
+                temperature=temperature, seed=seed, max_tokens=6 if task.quick else num_tokens, ignore_eos=True
+            )
             for seed in range(len(questions))
         ]
         start_s = time.perf_counter()
@@ -257,7 +264,7 @@ def speculative(task: Task) -> list[Case]:
     return cases
 
 
-# -- a sliding window with attention sinks ------------------------------------------------------------------------------
+# -- a sliding window with attention sinks ----------------------------------------------------------------------------
 
 CUE, PHRASE = "The pass phrase for the harbour gate is", " violet copper seventeen"
 
@@ -281,6 +288,7 @@ def window(task: Task) -> list[Case]:
         assert llm.tokenizer is not None
         encode = llm.tokenizer.encode
         text, said, cue, phrase = map(encode, (prose(), f"\n{CUE}{PHRASE}.\n", f"\n{CUE}", PHRASE))
+        text = text[: num_tokens - num_steps]
         # Other text goes first, so that the sentence is no attention sink itself.
         near, far = (
             token_losses(llm, [*text[:32], *said, *text[:between], *cue, *phrase])[-len(phrase) :].double().mean()
@@ -303,7 +311,7 @@ def window(task: Task) -> list[Case]:
     return [Case(f"{num_tokens:,} tokens; perplexity of {len(text):,}", rows)]
 
 
-# -- prefill and decode apart -------------------------------------------------------------------------------------------
+# -- prefill and decode apart -----------------------------------------------------------------------------------------
 
 
 def disaggregation(task: Task) -> list[Case]:
@@ -380,12 +388,12 @@ def _pace(outputs: list[RequestOutput], num_streams: int) -> Row:
     }
 
 
-# -- tensor parallelism -------------------------------------------------------------------------------------------------
+# -- tensor parallelism -----------------------------------------------------------------------------------------------
 
 
 def tensor_parallel(task: Task) -> list[Case]:
-    """One process with all cores against several that share the model. To be called in each rank; rank 0 gets beyond the
-    first line, and the others sleep while its own engine runs."""
+    """One process with all cores against several that share the model. To be called in each rank; rank 0 gets beyond
+    the first line, and the others sleep while its own engine runs."""
     from twophase_tools.bench.quality_cost import weight_memory_bytes
 
     size, sizes = task.size, {"num_kv_blocks": 128, "max_num_seqs": 16}
@@ -429,7 +437,7 @@ def tensor_parallel(task: Task) -> list[Case]:
         return [Case("memory of the largest process", memory), *compared]
 
 
-# -- HTTP ---------------------------------------------------------------------------------------------------------------
+# -- HTTP -------------------------------------------------------------------------------------------------------------
 
 
 def http(task: Task) -> list[Case]:

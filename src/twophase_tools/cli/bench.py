@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from twophase.core.errors import BackendUnavailableError, ConfigError
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_tools.cli.arguments import read_text, text, whole
+from twophase_tools.cli.arguments import add_options, read_text, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -29,7 +29,7 @@ TECHNIQUES = {
     "tensor-parallel": "one process against N that share the model",
     "http": "what HTTP costs: the same requests in this process and by a server",
 }
-# Of `bench quality`: the option, its name among the gate's bounds, and what it says. In brackets: for weights in 4 bits.
+# Of `bench quality`: the option, its name among the gate's bounds, and what it says. In brackets: of weights in 4 bits.
 BOUNDS: tuple[tuple[str, str, type, str], ...] = (
     ("--max-perplexity-ratio", "perplexity_ratio", float, "after over before (default 1.02 [1.03])"),
     ("--max-kl", "mean_kl", float, "mean KL divergence, nats (default 0.02 [0.035])"),
@@ -108,7 +108,7 @@ def _show(report: Report, args: argparse.Namespace) -> None:
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
 
 
-# -- the engine ---------------------------------------------------------------------------------------------------------
+# -- the engine -------------------------------------------------------------------------------------------------------
 
 
 def _add_engine(engine: argparse.ArgumentParser) -> None:
@@ -162,7 +162,7 @@ def _engine(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- kernels, the scheduler, techniques ---------------------------------------------------------------------------------
+# -- kernels, the scheduler, techniques -------------------------------------------------------------------------------
 
 
 def _add_kernels(kernels: argparse.ArgumentParser) -> None:
@@ -227,7 +227,7 @@ def _technique(args: argparse.Namespace) -> int:
     return 0
 
 
-# -- quality ------------------------------------------------------------------------------------------------------------
+# -- quality ----------------------------------------------------------------------------------------------------------
 
 
 def _add_quality(quality: argparse.ArgumentParser) -> None:
@@ -271,7 +271,7 @@ def _quality(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-# -- load ---------------------------------------------------------------------------------------------------------------
+# -- load -------------------------------------------------------------------------------------------------------------
 
 
 def _add_serve(serve: argparse.ArgumentParser) -> None:
@@ -283,26 +283,24 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         help="chat (default), bursty, uniform, shared-prefix, quick, or benchmark (256 requests at once), "
         "benchmark-pressure",
     )
-    load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
-    load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
-    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
     load.add_argument(
         "--seed", type=int, default=0, metavar="S", help="fixes arrivals, lengths and prompts (default 0)"
     )
-    load.add_argument(
-        "--concurrency",
-        type=whole(1, 100_000),
-        metavar="N",
-        help="a closed loop: each of N clients sends its next request when its last one has ended",
+    add_options(
+        load,
+        ("--rate", float, "R", "requests per second (default: the workload's own)"),
+        ("--cv", float, "C", "variation of the gaps between arrivals; 1 is Poisson"),
+        ("--requests", whole(1), "N", "how many (default: the workload's own)"),
+        ("--concurrency", whole(1, 100_000), "N", "a closed loop of N clients: each sends when its last one has ended"),
+        ("--duration-limit", float, "SECONDS", "abort what is unfinished by then"),
+        ("--slo-ttft", float, "SECONDS", "goodput counts requests within this TTFT ..."),
+        ("--slo-tpot", float, "SECONDS", "... and this mean time per output token"),
     )
-    load.add_argument("--duration-limit", type=float, metavar="SECONDS", help="abort what is unfinished by then")
-    load.add_argument("--slo-ttft", type=float, metavar="SECONDS", help="goodput counts requests within this TTFT ...")
-    load.add_argument("--slo-tpot", type=float, metavar="SECONDS", help="... and this mean time per output token")
-    server = serve.add_argument_group("a server instead of an engine in this process")
-    server.add_argument(
-        "--url", metavar="URL", help="of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"
+    add_options(
+        serve.add_argument_group("a server instead of an engine in this process"),
+        ("--url", str, "URL", "of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"),
+        ("--api-key", text, "KEY", "sent as a bearer token"),
     )
-    server.add_argument("--api-key", type=text, metavar="KEY", help="sent as a bearer token")
     _add_model(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
     add_engine_options(

@@ -14,7 +14,6 @@ from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutpu
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
 from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.pairs import check_pairs
-
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_tools.cli.arguments import read_standard_input, read_text, text, whole
 from twophase_tools.cli.engine_options import (

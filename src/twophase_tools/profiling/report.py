@@ -1,9 +1,10 @@
 """The table of a profile: the share of each range, the operators that take longest, and Python's part.
 
-Events are those of torch's profiler (`torch.autograd.profiler_util.FunctionEvent`): ranges and operators, each with those
-inside it as `cpu_children`.
+Events are those of torch's profiler (`torch.autograd.profiler_util.FunctionEvent`): ranges and operators, each with
+those inside it as `cpu_children`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -72,7 +73,7 @@ def tables_of(events: Iterable[Any]) -> tuple[int, float, tuple[Row, ...], tuple
     """The number of steps, seconds per step, and the rows of ranges, operators and kernels."""
     events = list(events)
     steps = [event for event in events if _is_range(event) and event.name.startswith(f"{STEP} ")]
-    whole_us = sum(_elapsed_us(step) for step in steps)
+    whole_us = math.fsum(_elapsed_us(step) for step in steps)
     ranges: dict[str, list[float]] = {}
     operators: dict[str, list[float]] = {}
     for step in steps:
@@ -80,7 +81,7 @@ def tables_of(events: Iterable[Any]) -> tuple[int, float, tuple[Row, ...], tuple
             if _is_range(event):
                 _add(ranges, path, _elapsed_us(event), _elapsed_us(event) - _operators_us(event))
             else:
-                inside_us = sum(_elapsed_us(child) for child in event.cpu_children)
+                inside_us = math.fsum(_elapsed_us(child) for child in event.cpu_children)
                 _add(operators, event.name, _elapsed_us(event) - inside_us)
     kernels: dict[str, list[float]] = {}
     for event in events:
@@ -126,7 +127,7 @@ def _operators_us(event: Any) -> float:
     """Time inside of operators: of the outermost ones, which contain the others."""
     if not _is_range(event):
         return _elapsed_us(event)
-    return sum(_operators_us(child) for child in event.cpu_children)
+    return math.fsum(_operators_us(child) for child in event.cpu_children)
 
 
 def _add(sums: dict[str, list[float]], name: str, *values: float) -> None:

@@ -38,7 +38,11 @@ class Report:
 
 @pytest.mark.parametrize(("problems", "exit_code"), [((), 0), (("rope: torch.compile: something else",), 1)])
 def test_a_run_fails_if_anything_differs_and_is_written_all_the_same(
-    twophase, monkeypatch, tmp_path, problems, exit_code  # noqa: F811
+    twophase,  # noqa: F811
+    monkeypatch,
+    tmp_path,
+    problems,
+    exit_code,
 ):
     monkeypatch.setattr("twophase_tools.bench.kernels.dry_run", lambda: Report(*problems))
     err = "".join(f"problem: {problem}\n" for problem in problems)

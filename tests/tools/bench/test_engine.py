@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,23 +15,24 @@ from twophase_tools.bench.peers.process import PeerFailedError
 WORKLOAD = Workload("made up", ((1, 2), (3,)), (2, 3))
 
 
-def made_up(name, elapsed_s, log, fails_in=None):
+class MadeUp(process.PeerProcess):
     """Takes the time it is told to, and writes its name into `log` for each real run; fails in run `fails_in`."""
 
-    def run(prompts, output_lens):
-        if log.count(name) == fails_in:
+    def __init__(self, name, elapsed_s, log, fails_in=None):
+        self.name, self.elapsed_s, self.log, self.fails_in = name, elapsed_s, log, fails_in
+
+    def run(self, prompts, output_lens):
+        if self.log.count(self.name) == self.fails_in:
             raise PeerFailedError("no more")
         if output_lens == WORKLOAD.output_lens:
-            log.append(name)
-        return {"elapsed_s": elapsed_s}
-
-    return SimpleNamespace(run=run)
+            self.log.append(self.name)
+        return {"elapsed_s": self.elapsed_s}
 
 
 def turns(*contenders, repeats):
     """Who ran in each round, and who failed."""
     log, absent = [], {}
-    peers = {name: made_up(name, elapsed_s, log, *rest) for name, elapsed_s, *rest in contenders}
+    peers = {name: MadeUp(name, elapsed_s, log, *rest) for name, elapsed_s, *rest in contenders}
     ours = [name for name in peers if name.startswith("ours")]
     runs = take_turns(peers, ours, WORKLOAD, repeats, absent, lambda line: None)
     assert {name: len(of_name) for name, of_name in runs.items()} == {
@@ -64,7 +64,9 @@ def test_a_table_for_a_page():
     ours, rival = result("ours", 1.0, True, None), result("rival", 4.0, equal=1)
     results = (
         engine.WorkloadResult("one", "fp32", 1, 1, 2, (ours, rival), {"gone": "not run: no reason"}, 4.0),
-        engine.WorkloadResult("two", "fp32", 2, 3, 5, (ours, result("batch", 5.0), rival), {"gone": "failed: late"}, 4.0),
+        engine.WorkloadResult(
+            "two", "fp32", 2, 3, 5, (ours, result("batch", 5.0), rival), {"gone": "failed: late"}, 4.0
+        ),
         engine.WorkloadResult("one", "int4", 1, 1, 2, (result("ours, int4", 0.5, True),), {}, None),
     )
     report = engine.EngineReport(engine.record_machine(), "folder", "cpu", "torch", 2, results)
@@ -79,7 +81,7 @@ def test_a_table_for_a_page():
         "| int4 | ours, int4 | 20.0 | 0.50 s | 1 MiB |  |  |  |",
         "",
     ]
-    assert lines[8:10] == ["- gone: failed: late", "- gone: not run: no reason"]
+    assert lines[8:10] == ["- gone: not run: no reason", "- gone: failed: late"]
     assert lines[11:13] == ["folder on cpu, attention torch, 2 threads", "  ours: package 1"]
     text = report.to_text().splitlines()
     assert text[0].startswith("4.00x  one, fp32: 1 requests, 1 prompt tokens, 2 generated; requests with our greedy")
@@ -100,7 +102,7 @@ def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatc
         if name != "PYTHONPATH":  # ours would find the stand-in for torch
             monkeypatch.setenv(name, value)
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "llama_cpp" / "__init__.py").write_text("raise ImportError('libllama.so is missing')")
     monkeypatch.setattr("twophase_tools.bench.peers.launches.gguf_weights.find", lambda *args: tmp_path)
@@ -120,6 +122,7 @@ def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatc
     assert "single, round 1 of 1, twophase: " in err
 
 
+@pytest.mark.full
 def test_what_our_engine_cannot_be_rounded_to_is_a_row_that_failed(tiny_folder, monkeypatch):
     monkeypatch.setattr(process, "LAST_WORDS_S", 1)
     report = engine.bench_engine(str(tiny_folder), device="cpu", num_threads=1, quick=True, weights=("int4",))

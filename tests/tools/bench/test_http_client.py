@@ -245,7 +245,10 @@ def killed(name, old, new, test):
     return pytest.param(Mutant(name, "twophase_tools.bench.http_client", old, new), test, id=name)
 
 
-OPEN, CUT = test_in_the_open_loop_requests_come_by_the_clock, test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come
+OPEN, CUT = (
+    test_in_the_open_loop_requests_come_by_the_clock,
+    test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come,
+)
 MUTANTS = [
     killed("the clock is not waited for", "await asyncio.sleep(max(0.0, due_s - self._now_s()))", "pass", OPEN),
     killed("one after the other", "clients.create_task(self._serve(request, token_ids, due_s))", "await self._serve(request, token_ids, due_s)", OPEN),
@@ -261,7 +264,11 @@ MUTANTS = [
 def test_mutant_is_killed(mutant, test):
     def check(module):
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in {"http_client": module, "RefusedError": module.RefusedError, "Progress": module.Progress}.items():
+            for name, value in {
+                "http_client": module,
+                "RefusedError": module.RefusedError,
+                "Progress": module.Progress,
+            }.items():
                 patch.setattr(sys.modules[__name__], name, value)
             test()
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-
 import pytest
 import torch
 
@@ -20,7 +19,6 @@ from twophase_tools.bench.kernel_variants import (
     OURS,
     REFERENCE,
     Variant,
-    compiled,
     difference,
 )
 from twophase_tools.bench.kernels import (

@@ -125,7 +125,9 @@ def test_the_gate_tells_eight_bits_of_weights_from_two(open_smollm2, before):
     report = quality.judge("8 bits", before, with_rounded_weights(open_smollm2(Variant()), 8), BOUNDS)
     assert report.passed, "\n".join(report.to_lines())
     report = quality.judge("2 bits", before, with_rounded_weights(open_smollm2(Variant()), 2), quality.FOUR_BITS)
-    assert failed(report) >= telling - {"guided JSON valid"}, "\n".join(report.to_lines())  # a mask makes objects of all
+    assert failed(report) >= telling - {"guided JSON valid"}, "\n".join(
+        report.to_lines()
+    )  # a mask makes objects of all
 
 
 # -- the command

@@ -156,5 +156,3 @@ def test_four_bits_may_drift_further_and_lose_no_more_answers():
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_k_m, four)] == [True, True, True]
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_k_m, eight)] == [False, False, False]
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_0, four)][:2] == [False, False]
-
-

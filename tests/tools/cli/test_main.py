@@ -9,8 +9,8 @@ import pytest
 from tests.tools.cli.conftest import run_cli, start_cli
 from twophase import __version__
 from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError, OutOfBlocksError
-from twophase_tools.cli.engine_options import engine_options
 from twophase_features.model_store.prepare import DEFAULT_MODEL
+from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.main import build_parser
 
 

@@ -153,7 +153,7 @@ def test_the_table_of_real_steps_adds_up(mixed):
 
 
 MUTANTS = [
-    ("an inner operator counts twice", "    if not _is_range(event):\n        return _elapsed_us(event)\n    return sum(", "    return (0 if _is_range(event) else _elapsed_us(event)) + sum("),
+    ("an inner operator counts twice", "    if not _is_range(event):\n        return _elapsed_us(event)\n    return math.fsum(", "    return (0 if _is_range(event) else _elapsed_us(event)) + math.fsum("),
     ("own time keeps that of the children", "_elapsed_us(event) - inside_us", "_elapsed_us(event)"),
     ("ranges on the GPU are kernels", 'if event.device_type.name != "CPU" and not event.is_user_annotation', 'if event.device_type.name != "CPU"'),
     ("sums instead of means", "us / 1e6 / len(steps), us / whole_us", "us / 1e6, us / whole_us"),

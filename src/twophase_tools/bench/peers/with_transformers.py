@@ -1,7 +1,7 @@
 """transformers' `generate` under the clock, used in its two natural ways. Imported by `child`.
 
-One batch: prompts padded on the left, everyone generates to the longest, the surplus is discarded. One by one: a call per
-request, in order; a request's first token waits for all before it.
+One batch: prompts padded on the left, everyone generates to the longest, the surplus is discarded. One by one: a call
+per request, in order; a request's first token waits for all before it.
 """
 
 import time
@@ -24,11 +24,11 @@ class Engine:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         dtype = getattr(torch, settings["dtype"])
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            settings["model"], dtype=dtype, local_files_only=True
-        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype, local_files_only=True)
         self._model = model.to(settings["device"]).eval()
-        self._model.generation_config = transformers.GenerationConfig(do_sample=False, eos_token_id=None, pad_token_id=0)
+        self._model.generation_config = transformers.GenerationConfig(
+            do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         self._is_batch = settings["is_batch"]
 
     def run(self, prompts: list[list[int]], output_lens: list[int]) -> tuple[list[float], list[list[int]]]:
