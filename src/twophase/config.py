@@ -68,8 +68,9 @@ class EngineConfig:
             output), 'int8_dynamic' (activations too, a scale per token), 'int4' (asymmetric, in groups of 32),
             'int4_g64', 'int4_g128', 'int4_sym', 'int4_g64_sym', 'int4_g128_sym' or 'fp8'. None leaves them as the
             folder has them, which may be quantised already (compressed-tensors, AWQ, GPTQ, GGUF).
-        attention_backend: 'torch', 'triton', or 'auto' (Triton on CUDA, else torch). Or an `AttentionBackend`, whose
-            window is its own, or a function that makes one for the model's `AttentionSpec`.
+        attention_backend: 'torch', 'triton', or 'auto' (Triton on CUDA or where TWOPHASE_KERNELS=cpu is set, else
+            torch). Or an `AttentionBackend`, whose window is its own, or a function that makes one for the model's
+            `AttentionSpec`.
         block_size: Tokens per K/V block, a power of two.
         num_kv_blocks: Blocks in the pool. None takes `kv_memory_fraction` of the memory that is free once the weights
             are loaded, and never more than `max_num_seqs` sequences of `max_model_len` could use.

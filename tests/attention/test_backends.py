@@ -258,11 +258,22 @@ def test_rmsnorm_and_silu(make, device):
     torch.testing.assert_close(backend.silu_mul(gate_up).double(), gate * gate.sigmoid() * up, atol=1e-5, rtol=1e-5)
 
 
-def test_selection():
+def test_selection(monkeypatch):
+    monkeypatch.delenv("TWOPHASE_KERNELS", raising=False)
     cpu = {"device": torch.device("cpu"), "dtype": torch.float32, "block_size": 16}
     assert make_backend("torch", make_spec(), **cpu).name == "torch"
     if not torch.cuda.is_available():
         assert make_backend("auto", make_spec(), **cpu).name == "torch"
+
+
+def test_compiled_kernels_asked_for_by_name_are_what_auto_takes_on_a_cpu(monkeypatch, caplog):
+    cpu = {"device": torch.device("cpu"), "dtype": torch.bfloat16, "block_size": 16}
+    monkeypatch.setenv("TWOPHASE_KERNELS", "cpu")
+    monkeypatch.setattr(_triton, "mode", lambda: "cpu")
+    assert make_backend("auto", make_spec(), **cpu).name == "triton"
+    monkeypatch.setattr(_triton, "mode", lambda: "interpreted")
+    assert make_backend("auto", make_spec(), **cpu).name == "torch"
+    assert "Triton kernels are interpreted" in caplog.text
 
 
 CUDA = {"device": torch.device("cuda:1"), "dtype": torch.float16, "block_size": 16}

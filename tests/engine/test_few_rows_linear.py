@@ -184,7 +184,7 @@ def quantized(scheme, num_outputs=70, num_inputs=96, order=None):
 
 def check_codes(module: ModuleType) -> None:
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float32), "kernels for the CPU are not named"
-    with patch.object(module, "is_asked_for", lambda: True):
+    with patch.object(module, "asks_for_compiled_kernels", lambda: True):
         check_code_layers(module)
 
 
@@ -208,7 +208,7 @@ def check_code_layers(module: ModuleType) -> None:
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
 
 
-@patch.object(few_rows, "is_asked_for", lambda: True)
+@patch.object(few_rows, "asks_for_compiled_kernels", lambda: True)
 def check_codes_of_models(folder) -> None:
     """A model of few bits has the kernel where it is faster, is as it was elsewhere, and says the same either way."""
     few = []

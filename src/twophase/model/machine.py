@@ -1,6 +1,7 @@
 """The torch device, the dtype and the attention backend with which this machine runs a model."""
 
 import logging
+import os
 
 import torch
 
@@ -46,12 +47,18 @@ def resolve_device(option: str | torch.device) -> torch.device:
     return device
 
 
+def asks_for_compiled_kernels() -> bool:
+    """Whether kernels are to be compiled for the CPU by the user's wish, not by default: the first run compiles them."""
+    return os.environ.get("TWOPHASE_KERNELS") == "cpu"
+
+
 def make_backend(
     name: str, spec: AttentionSpec, *, device: torch.device, dtype: torch.dtype, block_size: int
 ) -> AttentionBackend:
-    """The backend called `name`; 'auto' takes Triton on CUDA, torch everywhere else, and says so if Triton cannot run.
-    Raises BackendUnavailableError, with the reason and the fix, if 'triton' was asked for and cannot run here."""
-    if name == "torch" or (name == "auto" and device.type != "cuda"):
+    """The backend called `name`; 'auto' takes Triton on CUDA, or on a CPU for which the environment asks for compiled
+    kernels by name, torch everywhere else, and says so if Triton cannot run. Raises BackendUnavailableError, with the
+    reason and the fix, if 'triton' was asked for and cannot run here."""
+    if name == "torch" or (name == "auto" and device.type != "cuda" and not asks_for_compiled_kernels()):
         return TorchBackend(spec, block_size)
     why_not = feature("triton.available").why_not_triton(device, dtype)
     if why_not is None:

@@ -4,7 +4,6 @@ The kernel reads the codes once, where torch would multiply int8 weights in bflo
 faster one is measured when the model is loaded: see `twophase_features.triton.linear`.
 """
 
-import os
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from twophase.model.linear import Linear
+from twophase.model.machine import asks_for_compiled_kernels
 from twophase_features.quantization.weight import QuantizedWeight
 from twophase_kernels import KernelsUnavailableError, mode
 from twophase_kernels.packed_codes_linear import fits, launch_packed_codes_linear, pack_code_words, pack_scales
@@ -90,10 +90,6 @@ def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     if dtype not in (torch.float32, torch.bfloat16) or (weight.bits == 8 and weight.minima is not None):
         return False
     try:
-        return is_asked_for() and mode() == "cpu" and fits(weight.bits, weight.shape[1], weight.group_size)
+        return asks_for_compiled_kernels() and mode() == "cpu" and fits(weight.bits, weight.shape[1], weight.group_size)
     except KernelsUnavailableError:
         return False
-
-
-def is_asked_for() -> bool:
-    return os.environ.get("TWOPHASE_KERNELS") == "cpu"
