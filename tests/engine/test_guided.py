@@ -390,10 +390,8 @@ class TestDoor:
         [
             ({"json": {"type": "integer", "multipleOf": 99_999_989}}, r"compiling it is too much work: it takes longer than 1 s of processor"),
             ({"json": chain_of(2500)}, "too much work: it ends its process, with -11"),
-            ({"json": {"properties": {f"p{i}": {"type": "null"} for i in range(2500)}}}, "Too many items"),
-            ({"json": {"allOf": [{"type": "string", "pattern": f"^([ab]{{{i}}})*$"} for i in (97, 101, 103)]}}, "too many expressions"),
         ],
-        ids=["multiple", "chain", "properties", "patterns"],
+        ids=["multiple", "chain"],
     )  # fmt: skip
     def test_what_takes_too_much_is_refused_by_name(self, model, given, message):
         engine = guided_engine(model)
