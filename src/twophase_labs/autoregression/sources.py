@@ -11,5 +11,5 @@ vLLM, 0.32.0: https://docs.vllm.ai/en/v0.32.0/features/batch_invariance/
 SGLang, main, commit 004813e: https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md
 TensorRT-LLM, 1.3.0rc27: https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api/reference/KvCacheConfig.html
 GQA, v3, 2023: https://arxiv.org/abs/2305.13245
-OpenAI, price list of 5 November 2026: https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/
+OpenAI, price list of 5 November 2026: https://raw.githubusercontent.com/api-evangelist/posts/main/_posts/2026-11-06-openai-api-pricing-what-every-model-costs-per-million-tokens.md
 """)

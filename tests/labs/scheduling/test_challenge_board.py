@@ -33,6 +33,15 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _short_traffic():
+    """A third of the challenge's requests."""
+    traffic = challenge.traffic
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(challenge, "traffic", lambda seed: traffic(seed, num_requests=130))
+        yield
+
+
 @pytest.fixture
 def policy_file(tmp_path):
     path = tmp_path / "mine.py"
