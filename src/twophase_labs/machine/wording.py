@@ -112,10 +112,10 @@ def strings_of(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            if " " in node.value.strip():
-                yield re.sub(r"`[^`\n]+`", "`code`", node.value)
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs]
+    for node in constants:
+        if isinstance(node.value, str) and " " in node.value.strip():
+            yield re.sub(r"`[^`\n]+`", "`code`", node.value)
 
 
 def problems(lab: Lab) -> list[str]:

@@ -28,19 +28,17 @@ def answer(*lines):
     return "import os, sys, time\n\n\ndef running_mean(x):\n" + "".join(f"    {line}\n" for line in (*lines, RETURN))
 
 
-# What is done; what may be said of it.
+# What is done; what may be said of it. Loops, crashes and memory are in test_bad_input.py.
 HOSTILE = {
     "kills itself": (["os.kill(os.getpid(), 9)"], ("passed", "error")),  # the first process of a namespace is spared
-    "ends its process": (["os._exit(0)"], ("error",)),
-    "crashes": (["import ctypes", "ctypes.string_at(0)"], ("error",)),
-    "wants 20 GB": (["bytearray(20 * 10**9)"], ("error",)),
-    "wants 20 GB of tensor": (["torch.ones(5 * 10**9)"], ("error",)),
     "writes a huge file": (["with open('big', 'wb') as f: f.seek(2**30), f.write(b'x')"], ("error",)),
     "fills its disk": (["for n in range(9): open(f'big{n}', 'xb').write(bytes(2**27))"], ("error",)),
-    "forks a hundred times": (["for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"], ("passed", "error")),
+    "forks a hundred times": (
+        ["for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"],
+        ("passed", "error", "timeout"),
+    ),
     "leaves a fork to answer": (["if os.fork() == 0: return x.cumsum(-1)", "return x * 2"], ("failed",)),
     "leaves a daemon": (["if os.fork() == 0:", "    os.setsid()", "    time.sleep(71.3)"], ("passed",)),
-    "prints without end": (["for _ in range(64): print('x' * 2**20)"], ("passed",)),
     "writes to every descriptor": (
         ["for fd in range(64):", '    try: os.write(fd, b\'{"verdict": "passed"}\\n\')', "    except OSError: pass"],
         ("error",),
@@ -50,7 +48,6 @@ HOSTILE = {
         ["from twophase_labs.machine.judge import Judge", "Judge.judge = Judge._run = lambda *a, **k: None"],
         ("passed", "failed", "error"),
     ),
-    "loops": (["while True: pass"], ("timeout",)),
     "loops and holds on": (["while True:", "    try: time.sleep(9)", "    except BaseException: pass"], ("timeout",)),
     "forks and loops": (["os.fork(), os.fork()", "while True: pass"], ("timeout",)),
 }

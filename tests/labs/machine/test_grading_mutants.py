@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant("aliases unseen", FLAGS, 'modules.get(name, "?")', 'name or "?"'),
     Mutant("the lab's own flagged", FLAGS, "_names(cell, modules) - known", "_names(cell, modules)"),
     Mutant("strings unseen", FLAGS, "if p.search(text)", "if p.search('')"),
-    Mutant("modules in modules unseen", FLAGS, 'if parts[0] != "?")}', "if False)}"),
+    Mutant("modules in modules unseen", FLAGS, 'if inner and root != "?"', "if False"),
     Mutant("exec by another name", FLAGS, " or node.id in BUILTINS", ""),
     Mutant("a long path ends all", FOLDER, "os.path.islink(self.path)", "self.path.is_symlink()"),
     Mutant("secrets passed on", LANE, " and not SECRET.search(k)", ""),
@@ -53,7 +53,7 @@ MUTANTS = [
     Mutant("an answer's word for its exercise", RUN_ONE, "return replace(verdict, exercise=exercise)", "return verdict"),
     Mutant("names compared", FLAGS, "numbers.setdefault(item, len(numbers))", "item"),
     Mutant("short answers copied", FLAGS, "written >= MIN_COPIED", "written >= 0"),
-    Mutant("use in measuring cells", FLAGS, "if not _is_answer(cell):", "if False:"),
+    Mutant("use in measuring cells", FLAGS, 'if _is_answer(cell) else found - {"use()"}', ""),
     Mutant("one error ends all", FOLDER, "except Exception as error:", "except ZeroDivisionError as error:"),
     Mutant("untouched copies flagged", FOLDER, "if report.digest == mine.digest and mine.num_attempted]", "if report.digest == mine.digest]"),
     Mutant("copies by name", FOLDER, "report.digest == mine.digest", "report.path == mine.path"),
@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant("numbers revealed", GRADE, " and isinstance(call.args[0].value, str)", ""),
     Mutant("any number of digits", LABS, r'r"\d{1,2}(?!\d)"', r'r"\d+"'),
     Mutant("the submission's own workbook", CLI, "Workbook.find()", "Workbook.find(args.paths[0].parent)"),
-    Mutant("rows at the end", CLI, "                    output.write(submissions)\n", "                    pass\n"),
+    Mutant("rows at the end", CLI, "output.write([*submissions, *of_path])", "pass"),
 ]  # fmt: skip
 
 MEAN = blanks.parse(
@@ -128,13 +128,12 @@ def check_flags(module: ModuleType, folder: Path) -> None:
 
     lab = Workbook(DEMO.root, DEMO.package).lab("1")
     lab.notebook.cells[1].source += "\nimport gc"
+    vars(lab)["templates"] = {**lab.templates, "1.1": MEAN}
     assert found("import subprocess as sp\nsp.run()") == ["subprocess", "subprocess.run"]
     assert found("import gc\n2") == []
     assert found("import torch\ntorch.os.fork()") == ["os.fork"]
     assert found("run = exec") == ["exec"]
     assert found("'/proc'") == ["'/proc'"]
-    templates = {i: MEAN if i == "1.1" else t for i, t in lab.templates.items()}
-    vars(lab)["templates"] = templates
     assert found(MEAN.filled().replace("totals", "sums")) == ["1.1, names changed"]
     assert found(MEAN.filled().replace("2", "3")) == []
     assert found(LAB.templates["1.8"].filled()) == []

@@ -56,7 +56,7 @@ MODULE_OF = {kind: re.compile("|".join(map(translate, names.split()))) for kind,
 IN_STRING = {kind: re.compile(pattern) for kind, pattern in STRINGS.items()}
 FOR_LEARNERS = frozenset(f"twophase_labs.{name}" for name in twophase_labs.__all__)
 MAX_NAME = 60
-MIN_COPIED = 40  # nodes of the syntax tree that a learner writes: of less, two people write the same
+MIN_COPIED = 40  # words and signs that a learner writes: of fewer, two people write the same
 
 
 @dataclass(frozen=True, order=True)
@@ -104,11 +104,11 @@ def _copied(cell: Cell, lab: Lab) -> Iterator[str]:
 
 @cache
 def _solutions(lab: Lab) -> Mapping[str, tuple[int, str, str]]:
-    """By exercise: how many nodes a learner writes, and the shape of the solution, with names and without."""
+    """By exercise: how many words and signs a learner writes, and the shape of the solution, with names and without."""
     found = {}
     for i in lab.exercises:
-        filled, shipped = (ast.parse(text) for text in (lab.templates[i].filled(), lab.templates[i].shipped()))
-        written = sum(1 for _ in ast.walk(filled)) - sum(1 for _ in ast.walk(shipped))
+        filled = ast.parse(lab.templates[i].filled())
+        written = sum(len(re.findall(r"\w+|[^\w\s]", blank.answer)) for blank in lab.templates[i].blanks)
         found[i] = (written, _shape(filled, keep_names=True), _shape(filled, keep_names=False))
     return found
 

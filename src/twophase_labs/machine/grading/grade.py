@@ -28,7 +28,8 @@ from twophase_labs.machine.grading.locate import Cell, code_cells, locate, older
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 
-One, Made = TypeVar("One"), TypeVar("Made")
+One = TypeVar("One")
+Made = TypeVar("Made")
 DISCLAIMER = (
     "Each answer runs in a process of its own, with its check and limits of time and memory. Where the isolation says "
     "namespaces, it sees no other submission and no network, and leaves nothing behind; where it says limits only, it "

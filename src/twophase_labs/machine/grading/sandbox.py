@@ -190,7 +190,7 @@ def _settle(world: World) -> None:
 
 
 def _build_root(world: World) -> None:
-    wanted = [Path(path) for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *world.shown)]
+    wanted = [*map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))), *world.shown]
     links = {
         os.path.join(os.path.realpath(part.parent), part.name): os.path.realpath(part)  # as /lib is one to usr/lib
         for path in wanted
