@@ -53,7 +53,7 @@ of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 def grid_slices(kernel: str) -> list[Any]:
     """The points of a kernel in portions that make good test names: one for each dtype, K/V format and head size."""
-    points = sorted(threewise_grid(kernel), key=_portion) if HERE == "cpu" else whole_grid()
+    points = sorted(grid_points(kernel, 3), key=_portion) if HERE == "cpu" else whole_grid()
     return [pytest.param(list(own), id=name) for name, own in itertools.groupby(points, key=_portion)]
 
 
@@ -61,18 +61,18 @@ def _portion(point: GridPoint) -> str:
     return f"{str(point.dtype).removeprefix('torch.')}-{point.kv_format}-{point.head_dim}"
 
 
-def pairwise_grid() -> tuple[GridPoint, ...]:
-    """Some forty points that have every pair of values between them (tested)."""
-    return tuple(GridPoint(*others, *window, splits) for *others, window, splits in covering(AXES, 2))
-
-
-def threewise_grid(kernel: str) -> list[GridPoint]:
-    """Points with every three values between them: 'decode' and 'few' share them, as two values of one more axis;
-    'prefill' has no splits."""
+def grid_points(kernel: str, strength: int) -> list[GridPoint]:
+    """Points that have every two, or three, values between them (tested). 'decode' and 'few' share theirs, as two values
+    of one more axis; 'prefill' has no splits."""
     if kernel == "prefill":
-        return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], 3)]
-    points = covering((*AXES, ("decode", "few")), 3)
+        return [GridPoint(*others, *window, 1) for *others, window in covering(AXES[:-1], strength)]
+    points = covering((*AXES, ("decode", "few")), strength)
     return [GridPoint(*others, *window, splits) for *others, window, splits, name in points if name == kernel]
+
+
+def typical_points() -> list[GridPoint]:
+    """A few, with every value."""
+    return [GridPoint(*others, *window, splits) for *others, window, splits in covering(AXES, 1)]
 
 
 def small_tiles(block_m: int, block_n: int) -> Tiles | None:

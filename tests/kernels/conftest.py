@@ -1,11 +1,19 @@
 """What all tests of the kernels share."""
 
+import os
 from contextlib import nullcontext
 
 import pytest
 import torch
 
 from twophase_kernels._triton import mode
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(monkeypatch):
+    """Most kernels run once here, on little: not to optimise them at all takes half the time of -O1."""
+    if os.environ.get("TRITON_ON_CPU_FLAGS") == "-O1":  # of tests/conftest.py
+        monkeypatch.setenv("TRITON_ON_CPU_FLAGS", "-O0")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 
 from ptx_emulator import emulated
 from tests.kernels import test_paged_decode, test_paged_prefill
-from tests.kernels.attention_grid import GridPoint, pairwise_grid
+from tests.kernels.attention_grid import GridPoint, typical_points
 from tests.kernels.cases import make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear
 from tests.kernels.test_fp8_linear import check_tokens, layer
@@ -33,7 +33,7 @@ DTYPES = (FP32,) if IS_INTERPRETED else (FP32, torch.float16, torch.bfloat16)
 only_interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="about the interpreter")
 
 
-@pytest.mark.parametrize("point", POINTS if IS_INTERPRETED else pairwise_grid()[::5], ids=str)
+@pytest.mark.parametrize("point", POINTS if IS_INTERPRETED else typical_points(), ids=str)
 def test_attention(point):
     test_paged_decode.check_point(point, [1, 17, 0, 70])
     test_paged_decode.check_point(point, [5, 17, 70], [0, 1, 3])

@@ -12,9 +12,8 @@ import torch
 
 from ptx_emulator import CompilingProcess, emulated, inspect_call
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
-from tests.kernels.attention_grid import AXES, GridPoint
+from tests.kernels.attention_grid import GridPoint, typical_points
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
-from tests.kernels.covering import covering
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear, sample_points
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_sum
@@ -88,8 +87,7 @@ def check_prefill(point, query_lens, cached, **options):
 def points():
     """Of the grid, some that have every value between them, every other one in bf16, the dtype of most GPUs' kernels."""
     turns = itertools.cycle((BF16, FP16, BF16, FP32))
-    found = [GridPoint(*others, *window, splits) for *others, window, splits in covering(AXES, 1)]
-    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(found, turns, strict=False)]
+    return [dataclasses.replace(point, dtype=dtype) for point, dtype in zip(typical_points(), turns, strict=False)]
 
 
 GROUPS = [dataclasses.replace(SMALL, heads=(group, 1), num_splits=1) for group in (2, 6, 7, 8, 9)]

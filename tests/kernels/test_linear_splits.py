@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once
 from twophase_kernels import linear_splits as module
 from twophase_kernels.linear_splits import LinearTiles, choose_num_splits
@@ -29,8 +30,7 @@ def check_sum(module, num_splits, shape=(3, 171), dtype=torch.float32, has_bias=
         assert (outside == 7).all(), "wrote outside of the result"
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 16])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_splits", "dtype"), selected((1, 2, 3, 16), DTYPES, strength=1))
 def test_sum(num_splits, dtype):
     check_sum(module, num_splits, dtype=dtype)
     check_sum(module, num_splits, (1, 1), dtype, has_bias=False)

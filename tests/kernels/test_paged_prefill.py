@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.kernels.attention_grid import WINDOWS, grid_slices, of_the_whole_grid, pairwise_grid, small_tiles
+from tests.kernels.attention_grid import WINDOWS, grid_points, grid_slices, of_the_whole_grid, small_tiles
 from tests.kernels.cases import HERE, TOLERANCE, assert_attention, assert_close, attention_oracle, make_case
 from twophase_kernels import paged_prefill as module
 from twophase_kernels.attend_range import paged_attention_reference
@@ -37,7 +37,7 @@ def check_chunks(point):
     check_point(point, [1, 5, 129, 0, 64, 2], [point.page - 1, 0, 65, 3, 64, 1100])
 
 
-@pytest.mark.parametrize("point", pairwise_grid(), ids=str)
+@pytest.mark.parametrize("point", grid_points("prefill", 2), ids=str)
 def test_every_pair_of_values(point):
     check_chunks(point)
 

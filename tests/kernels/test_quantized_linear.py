@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import DTYPES, HERE, generator
+from tests.kernels.covering import selected
 from tests.kernels.elementwise import kept_workspace, poisoned_memory
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_linear, make_codes, sample_points
 from twophase_kernels import quantized_linear as module
@@ -33,26 +34,23 @@ def test_ragged(point):
 
 
 # SmolLM2's layers: qkv, output, gate and up, down; some rows of the vocabulary.
-SMOLLM2 = [(960, 576), (576, 576), (3072, 576), (576, 1536), (2051, 576)]
+SMOLLM2 = ((960, 576), (576, 576), (3072, 576), (576, 1536), (2051, 576))
 
 
-@pytest.mark.parametrize("shape", SMOLLM2, ids=str)
-@pytest.mark.parametrize("group", [32, 64, 0])
+@pytest.mark.parametrize(("shape", "group"), selected(SMOLLM2, (32, 64, 0), strength=1))
 def test_smollm2(shape, group):
     dtype = DTYPES[1]
     check_linear(module, LinearPoint(3, *shape, group, group == 32, dtype, num_splits=1, tiles=None))
     check_linear(module, LinearPoint(1, *shape, group, False, dtype, num_splits=2, tiles=None))
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 4, 5, 9, 16])
-@pytest.mark.parametrize("group", [32, 0])
+@pytest.mark.parametrize(("num_splits", "group"), selected((1, 2, 3, 4, 5, 9, 16), (32, 0), strength=1))
 def test_splits(num_splits, group):
     """Also more splits than steps: those without columns give zeros."""
     check_linear(module, LinearPoint(5, 40, 1120, group, group == 32, num_splits=num_splits, has_bias=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", [32, 64, 128, 0])
+@pytest.mark.parametrize(("dtype", "group"), selected(DTYPES, (32, 64, 128, 0), strength=1))
 def test_scales_of_the_same_dtype(dtype, group):
     """They are read as they are, and count as the fp32 numbers of their values."""
     x, (packed, *scales) = small_layer(group, dtype=dtype)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -26,14 +27,49 @@ sys.meta_path.insert(0, Hide())
 """
 
 
+# Each case is a fork of a process that has imported torch, which takes longer than most cases.
+SERVER = """
+import json, os, sys, tempfile, warnings
+import torch
+for line in sys.stdin:
+    code, environment = json.loads(line)
+    with tempfile.TemporaryFile("w+") as out:
+        if (child := os.fork()) == 0:
+            os.environ.clear()
+            os.environ.update(environment)
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            warnings.simplefilter("error")
+            exec(code, {"__name__": "__main__"})
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        out.seek(0)
+        print(json.dumps([status, out.read()]), flush=True)
+"""
+
+
+@functools.cache
+def server():
+    command, environment = [sys.executable, "-c", SERVER], os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_of_server():
+    yield
+    server().communicate()
+    server.cache_clear()
+
+
 def run(code, **variables):
     """The lines a fresh process prints; without a GPU, and unless given without the variables that name a mode."""
     env = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET", "TWOPHASE_KERNELS")}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} | variables
-    command = [sys.executable, "-W", "error", "-c", code]
-    result = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+    server().stdin.write(json.dumps([code, env | {"CUDA_VISIBLE_DEVICES": ""} | variables]) + "\n")
+    server().stdin.flush()
+    status, text = json.loads(server().stdout.readline())
+    assert status == 0, text
+    return text.splitlines()
 
 
 def test_without_triton_modules_import_and_launching_says_so():

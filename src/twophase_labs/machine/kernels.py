@@ -6,9 +6,9 @@ Import it before anything that imports triton: how kernels run is decided when t
 when triton is (see `twophase_kernels.choice`). To use `print` and `assert` in a kernel, set TWOPHASE_KERNELS to
 'interpreted' in the first cell, and restart.
 
-Launches of a kernel that a learner's cell defines are checked, compiled for the CPU or interpreted: an access outside of a
-tensor is a Python error, compiled also a loop without an end. The engine's kernels run unchecked. What Triton says of a
-mistake in a cell's kernel is told with the cell's line and the usual cause (`MISTAKES`).
+Launches of a kernel that a learner's cell defines are checked, compiled for the CPU or interpreted: an access outside
+of a tensor is a Python error, compiled also a loop without an end. The engine's kernels run unchecked. What Triton says
+of a mistake in a cell's kernel is told with the cell's line and the usual cause (`MISTAKES`).
 
 Where kernels cannot run at all (macOS, Windows), a cell that launches one would stop 'Run All'. Such a cell begins with
 the comment `# needs: triton`; there it prints why it was not run, and the notebook goes on.
@@ -34,7 +34,6 @@ LAUNCH_LIMIT_S = 10  # of a checked launch, by the clock
 # What Triton or Python says of a mistake, and the usual cause. The first that fits counts.
 MISTAKES = (
     (r"'function' object is not subscriptable", "@triton.jit is missing above the kernel's def."),
-    (r"outside of the scope of a kernel", "The grid is missing: kernel[(programs,)](arguments)."),
     (r"object of type 'int' has no len", "The grid is a tuple: kernel[(4,)], with a comma."),
     (
         r"tensor index|__setitem__|item assignment|`_semantic`|not iterable",
@@ -106,6 +105,10 @@ def _watch_learners_launches(kind: Any) -> None:
         return launched
 
     kind.run, kind.__getitem__ = run, with_grid
+
+
+def _refuse_without_grid(kernel: Any, *args: Any, **options: Any) -> None:
+    raise KernelMistake(f"{kernel.fn.__name__}: the grid is missing: kernel[(programs,)](arguments).")
 
 
 def _explained(kernel: Any, error: Exception) -> Exception:
@@ -221,10 +224,10 @@ def _skip_unless_runnable(lines: list[str]) -> list[str]:
 
 
 def _say_usual_cause(shell: Any, kind: Any, error: BaseException, trace: Any, tb_offset: Any = None) -> None:
-    """IPython's handler of a cell's error: mistakes outside of a launch, such as a missing @triton.jit or grid."""
-    for pattern, cause in MISTAKES[:2]:
-        if re.search(pattern, str(error)):
-            error.args = (f"{error} -- {cause}",)
+    """IPython's handler of a cell's TypeError: a missing @triton.jit is seen outside of any launch."""
+    pattern, cause = MISTAKES[0]
+    if re.search(pattern, str(error)):
+        error.args = (f"{error}. {cause}",)
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
 
 
@@ -233,7 +236,7 @@ def _install() -> None:
     shell = get_ipython()
     if shell is not None and _skip_unless_runnable not in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.append(_skip_unless_runnable)
-        shell.set_custom_exc((TypeError, RuntimeError), _say_usual_cause)
+        shell.set_custom_exc((TypeError,), _say_usual_cause)
 
 
 _install()
@@ -242,3 +245,4 @@ if IMPORT_ERROR is None:
 
     for _kind in (triton.JITFunction, InterpretedFunction):
         _watch_learners_launches(_kind)
+    triton.JITFunction.__call__ = _refuse_without_grid

@@ -6,7 +6,7 @@ from ptx_emulator import CompilingProcess
 from tests.kernels.cpu.harness import Headers
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def compiling():
     with CompilingProcess() as process:
         yield process

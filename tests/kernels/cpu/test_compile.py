@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 import sys
 from functools import partial
 
@@ -130,18 +129,6 @@ def check_full_disk(module, monkeypatch, tmp_path):
 
 def test_full_disk(monkeypatch, tmp_path):
     check_full_disk(compile_module, monkeypatch, tmp_path)
-
-
-def test_processes_compile_the_same_at_once(tmp_path):
-    source = tmp_path / "answer.c"
-    source.write_text(FORTY_TWO)
-    code = f"from triton_on_cpu.compile import *; print(library(Path({str(source)!r}), Path({str(tmp_path / 'cache')!r})).answer())"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    assert [child.communicate()[0] for child in children] == [b"42\n"] * 2
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_native_flag():

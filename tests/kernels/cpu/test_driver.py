@@ -198,13 +198,6 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     assert "each process compiles its kernels anew" in errors
 
 
-def test_no_compiler(tmp_path):
-    code = "import importlib.util as u; find = u.find_spec; u.find_spec = lambda n, *a: None if n == 'ziglang' else find(n, *a)"
-    out, errors = child(code + RUN, tmp_path / "cache", PATH=str(tmp_path), CC="").communicate()
-    assert out == ""
-    assert errors.splitlines()[-1].startswith("triton_on_cpu.errors.CompilerMissingError: There is no C compiler")
-
-
 LAUNCH = "triton_on_cpu.launch"
 MUTANTS = [
     ("floats in eight bytes", LAUNCH, '"fp32": "f4x"', '"fp32": "d"', check_arguments),
