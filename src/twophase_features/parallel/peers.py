@@ -253,7 +253,7 @@ class Peers:
         self, call: Callable[[], Any], what: str, peer: int | None = None, limit_s: int | float | None = None
     ) -> Any:
         """`call()`; torch's RuntimeError becomes a PeerLostError, which is remembered. In a collective any rank may be
-        the lost one; this rank hangs up, which wakes those that still wait for it."""
+        the lost one; this rank hangs up, which wakes the ranks that still wait for it."""
         self.check()
         try:
             return call()
