@@ -6,7 +6,6 @@ import pytest
 
 from tests.labs.demo import LAB
 from twophase_labs.machine.build import learner_notebook, solved_notebook
-from twophase_labs.machine.exercise import Right
 from twophase_labs.machine.grading import flags as looks
 from twophase_labs.machine.grading.flags import MACHINERY, NETWORK, PROCESS, SOLUTION, SYSTEM, TEXT, flags
 from twophase_labs.machine.grading.locate import Cell, code_cells
@@ -120,8 +119,8 @@ def test_a_kernel_may_call_any_function_of_tritons():
 @pytest.mark.parametrize("number", ["01", *(pytest.param(f"0{n}", marks=pytest.mark.full) for n in (2, 3, 4, 5))])
 def test_honest_notebooks_of_the_labs_have_none(number):
     lab = Workbook.find().lab(number)
-    rights = [(i, item.fill) for i, bank in lab.banks.items() for item in bank.answers if isinstance(item, Right)]
-    answers = [Cell(n, f if isinstance(f, str) else lab.templates[i].filled(f), i) for n, (i, f) in enumerate(rights)]
+    rights = [(i, a.source(lab.templates[i])) for i, bank in lab.banks.items() for a in bank if a.rejected_by is None]
+    answers = [Cell(n, source, i) for n, (i, source) in enumerate(rights)]
     for cells in (code_cells(learner_notebook(lab)), code_cells(solved_notebook(lab)), answers):
         assert flags(cells, lab) == []
         edited = [Cell(c.number, c.source + "\n# mine", c.exercise) for c in cells]

@@ -34,7 +34,7 @@ GUARD, LOCATE, BLANKS = (
     "twophase_labs.machine.grading.locate",
     "twophase_labs.machine.blanks",
 )
-LINT, LABS = "twophase_labs.machine.lint", "twophase_labs.machine.lab"
+LINT, LABS, BANK = (f"twophase_labs.machine.{name}" for name in ("lint", "lab", "bank"))
 LANE, VERDICTS, WIRE, REMOTE = (
     f"twophase_labs.machine.grading.{name}" for name in ("lane", "verdicts", "wire", "remote")
 )
@@ -140,8 +140,9 @@ MUTANTS = [
     Mutant("any definition will do", LOCATE, "if len(different) > 1:", "if False:"),
     Mutant("untouched is an attempt", LOCATE, "if cell.source.strip() == template.shipped().strip():", "if False:"),
     Mutant("blanks all number one", BLANKS, "number = 1 + sum(", "number = 1 + 0 * sum("),
-    Mutant("the last bank hides the others", LABS, "before = found.get(i, Bank())", "before = Bank()"),
-    Mutant("right answers of one bank only", LABS, "(*before.right, *bank.right)", "before.right or bank.right"),
+    Mutant("one bank hides another", LABS, "if len(banks) < len(found):", "if False:"),
+    Mutant("text that occurs twice", BANK, "if cell.count(old) != 1:", "if old not in cell:"),
+    Mutant("one change of several", BANK, "cell = cell.replace(old, new)", "return cell.replace(old, new)"),
     Mutant("oracles within reach", LINT, "if CHECKS.search(name)", "if False"),
     Mutant("block lines leak", LINT, "if line in cell.source", "if line == cell.source"),
 ]
@@ -468,10 +469,18 @@ def check_lint(module: ModuleType) -> None:
 
 
 def check_labs(module: ModuleType) -> None:
-    """The answers of an exercise may stand in several modules: lab 1 has those of its bank, and those once accepted."""
-    banks = module.Workbook(Path(__file__).parents[3]).lab("01").banks
-    assert {"one pass too few", "reads the last 16 tokens only"} <= {wrong.title for wrong in banks["1.3"].wrong}
-    assert {"K and V apart", "NumPy's integers"} <= {right.title for right in banks["1.9"].right}
+    lab = module.Workbook(DEMO.root, DEMO.package).lab("01")
+    lab._modules = lambda package, prefix: [f"{package}.answers_basics"] * 2
+    with contextlib.suppress(module.WorkbookError):
+        raise AssertionError(f"two banks of one exercise: {lab.banks.keys()}")
+
+
+def check_bank(module: ModuleType) -> None:
+    template = LAB.templates["1.1"]
+    got = module.right("", "cumsum", "cumprod", "1, x", "2, x").source(template)
+    assert got == template.filled().replace("cumsum", "cumprod").replace("1, x", "2, x")
+    with contextlib.suppress(ValueError):
+        raise AssertionError(module.right("", "totals", "sums").source(template))
 
 
 CHECK_OF = {
@@ -489,6 +498,7 @@ CHECK_OF = {
     BLANKS: check_blanks,
     LINT: check_lint,
     LABS: check_labs,
+    BANK: check_bank,
 }
 
 
