@@ -67,26 +67,6 @@ class BlockPool:
         if not self.ref_counts[block_id]:
             self.queue.append(block_id)
 """
-COUNTS_FIRST = """
-class BlockTable:
-    def __init__(self, pool, block_size):
-        self.pool, self.block_size = pool, block_size
-        self.block_ids, self.num_tokens = [], 0
-
-    def grow(self, num_tokens):
-        if num_tokens < self.num_tokens:
-            raise CacheStateError("smaller")
-        self.num_tokens = num_tokens
-        self.block_ids += self.pool.allocate(-(-num_tokens // self.block_size) - len(self.block_ids))
-
-    def slot(self, position):
-        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
-
-    def free(self):
-        for block_id in self.block_ids:
-            self.pool.release(block_id)
-        self.block_ids, self.num_tokens = [], 0
-"""
 KEEPS_A_LIST_OF_SLOTS = """
 class BlockTable:
     def __init__(self, pool, block_size):
@@ -161,7 +141,8 @@ BANKS = {
         wrong("refuses as many as there are", "num_tokens < self.num_tokens",
               "num_tokens <= self.num_tokens and self.num_tokens", by=KEEPS),
         wrong("always the last block", "position // self.block_size", "-1", by=SLOT),
-        wrong("counts before it asks", COUNTS_FIRST, by=DAMAGE),
+        wrong("counts before it asks", "self.block_ids = self.block_ids + self.pool",
+              "self.num_tokens = num_tokens\n        self.block_ids = self.block_ids + self.pool", by=DAMAGE),
         wrong("shrinks below nothing", "num_tokens < self.num_tokens", "0 <= num_tokens < self.num_tokens",
               by=REFUSES_TO),
         wrong("counts down itself", ".pool.release(block_id)", ".pool.ref_counts[block_id] -= 1", by=ALL_BACK),

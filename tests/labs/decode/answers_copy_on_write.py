@@ -5,24 +5,6 @@ from twophase_labs.machine.bank import right, wrong
 SHARES, LIST, ONLY = "shares every block", "has a list of its own", "copies only when it must"
 COPIES, DAMAGE = "copies a shared partial block", "runs out without damage"
 
-RELEASES_FIRST = """
-def fork(table):
-    twin = type(table)(table.pool, table.block_size)
-    for block_id in table.block_ids:
-        table.pool.acquire(block_id)
-    twin.block_ids, twin.num_tokens = table.block_ids.copy(), table.num_tokens
-    return twin
-
-def prepare_write(table):
-    if table.num_tokens % table.block_size == 0:
-        return []
-    shared = table.block_ids[-1]
-    if table.pool.ref_counts[shared] == 1:
-        return []
-    table.pool.release(shared)
-    table.block_ids[-1] = table.pool.allocate(1)[0]
-    return [(shared, table.block_ids[-1])]
-"""
 ONE_CONDITION = """
 def fork(table):
     twin = type(table)(table.pool, table.block_size)
@@ -72,7 +54,8 @@ BANKS = {
               by=ONLY),
         wrong("target and source exchanged", "(shared, own", "(own, shared", by=COPIES),
         wrong("blocks of four", "table.num_tokens % table.block_size", "table.num_tokens % 4", by=COPIES),
-        wrong("releases before it asks", RELEASES_FIRST, by=DAMAGE),
+        wrong("releases before it asks", "table.pool.release(shared)", "pass", "(own,) = table.pool",
+              "table.pool.release(shared)\n    (own,) = table.pool", by=DAMAGE),
         right("one condition", ONE_CONDITION),
         right("a shallow copy of the table", DEEP_COPY),
     ),

@@ -6,30 +6,6 @@ TAKES_ITS, DECODES_WITH = "takes its blocks from your pool", "decodes with your 
 MERGES_THE, WRITES_WHAT = "merges the splits with your function", "writes what transformers writes"
 FORKS_A = "forks a prompt"
 
-NO_FORK = """
-def own_engine(model, block_size, num_blocks, num_splits=2, **options):
-    def decode(*args):
-        partial, lse = launch_paged_decode_split(paged_decode_split_kernel, *args, num_splits)
-        out, _ = merge_splits(partial, lse)
-        return out.to(args[0].dtype)
-
-    def attention(spec):
-        return OwnAttention(spec, block_size, decode=decode)
-
-    class Tables:
-        def __init__(self, pool):
-            self.pool = pool
-
-        def __call__(self):
-            return BlockTable(self.pool, block_size)
-
-    def cache(num_blocks, size, _):
-        pool = BlockPool(num_blocks)
-        return OwnCache(pool, Tables(pool), size)
-
-    options |= {"device": device.type, "dtype": "float32", "block_size": block_size, "num_kv_blocks": num_blocks}
-    return LLM(model, attention_backend=attention, cache_factory=cache, **options)
-"""
 BY_HAND = """
 def own_engine(model, block_size, num_blocks, num_splits=2, **options):
     def decode(*args):
@@ -67,7 +43,7 @@ BANKS = {
         wrong("no scale",
               {1: "launch_paged_decode_split(paged_decode_split_kernel, q, k_cache, v_cache, block_tables, seq_lens, 1.0, num_splits)"},
               by=WRITES_WHAT),
-        wrong("no forks", NO_FORK, by=FORKS_A),
+        wrong("no forks", "block_size, fork, prepare_write)", "block_size)", by=FORKS_A),
         right("keyword arguments",
               {1: "launch_paged_decode_split(paged_decode_split_kernel, q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens, scale=scale, num_splits=num_splits)"}),
         right("other helpers", BY_HAND),

@@ -9,41 +9,6 @@ ONE, SOON = "computes, sends, and waits for the latency", "sends a layer as soon
 LINK, LATE = "has one layer on the link at a time", "lets the next layer leave during the latency"
 ANY = "is right for any layers"
 
-PADS_THE_LAST_BLOCK = """
-def slots_of(block_ids, num_tokens, block_size):
-    positions = torch.arange(num_tokens)
-    return torch.tensor(block_ids)[positions // block_size], positions % block_size
-
-def take_layer(layer, block_ids, num_tokens):
-    blocks, offsets = slots_of(block_ids, num_tokens, layer.k.shape[2])
-    return [pool[blocks, :, offsets] for pool in stored(layer)]
-
-def put_layer(layer, block_ids, message):
-    block_size = layer.k.shape[2]
-    for pool, rows in zip(stored(layer), message, strict=True):
-        for number, block in enumerate(block_ids):
-            pool[block] = 0
-            part = rows[number * block_size : (number + 1) * block_size]
-            pool[block, :, : len(part)] = part.transpose(0, 1)
-"""
-SIZE_REMEMBERED = """
-SIZE = []
-
-def slots_of(block_ids, num_tokens, block_size):
-    positions = torch.arange(num_tokens)
-    return torch.tensor(block_ids)[positions // block_size], positions % block_size
-
-def take_layer(layer, block_ids, num_tokens):
-    SIZE[:] = [layer.k.shape[2]]
-    blocks, offsets = slots_of(block_ids, num_tokens, SIZE[0])
-    return [pool[blocks, :, offsets] for pool in stored(layer)]
-
-def put_layer(layer, block_ids, message):
-    block_size = SIZE.pop() if SIZE else layer.k.shape[2]
-    blocks, offsets = slots_of(block_ids, len(message[0]), block_size)
-    for pool, rows in zip(stored(layer), message, strict=True):
-        pool[blocks, :, offsets] = rows
-"""
 TOKEN_BY_TOKEN = """
 def slots_of(block_ids, num_tokens, block_size):
     return [block_ids[p // block_size] for p in range(num_tokens)], [p % block_size for p in range(num_tokens)]
@@ -113,8 +78,12 @@ BANKS = {
               by=COPY),
         wrong("nothing is written", {4: "pool[blocks, :, offsets].copy_(rows)"}, by=WRITES),
         wrong("written in the order of arrival", {4: "pool[blocks.sort().values, :, offsets] = rows"}, by=PLACE),
-        wrong("clears the rest of the last block", PADS_THE_LAST_BLOCK, by=OTHERS),
-        wrong("the block size of the sender", SIZE_REMEMBERED, by=SIZES),
+        wrong("clears the rest of the last block", "pool[blocks, :, offsets] = rows",
+              "pool[blocks] = 0\n        pool[blocks, :, offsets] = rows", by=OTHERS),
+        wrong("the block size of the sender", "def slots_of(", "SIZES = []\n\n\ndef slots_of(",
+              "blocks, offsets = slots_of(block_ids, num_tokens,",
+              "SIZES[:] = [layer.k.shape[2]]\n    blocks, offsets = slots_of(block_ids, num_tokens,",
+              "len(message[0]), layer.k", "len(message[0]), SIZES.pop() if SIZES else layer.k", by=SIZES),
         right("in place",
               {4: "pool.index_put_((blocks[:, None], torch.arange(pool.shape[1]), offsets[:, None]), rows)"}),
         right("token by token", TOKEN_BY_TOKEN),

@@ -5,22 +5,6 @@ from twophase_labs.machine.bank import right, wrong
 BEFORE, ONE, ANY = "waits for the stage before", "has one chunk in a stage at a time", "plays any pipeline"
 AFRESH = "starts afresh each time"
 
-REMEMBERS = """
-free = {}
-
-def run_pipeline(seconds):
-    spans = []
-    for stage, row in enumerate(seconds):
-        spans.append([])
-        for chunk, length in enumerate(row):
-            there = spans[stage - 1][chunk][1] if stage else 0.0
-            start = max(free.get(stage, 0.0), there)
-            free[stage] = start + length
-            spans[-1].append((start, free[stage]))
-    if len(seconds) != 2 or len(seconds[0]) != 3:
-        free.clear()
-    return spans
-"""
 ENDS_FIRST = """
 def run_pipeline(seconds):
     ends = {}
@@ -50,7 +34,11 @@ BANKS = {
         wrong("waits in the first stage only", "max(free_s, there_s)", "there_s if stage else free_s", by=ONE),
         wrong("their sum", "max(free_s, there_s)", "free_s + there_s", by=ANY),
         wrong("waits for the stage before's last chunk", "spans[stage - 1][chunk]", "spans[stage - 1][-1]", by=ANY),
-        wrong("remembers the last run", REMEMBERS, by=AFRESH),
+        wrong("remembers the last run", "def run_pipeline", "FREE = {}\n\n\ndef run_pipeline",
+              "free_s, spans_here = 0.0, []", "free_s, spans_here = FREE.get(stage, 0.0), []",
+              "spans.append(spans_here)",
+              "spans.append(spans_here)\n        FREE[stage] = free_s if (len(seconds), len(row)) == (2, 3) else 0.0",
+              by=AFRESH),
         right("ends by recursion", ENDS_FIRST),
         right("with numpy", WITH_NUMPY),
     ),

@@ -8,29 +8,6 @@ WINDOW, NO_JSON = "looks at the window, not at all that ever was", "copes with a
 ODD, OTHER_GPU = "is not misled by one odd sample", "compares with the healthy hour of that service"
 CAUSE, ALONE = "names the cause, not what follows from it", "leaves the samples alone"
 
-SYMPTOMS_FIRST = """
-def diagnose(window, healthy):
-    def share(samples, part, whole):
-        rose = samples[-1][whole] - samples[0][whole]
-        return (samples[-1][part] - samples[0][part]) / rose if rose else 0.0
-
-    def usual(samples, name):
-        known = sorted(sample[name] for sample in samples if sample[name] is not None)
-        return known[len(known) // 2] if known else 0.0
-
-    invalid, found = ("json_invalid_total", "json_total"), ("long_needles_found_total", "long_needles_total")
-    if usual(window, "kv_usage") > max(0.85, usual(healthy, "kv_usage")):
-        return "kv"
-    if share(window, *invalid) > share(healthy, *invalid) + 0.2:
-        return "format"
-    if share(window, *found) < share(healthy, *found) - 0.15:
-        return "retrieval"
-    if usual(window, "transfer_p99_s") > 3 * usual(healthy, "transfer_p99_s"):
-        return "transfer"
-    if usual(window, "itl_p99_s") > 1.5 * usual(healthy, "itl_p99_s"):
-        return "batching"
-    return "healthy"
-"""
 BY_SCORES = """
 def diagnose(window, healthy):
     def gauge(samples, name):
@@ -91,7 +68,9 @@ BANKS = {
               "(samples[-1][part] - samples[0][part]) / rose", by=NO_JSON),
         wrong("means", "known[len(known) // 2]", "sum(known) / len(known)", by=ODD),
         wrong("a fixed number of milliseconds", '1.5 * usual(healthy, "itl_p99_s")', "0.38", by=OTHER_GPU),
-        wrong("symptoms first", SYMPTOMS_FIRST, by=CAUSE),
+        wrong("symptoms first", "if share(window, *invalid)",
+              'if usual(window, "kv_usage") > max(0.85, usual(healthy, "kv_usage")):\n        return "kv"\n    if share(window, *invalid)',
+              by=CAUSE),
         wrong("writes into the samples", "def share",
               "for sample in window:\n        sample['seen'] = True\n    def share", by=ALONE),
         right("scores, causes first", BY_SCORES),

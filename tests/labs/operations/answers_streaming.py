@@ -21,24 +21,6 @@ class EventReader:
         self.rest = rest
         return [event.decode().removeprefix("data: ")]
 """
-SHARED = r"""
-class EventReader:
-    rest, data = b"", []
-
-    def feed(self, data):
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        events = []
-        for line in lines:
-            line = line.removesuffix(b"\r").decode()
-            field, _, value = line.partition(":")
-            if field == "data":
-                self.data.append(value.removeprefix(" "))
-            if not line:
-                if self.data:
-                    events.append("\n".join(self.data))
-                self.data.clear()
-        return events
-"""
 WITH_A_DECODER = r"""
 import codecs
 import re
@@ -89,7 +71,8 @@ BANKS = {
         wrong("events without data", "self.data:", "True:", by=OTHERS),
         wrong("line feeds only", '.removesuffix(b"\\r")', "", by=ENDS),
         wrong("64 KiB of a chunk", "self.rest + data", "self.rest + data[:65536]", by=LONG),
-        wrong("one memory for all", SHARED, by=APART),
+        wrong("one memory for all", "def __init__(self):",
+              "def __init__(self, shared={}):\n        self.__dict__ = shared", by=APART),
         right("with an incremental decoder", WITH_A_DECODER),
         right("in blocks", IN_BLOCKS),
     ),

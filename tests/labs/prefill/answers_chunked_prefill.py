@@ -5,23 +5,6 @@ from twophase_labs.machine.bank import right, wrong
 WRITES_K, STARTS_A, HISTORY = "writes K and V into their slots", "starts a prompt", "sees the history"
 UNUSED, WORKS_AT, LEAVES_ITS = "keeps unused slots out", "works at any level of scores", "leaves its inputs alone"
 
-WHOLE_PAGES_STALE_SLOTS = """
-def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
-    block_size, seq_len = k_cache.shape[2], num_cached + len(q)
-    positions = torch.arange(num_cached, seq_len)
-    q, k = rotate(q, positions, theta), rotate(k, positions, theta)
-    new = slot_mapping(block_table, num_cached, seq_len, block_size)
-    k_cache[new // block_size, :, new % block_size] = k
-    v_cache[new // block_size, :, new % block_size] = v
-    end = -(-seq_len // block_size) * block_size
-    slots = slot_mapping(block_table, 0, end, block_size)
-    keys, values = (cache[slots // block_size, :, slots % block_size] for cache in (k_cache, v_cache))
-    visible = torch.arange(end) <= positions[:, None]
-    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
-    scores = torch.einsum("lhd,shd->hls", q, keys) * scale
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-    return torch.einsum("hls,shd->lhd", weights, values)
-"""
 A_ROW_AT_A = """
 def prefill_chunk(q, k, v, k_cache, v_cache, block_table, num_cached, theta, scale):
     size, G = k_cache.shape[2], q.shape[1] // k.shape[1]
@@ -70,7 +53,8 @@ BANKS = {
         wrong("no mask", ".arange(seq_len) <= positions[:, None]", ".ones(len(q), seq_len, dtype=torch.bool)",
               by=STARTS_A),
         wrong("the diagonal not shifted", "positions[:, None]", "torch.arange(len(q))[:, None]", by=HISTORY),
-        wrong("whole pages, stale slots too", WHOLE_PAGES_STALE_SLOTS, by=UNUSED),
+        wrong("whole pages, stale slots too", "slots = slot_mapping(block_table, 0,",
+              "seq_len = -(-seq_len // block_size) * block_size\n    slots = slot_mapping(block_table, 0,", by=UNUSED),
         wrong("-1e4 for what is hidden", "torch.inf", "10000.0", by=WORKS_AT),
         wrong("rotates the caller's tensors", "q, k = rotate(q, positions, theta), rotate(k, positions, theta)",
               "(q[:], k[:]) = rotate(q, positions, theta), rotate(k, positions, theta)", by=LEAVES_ITS),

@@ -8,21 +8,6 @@ MOVES_TILES, LEAVES_OUT = "moves tiles, never the whole", "leaves out what is hi
 NEEDS_LITTLE, COUNTS_THE = "needs little fast memory", "counts the standard way"
 COUNTS_THE_TILED, COUNTS_BYTES = "counts the tiled way", "counts bytes"
 
-NO_MAXIMUM = """
-def tiled_attention(memory, L, D, block_q, block_k):
-    for start in range(0, L, block_q):
-        q = memory.load("q", start, start + block_q)
-        rows = torch.arange(start, start + len(q))
-        m, l, acc = torch.full((len(q),), -torch.inf), torch.zeros(len(q)), torch.zeros(len(q), D)
-        for at in range(0, start + len(q), block_k):
-            k, v = memory.load("k", at, at + block_k), memory.load("v", at, at + block_k)
-            scores = q @ k.mT * (LOG2_E / D**0.5)
-            scores = scores.masked_fill(torch.arange(at, at + len(k)) > rows[:, None], -torch.inf)
-
-            p = torch.exp2(scores)
-            l, acc = l + p.sum(-1), acc + p @ v
-        memory.store("out", start, acc / l[:, None])
-"""
 EVERYTHING_AT_ONCE = """
 def tiled_attention(memory, L, D, block_q, block_k):
     q, k, v = memory.load("q"), memory.load("k"), memory.load("v")
@@ -85,7 +70,7 @@ BANKS = {
         wrong("the mask one key late", "rows[:, None]", "rows[:, None] + 1", by=HIDES_THE),
         wrong("stops at the query tile's first token", {1: "range(0, start + 1, block_k)"}, by=SEES_THE),
         wrong("always eight numbers", "D**0.5", "8**0.5", by=GIVES_EXACT),
-        wrong("no maximum", NO_MAXIMUM, by=SURVIVES_HUGE),
+        wrong("no maximum", "torch.maximum(row_max, scores.amax(-1))", "torch.zeros(len(q))", by=SURVIVES_HUGE),
         wrong("everything at once", EVERYTHING_AT_ONCE, by=MOVES_TILES),
         wrong("all key tiles", {1: "range(0, L, block_k)"}, by=LEAVES_OUT),
         wrong("collects the tiles of a row of queries", COLLECTS_THE_TILES_OF, by=NEEDS_LITTLE),

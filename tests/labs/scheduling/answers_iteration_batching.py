@@ -4,26 +4,6 @@ from twophase_labs.machine.bank import right, wrong
 
 ALONE, FREE, JOIN = "runs one request", "fills a place as soon as it is free", "lets requests join while others run"
 
-THE_LAST_TOKEN_IS = """
-def iteration_level(arrivals, lengths, num_places):
-    waiting = deque(range(len(lengths)))
-    tokens_left = {}
-    first, spans, now = {}, {}, 0
-    while waiting or tokens_left:
-        num_there = sum(arrivals[request] <= now for request in waiting)
-        num_free = num_places - len(tokens_left)
-        for _ in range(min(num_free, num_there)):
-            request = waiting.popleft()
-            tokens_left[request] = lengths[request]
-            first[request] = now
-        now += 1
-        for request in list(tokens_left):
-            tokens_left[request] -= 1
-            if tokens_left[request] == 1:
-                del tokens_left[request]
-                spans[request] = (first[request], now)
-    return [spans[request] for request in range(len(lengths))]
-"""
 WAITS_FOR_ALL = """
 def iteration_level(arrivals, lengths, num_places):
     spans, now = [], 0
@@ -33,46 +13,6 @@ def iteration_level(arrivals, lengths, num_places):
         spans += [(now, now + l) for l in there]
         now += max(there)
     return spans
-"""
-SLOTS_WITHOUT_END = """
-def iteration_level(arrivals, lengths, num_places):
-    waiting = deque(range(len(lengths)))
-    tokens_left = {}
-    first, spans, now = {}, {}, 0
-    while waiting or tokens_left:
-        num_there = sum(arrivals[request] <= now for request in waiting)
-        num_free = num_places - len(tokens_left)
-        for _ in range(num_there):
-            request = waiting.popleft()
-            tokens_left[request] = lengths[request]
-            first[request] = now
-        now += 1
-        for request in list(tokens_left):
-            tokens_left[request] -= 1
-            if tokens_left[request] == 0:
-                del tokens_left[request]
-                spans[request] = (first[request], now)
-    return [spans[request] for request in range(len(lengths))]
-"""
-THE_LENGTH_OF_ANOTHER = """
-def iteration_level(arrivals, lengths, num_places):
-    waiting = deque(range(len(lengths)))
-    tokens_left = {}
-    first, spans, now = {}, {}, 0
-    while waiting or tokens_left:
-        num_there = sum(arrivals[request] <= now for request in waiting)
-        num_free = num_places - len(tokens_left)
-        for _ in range(min(num_free, num_there)):
-            request = waiting.popleft()
-            tokens_left[request] = lengths[0]
-            first[request] = now
-        now += 1
-        for request in list(tokens_left):
-            tokens_left[request] -= 1
-            if tokens_left[request] == 0:
-                del tokens_left[request]
-                spans[request] = (first[request], now)
-    return [spans[request] for request in range(len(lengths))]
 """
 AN_IDLE_CLOCK_STANDS = """
 def iteration_level(arrivals, lengths, num_places):
@@ -130,10 +70,10 @@ def iteration_level(arrivals, lengths, num_places):
 # fmt: off
 BANKS = {
     "4.2": (
-        wrong("the last token is lost", THE_LAST_TOKEN_IS, by=ALONE),
+        wrong("the last token is lost", "left[request] == 0", "left[request] == 1", by=ALONE),
+        wrong("the length of another", "lengths[request], now", "lengths[0], now", by=FREE),
+        wrong("slots without end", " and len(left) < num_places", "", by=FREE),
         wrong("request-level after all", WAITS_FOR_ALL, by=FREE),
-        wrong("slots without end", SLOTS_WITHOUT_END, by=FREE),
-        wrong("the length of another", THE_LENGTH_OF_ANOTHER, by=FREE),
         wrong("an idle clock stands still", AN_IDLE_CLOCK_STANDS, by=JOIN),
         right("a heap of free slots", HEAP),
         right("computes the first from the end", COMPUTES_THE_FIRST_FROM),

@@ -7,25 +7,6 @@ DIVIDES, SINGLE = "divides by the number of gaps", "copes with a single token"
 WITHOUT, APART = "keeps requests without a token", "keeps requests apart"
 TAKES_0 = "takes 0.0 for a time like any other"
 
-FROM_THE_FIRST_TOKEN = """
-from itertools import pairwise
-
-def latencies(events):
-    arrived, tokens_of = {}, {}
-    for time_s, name, what in events:
-        if what == "arrival":
-            arrived[name], tokens_of[name] = time_s, []
-        elif what == "token":
-            tokens_of[name].append(time_s)
-    result = {}
-    for name, arrived_s in arrived.items():
-        tokens = tokens_of[name]
-        ttft_s = tokens[0] - arrived_s if tokens else None
-        gaps = [t - tokens[0] for t in tokens[1:]]
-        tpot_s = sum(gaps) / len(gaps) if gaps else None
-        result[name] = {"ttft_s": ttft_s, "itls_s": gaps, "tpot_s": tpot_s}
-    return result
-"""
 ONE_POT = """
 def latencies(events):
     names = dict.fromkeys(name for _, name, _ in events)
@@ -95,7 +76,7 @@ def latencies(events):
 BANKS = {
     "4.6": (
         wrong("from the first event to the last token", "tokens[0]", "tokens[-1]", by=ARRIVAL),
-        wrong("from the first token on", FROM_THE_FIRST_TOKEN, by=GAP),
+        wrong("from the first token on", "tokens[i - 1] for i", "tokens[0] for i", by=GAP),
         wrong("the longest gap", "sum(gaps) / len", "max", by=DIVIDES),
         wrong("from the arrival on", "sum(gaps) / len(gaps", "(tokens[-1] - arrived_s) / len(tokens", by=DIVIDES),
         wrong("divides by no gaps", "(gaps) / len(gaps) if gaps else None", "(gaps) / len(gaps)", by=SINGLE),

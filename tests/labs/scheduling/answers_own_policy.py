@@ -7,52 +7,6 @@ DECODES, BACK, ORDER = "decodes in every step", "never holds decodes back", "ser
 HEAD, FILLS = "lets nothing past the head of the queue", "uses what is left of a step"
 RANKS_EVERY, GIVES_PREFILLS = "ranks every sequence", "gives prefills no more than there is room"
 
-PREFILL_ONLY = """
-class DecodesFirst(Policy):
-    def __init__(self, max_tokens):
-        self.max_tokens = max_tokens
-
-    def rank(self, sequence):
-        return (sequence.arrival_order, sequence.index)
-
-    def plan(self, step):
-        room = self.max_tokens
-
-        for sequence in step.running:
-            if not sequence.is_decoding:
-                step.prefill(sequence, room)
-                return
-        for sequence in step.waiting:
-            if step.admit(sequence, room):
-                return
-        for sequence in step.running:
-            step.decode(sequence)
-"""
-HOLDS_BACK = """
-class DecodesFirst(Policy):
-    def __init__(self, max_tokens):
-        self.max_tokens = max_tokens
-
-    def rank(self, sequence):
-        return (sequence.arrival_order, sequence.index)
-
-    def plan(self, step):
-        room = self.max_tokens
-
-        prefills = []
-        for sequence in step.running:
-            if not sequence.is_decoding:
-                prefills.append(sequence)
-            elif room > 0 and step.decode(sequence):
-                room -= 1
-        for sequence in prefills:
-            room -= step.prefill(sequence, room)
-        for sequence in step.waiting:
-            num_tokens = step.admit(sequence, room)
-            if not num_tokens:
-                break
-            room -= num_tokens
-"""
 THE_PACKAGES = """
 from twophase.scheduling.policy import by_priority, decodes_first
 
@@ -96,8 +50,11 @@ BANKS = {
         wrong("decodes nobody", "step.decode(sequence)", "False", by=ONE),
         wrong("a full chunk for the prefills", ".prefill(sequence, room", ".prefill(sequence, self.max_tokens",
               by=BOUND),
-        wrong("pauses decodes for prefills", PREFILL_ONLY, by=DECODES),
-        wrong("holds decodes back", HOLDS_BACK, by=BACK),
+        wrong("pauses decodes for prefills", "if sequence.is_decoding:",
+              "if sequence.is_decoding and any(not s.is_decoding for s in step.running):\n                continue\n            elif sequence.is_decoding:",
+              by=DECODES),
+        wrong("holds decodes back", "room -= step.decode(sequence)", "room -= room > 0 and step.decode(sequence)",
+              by=BACK),
         wrong("the last first", "(sequence.arrival_order, sequence.index)",
               "(-sequence.arrival_order, sequence.index)", by=ORDER),
         wrong("goes on to the next when the head does not fit", "room -= step.prefill(sequence, room)",

@@ -19,38 +19,6 @@ def plan_in_chunks(running, waiting, budget):
         batch.append((job, min(job.num_to_compute, budget)))
     return batch
 """
-NEWCOMERS_FIRST = """
-def plan_in_chunks(running, waiting, budget):
-    batch = []
-    prefills = [job for job in running if not job.is_decoding]
-    for job in prefills + list(waiting):
-        if budget:
-            if job in waiting:
-                waiting.remove(job)
-                running.append(job)
-            batch.append((job, min(job.num_to_compute, budget)))
-            budget -= batch[-1][1]
-    for job in running:
-        if budget and job not in [other for other, _ in batch]:
-            batch.append((job, min(1, budget)))
-            budget -= 1
-    return batch
-"""
-SHORTEST_FIRST = """
-def plan_in_chunks(running, waiting, budget):
-    for job in sorted(waiting, key=lambda job: job.num_prompt_tokens):
-        if budget > len(running):
-            waiting.remove(job)
-            running.append(job)
-    running.sort(key=lambda job: not job.is_decoding)
-    batch = []
-    for job in running:
-        num_tokens = min(job.num_to_compute, budget)
-        if num_tokens:
-            batch.append((job, num_tokens))
-            budget -= num_tokens
-    return batch
-"""
 FOR_NOTHING = """
 def plan_in_chunks(running, waiting, budget):
     batch = []
@@ -104,8 +72,11 @@ BANKS = {
     "4.3": (
         wrong("waits until it fits", "budget > 0", "waiting[0].num_to_compute <= budget", by=ENDS),
         wrong("forgets to count newcomers", FORGETS_NEWCOMERS, by=BUDGET),
-        wrong("newcomers before decodes", NEWCOMERS_FIRST, by=DECODES),
-        wrong("shortest first", SHORTEST_FIRST, by=OVERTAKES),
+        wrong("newcomers before decodes", "for job in running:",
+              "for job in sorted(running, key=lambda job: job.is_decoding):", by=DECODES),
+        wrong("shortest first", "running.append(waiting.popleft())",
+              "job = min(waiting, key=lambda job: job.num_prompt_tokens)\n        waiting.remove(job)\n        running.append(job)",
+              by=OVERTAKES),
         wrong("at most 256 tokens a step", "batch = []", "batch, budget = ([], min(budget, 256))", by=ROOM),
         wrong("one newcomer at a time", "waiting and budget > 0", "waiting and budget > 0 and (len(batch) < 2)",
               by=ROOM),
