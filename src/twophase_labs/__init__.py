@@ -8,7 +8,7 @@ A lab is three things: the notebook's source, the exercises with their checks, t
     labsolutions/01_autoregression.py             jupytext percent format, solved; the only notebook file you edit
     src/twophase_labs/autoregression/exercises/   exercises with their checks; a file per section
     src/twophase_labs/autoregression/*.py         what the notebook imports: pictures, small models
-    tests/labs/autoregression/answers_*.py        BANKS = {"1.3": Bank(wrong=(...), right=(...))}
+    tests/labs/autoregression/answers_*.py        BANKS = {"1.3": (wrong(...), ..., right(...))}, a file per section
 
     python -m twophase_labs.machine.build 01            write labsolutions/*.ipynb (executed) and labs/*.ipynb (blanks)
     python -m twophase_labs.machine.build --check       drift, leaks of solutions, lint; part of CI
@@ -78,11 +78,13 @@ A prediction has kind 'prediction' and a `Number`; it earns its point when it is
 or wrong: `check` commits the first one, `measured("1.4", value)` at the end of the measuring cell tells how close it
 came, and the grader wants a number.
 
-**Banks.** `Wrong("drops the last token", {1: "logits[:-1]"}, rejected_by="picks the most likely token")` gives blanks
-by number, the rest being right, or a whole cell as a string; `Right(title, fill)` likewise. At least five wrong and two
-different right answers per code exercise. tests/labs/machine/test_labs.py proves every lab it finds.
+**Banks.** `wrong("drops the last token", "logits[-1:]", "logits[:-1]", by="picks the most likely token")` is the
+solution with one text, which occurs once, replaced by another; more pairs may follow. In place of pairs:
+`{1: "logits[:-1]"}`, blanks by number, the rest being right, or a whole cell. `right(title, ...)` likewise (bank.py).
+At least five wrong and two different right answers per code exercise; every property rejects a wrong one. Edits
+that mutate.py makes by itself are not written down. tests/labs/machine/test_labs.py proves every lab it finds.
 `prove 01 --seeds 20` finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check
-accepts (mutate.py).
+accepts.
 
 The machine (machine/), file by file
 ====================================
@@ -101,7 +103,7 @@ The machine (machine/), file by file
     progress.py                the learner's file beside the notebook
     build.py                   notebooks from the source
     grading/                   a notebook file, graded in processes of its own
-    prove.py, seeds.py         the proofs of a lab's checks; verdicts that luck decides
+    bank.py, prove.py          right and wrong answers; the proofs of a lab's checks by them
     mutate.py                  a search for small edits of the solutions that the checks accept
 """
 

@@ -174,39 +174,3 @@ def exercise(
 
 def _on_value(name: str, test: Callable[[Any], None]) -> Test:
     return lambda answer, draw: test(getattr(answer, name))
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """An answer that must be rejected, by the property named and so with its hint.
-
-    `fill` gives blanks by number, the others being right; or it is the whole cell.
-    """
-
-    title: str
-    fill: Mapping[int, str] | str
-    rejected_by: str
-
-
-@dataclass(frozen=True)
-class Right:
-    """A different answer that must pass."""
-
-    title: str
-    fill: Mapping[int, str] | str
-
-
-@dataclass(frozen=True)
-class Bank:
-    """The answers that prove one exercise's check."""
-
-    wrong: tuple[Wrong, ...] = ()
-    right: tuple[Right, ...] = ()
-
-    @property
-    def answers(self) -> tuple[Wrong | Right, ...]:
-        return (*self.wrong, *self.right)
-
-    def first(self, num_answers: int | None) -> "Bank":
-        """As many of each kind; None: all."""
-        return Bank(self.wrong[:num_answers], self.right[:num_answers])

@@ -15,8 +15,9 @@ from typing import Any
 
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine import blanks
+from twophase_labs.machine.bank import Bank
 from twophase_labs.machine.blanks import SourceError, Template
-from twophase_labs.machine.exercise import Bank, Exercise
+from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.notebooks import NotebookNode, jupytext, nbformat
 from twophase_labs.machine.sections import Section, sections
 
@@ -108,13 +109,13 @@ class Lab:
 
     @cached_property
     def banks(self) -> Mapping[str, Bank]:
-        """Right and wrong answers by exercise id, from `BANKS` of every `answers_*`; several may add to one."""
-        found: dict[str, Bank] = {}
-        for module in self._modules(self.answers, "answers_"):
-            for i, bank in importlib.import_module(module).BANKS.items():
-                before = found.get(i, Bank())
-                found[i] = Bank((*before.wrong, *bank.wrong), (*before.right, *bank.right))
-        return found
+        """Right and wrong answers by exercise id, from `BANKS` of every `answers_*`."""
+        modules = self._modules(self.answers, "answers_")
+        found = [item for module in modules for item in importlib.import_module(module).BANKS.items()]
+        banks = dict(found)
+        if len(banks) < len(found):
+            raise WorkbookError(f"lab {self.number} has two banks of one exercise among {sorted(i for i, _ in found)}")
+        return banks
 
     @cached_property
     def notebook(self) -> NotebookNode:

@@ -3,9 +3,9 @@
     python -m twophase_labs.machine.prove 01 --mutate [--exercise 1.3] [--edits 40]
 
 An edit that passes changed nothing that the check looks at. Either the check is too weak, or the edit is equivalent:
-then `tests/labs/<chapter>/equivalent.py` names it with the reason, by the line before and after as the table shows it:
+then `tests/labs/<chapter>/equivalent.py` names it with the reason, by a part of the changed line:
 
-    EQUIVALENT = {"1.3": {"i < n -> i <= n": "the loop has ended before"}}
+    EQUIVALENT = {"1.3": {"the loop has ended before": ("i <= n",)}}
 
 Edits are made by `ast`, each resulting source once; most in the answers of the blanks, some in the lines given.
 """
@@ -30,7 +30,7 @@ from twophase_labs.machine.lines import python_lines
 
 NUM_EDITS = 40
 BUDGET_S = 180  # of one exercise; the edits beyond it are counted as untried
-CAP = 64
+CAPS = (64, 256)
 
 MEMO = """
 def _size(x):
@@ -110,7 +110,7 @@ def constants(node: ast.AST) -> Iterator[ast.AST]:
 
 COMPARISONS: Mapping[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.GtE), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt, ast.LtE),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.Eq: (ast.NotEq, ast.Is), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
     ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
 }  # fmt: skip
 
@@ -120,6 +120,8 @@ def comparisons(node: ast.AST) -> Iterator[ast.AST]:
         return
     for at, operator in enumerate(node.ops):
         for other in COMPARISONS[type(operator)]:
+            if other is ast.Is and isinstance(node.comparators[at], ast.Constant):
+                continue  # Python warns of it
             yield _with(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
 
 
@@ -146,13 +148,24 @@ def ends(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def caps(node: ast.AST) -> Iterator[ast.AST]:
+    """Sizes and ranges end at a power of two, as a block or a buffer of a kernel would."""
+    for cap in map(ast.Constant, CAPS):
+        match node:
+            case ast.Call(func=ast.Name(id="len")) | ast.Subscript(value=ast.Attribute(attr="shape"), ctx=ast.Load()):
+                yield _call("min", node, cap)
+            case ast.Call(func=ast.Name(id="range"), args=[*rest, stop]) if len(rest) < 2:
+                yield _with(node, args=[*rest, _call("min", stop, cap)])
+            case ast.Slice(upper=ast.expr() as upper) if not isinstance(upper, ast.Constant | ast.UnaryOp):
+                yield _with(node, upper=_call("min", upper, cap))
+
+
+def quotients(node: ast.AST) -> Iterator[ast.AST]:
+    """Cut to whole numbers, rounded to thousandths, with a little added to what divides."""
     match node:
-        case ast.Call(func=ast.Name(id="len")) | ast.Subscript(value=ast.Attribute(attr="shape"), ctx=ast.Load()):
-            yield _call("min", node, ast.Constant(CAP))
-        case ast.Call(func=ast.Name(id="range"), args=[*rest, stop]) if len(rest) < 2:
-            yield _with(node, args=[*rest, _call("min", stop, ast.Constant(CAP))])
-        case ast.Slice(upper=ast.expr() as upper) if not isinstance(upper, ast.Constant | ast.UnaryOp):
-            yield _with(node, upper=_call("min", upper, ast.Constant(CAP)))
+        case ast.BinOp(op=ast.Div(), right=right):
+            yield _with(node, op=ast.FloorDiv())
+            yield _call("round", node, ast.Constant(3))
+            yield _with(node, right=ast.BinOp(copy.deepcopy(right), ast.Add(), ast.Constant(1e-5)))
 
 
 OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {
@@ -184,6 +197,8 @@ def parts(node: ast.AST) -> Iterator[ast.AST]:
             yield copy.deepcopy(one)
         case ast.Call(func=ast.Attribute(value=one, attr="clone" | "copy" | "contiguous" | "float" | "double")):
             yield copy.deepcopy(one)
+        case ast.Call(func=ast.Attribute(attr="reshape")):  # of what may be no view
+            yield _with(node, func=_with(node.func, attr="view"))
         case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="ceil" | "floor" as which), args=[one]):
             yield _call("int", one)
             yield ast.BinOp(_call("int", one), ast.Add(), ast.Constant(1 if which == "ceil" else -1))
@@ -219,7 +234,7 @@ def swapped(scope: Sequence[str]) -> Change:
 
 
 CHANGES: tuple[Change, ...] = (
-    constants, comparisons, falsy_for_none, ends, caps, operators, parts, precision, dropped,
+    constants, comparisons, falsy_for_none, ends, caps, operators, quotients, parts, precision, dropped,
 )  # fmt: skip
 
 
@@ -372,8 +387,8 @@ def edits_of(lab: Lab, exercise: str) -> list[Edit]:
     return edits(template.filled(), template.answer_spans(), lab.exercises[exercise].names)
 
 
-def equivalents(lab: Lab) -> Mapping[str, Mapping[str, str]]:
-    """Reasons by exercise and diff, from `tests/labs/<chapter>/equivalent.py` if there is one."""
+def equivalents(lab: Lab) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Parts of changed lines by exercise and reason, from `tests/labs/<chapter>/equivalent.py` if there is one."""
     module = f"{lab.answers}.equivalent"
     return importlib.import_module(module).EQUIVALENT if importlib.util.find_spec(module) else {}
 
@@ -382,7 +397,8 @@ def search(
     grader: Grader, lab: Lab, exercise: str, num_edits: int = NUM_EDITS, budget_s: int | float = BUDGET_S
 ) -> Searched:
     """Run the edits of one exercise, as many as fit into the budget."""
-    found, known = edits_of(lab, exercise), equivalents(lab).get(exercise, {})
+    found = edits_of(lab, exercise)
+    known, errors = _named(found, equivalents(lab).get(exercise, {}))
     waiting = chosen(found, num_edits)
     passed: list[str] = []
     rejected: list[str] = []
@@ -393,7 +409,6 @@ def search(
         for edit, verdict in zip(batch, grader.run_all(lab, jobs), strict=True):
             if verdict.verdict != "not_run_here":
                 (passed if verdict.passed else rejected).append(edit.diff)
-    errors = [f"names no edit: {diff}" for diff in known if diff not in {edit.diff for edit in found}]
     errors += [f"is not equivalent, for the check rejects it: {diff}" for diff in rejected if diff in known]
     return Searched(
         exercise,
@@ -404,6 +419,17 @@ def search(
         tuple(f"{diff}: {known[diff]}" for diff in passed if diff in known),
         tuple(errors),
     )
+
+
+def _named(found: Sequence[Edit], reasons: Mapping[str, tuple[str, ...]]) -> tuple[dict[str, str], list[str]]:
+    """Reasons by diff, and what is wrong with those that name none."""
+    known, errors = {}, []
+    for reason, parts in reasons.items():
+        for part in parts:
+            diffs = [edit.diff for edit in found if part in edit.diff.partition(" -> ")[2]]
+            known.update(dict.fromkeys(diffs, reason))
+            errors += [f"names no edit: {part}"] * (not diffs)
+    return known, errors
 
 
 def table(found: Sequence[Searched]) -> Table:

@@ -11,8 +11,8 @@ rejected by the property that is meant for it, which has a hint; every right one
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from twophase_labs.machine import mutate, seeds
+from twophase_labs.machine import mutate
+from twophase_labs.machine.bank import Answer
 from twophase_labs.machine.build import learner_notebook, solved_notebook
-from twophase_labs.machine.exercise import Bank, Right, Wrong
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.grading.lane import Job
 from twophase_labs.machine.grading.locate import code_cells
@@ -46,20 +46,15 @@ class Row:
     reason: str = ""
 
 
-def prove(
-    grader: Grader, lab: Lab, seed: int | None = 0, num_answers: int | None = None, only: str | None = None
-) -> list[Row]:
-    """All proofs of one lab. `seed` is of the bank's random inputs; None draws new ones, as for a learner.
+def prove(grader: Grader, lab: Lab, seed: int | None = 0, only: str | None = None) -> list[Row]:
+    """All proofs of one lab, or of its exercise `only`.
 
-    With `num_answers`, only as many of each exercise's wrong answers, and as many of its right ones. With `only`, an
-    exercise's id, its proofs alone.
+    `seed` is of the bank's random inputs; None draws new ones, as for a learner.
     """
     rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
-    tried = [
-        (i, item) for i, bank in lab.banks.items() if only in (None, i) for item in bank.first(num_answers).answers
-    ]
-    jobs = [_job(lab, i, item.fill, seed) for i, item in tried]
-    rows += [_row(i, item, got) for (i, item), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
+    tried = [(i, answer) for i, bank in lab.banks.items() if only in (None, i) for answer in bank]
+    jobs = [Job(i, answer.source(lab.templates[i]), fall_back=lab.all_uses(i), seed=seed) for i, answer in tried]
+    rows += [_row(i, answer, got) for (i, answer), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
     order = list(lab.exercises)
     return sorted((row for row in rows if only in (None, row.exercise)), key=lambda row: order.index(row.exercise))
 
@@ -70,66 +65,50 @@ def _as_a_whole(grader: Grader, lab: Lab) -> Iterator[Row]:
     for i in lab.exercises:
         got = shipped[i].verdict
         yield Row(i, "shipped", "as shipped", "not_attempted", got, got == "not_attempted", shipped[i].reason)
-        says = seeds.said(solved[i])
+        says = _said(solved[i])
         yield Row(i, "solved", "as solved", "passed", says, _here(solved[i], solved[i].passed), solved[i].reason)
 
 
 def _bank_sizes(lab: Lab) -> Iterator[Row]:
+    wanted = f"at least {NUM_WRONG} wrong, {NUM_RIGHT} right"
     for exercise in lab.exercises.values():
         if exercise.is_code:
-            bank = lab.banks.get(exercise.id)
-            num_wrong, num_right = (len(bank.wrong), len(bank.right)) if bank else (0, 0)
-            wanted, got = f"at least {NUM_WRONG} wrong, {NUM_RIGHT} right", f"{num_wrong} wrong, {num_right} right"
+            bank = lab.banks.get(exercise.id, ())
+            num_right = sum(answer.rejected_by is None for answer in bank)
+            num_wrong = len(bank) - num_right
+            got = f"{num_wrong} wrong, {num_right} right"
             yield Row(exercise.id, "bank", "answers", wanted, got, num_wrong >= NUM_WRONG and num_right >= NUM_RIGHT)
 
 
-def _job(lab: Lab, exercise: str, fill: Mapping[int, str] | str, seed: int | None) -> Job:
-    source = fill if isinstance(fill, str) else lab.templates[exercise].filled(fill)
-    return Job(exercise, source, fall_back=lab.all_uses(exercise), seed=seed)
-
-
-def _row(exercise: str, item: Wrong | Right, got: Verdict) -> Row:
-    if isinstance(item, Right):
-        return Row(exercise, "right", item.title, "passed", seeds.said(got), _here(got, got.passed), got.reason)
+def _row(exercise: str, answer: Answer, got: Verdict) -> Row:
+    if answer.rejected_by is None:
+        return Row(exercise, "right", answer.title, "passed", _said(got), _here(got, got.passed), got.reason)
     # A property that rejects has a hint; an exception of the answer's own has the line that raised it.
     is_helpful = bool(got.hint) if got.verdict == "failed" else any(d.startswith("line ") for d in got.details)
-    meant = got.verdict in ("failed", "error") and got.failed_property == item.rejected_by and is_helpful
-    wanted = f"rejected: {item.rejected_by}"
-    return Row(exercise, "wrong", item.title, wanted, seeds.said(got), _here(got, meant), got.reason)
+    meant = got.verdict in ("failed", "error") and got.failed_property == answer.rejected_by and is_helpful
+    wanted = f"rejected: {answer.rejected_by}"
+    return Row(exercise, "wrong", answer.title, wanted, _said(got), _here(got, meant), got.reason)
 
 
-def lucky(grader: Grader, lab: Lab, num_seeds: int, only: str | None = None) -> list[Row]:
-    """The answers, solved and of the bank, whose verdict or rejecting property differs between random inputs.
-
-    Those that differ in one process (seeds.py) and in the grader, too.
-    """
-    tried = [
-        (exercise.id, item)
-        for exercise in lab.exercises.values()
-        if exercise.is_code and only in (None, exercise.id)
-        for item in (Right("as solved", {}), *lab.banks.get(exercise.id, Bank()).answers)
-    ]
-    sources = [(i, _job(lab, i, item.fill, None).source) for i, item in tried]
-    rows = []
-    for (i, item), found in zip(tried, seeds.judged(grader.workbook, lab, sources, num_seeds), strict=True):
-        # Nothing at all is said of an answer that ends its process.
-        if len(set(found)) == 1 and len(found) in (1, num_seeds):
-            continue
-        again = [*range(num_seeds)] if found else [0]
-        said = [seeds.said(v) for v in grader.run_all(lab, [_job(lab, i, item.fill, seed) for seed in again])]
-        counts = Counter(said).most_common()
-        if len(counts) > 1:
-            odd = [f"{one} (seed {said.index(one)}, {times} of {num_seeds})" for one, times in counts[1:]]
-            kind: Kind = "right" if isinstance(item, Right) else "wrong"
-            # Which property is the first to reject a wrong answer may be luck; whether one does must not be.
-            holds = kind == "wrong" and "passed" not in said
-            rows.append(Row(i, kind, item.title, counts[0][0], "; ".join(odd), holds))
-    return rows
+def _said(verdict: Verdict) -> str:
+    return f"{verdict.verdict}: {verdict.failed_property}" if verdict.failed_property else verdict.verdict
 
 
 def _here(verdict: Verdict, holds: bool) -> bool:
     """What cannot run here proves nothing, and breaks nothing."""
     return holds or verdict.verdict == "not_run_here"
+
+
+def lucky(grader: Grader, lab: Lab, num_seeds: int, only: str | None = None) -> list[Row]:
+    """The answers, solved and of the bank, of which something else is said with other random inputs."""
+    found = []
+    for rows in zip(*(prove(grader, lab, seed, only) for seed in range(num_seeds)), strict=True):
+        counts = Counter(row.got for row in rows).most_common()
+        if len(counts) > 1:
+            got = "; ".join(f"{said} ({times} of {num_seeds})" for said, times in counts)
+            # Which property is the first to reject a wrong answer may be luck; whether one does must not be.
+            found.append(replace(rows[0], got=got, holds=rows[0].answer == "wrong" and "passed" not in dict(counts)))
+    return found
 
 
 def table(rows: list[Row], title: str = "") -> Table:

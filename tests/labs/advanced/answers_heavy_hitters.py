@@ -1,49 +1,16 @@
 """Answers that prove the check of exercise 5.12."""
 
-from tests.labs.advanced.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-FITS, BUDGET, WINDOW, LIGHTEST, ADDS, NEWEST, BACK, OLDER, AGREES = (
-    "keeps all that fits",
-    "keeps to the budget",
-    "is a window where all are recent",
-    "drops the key with the least attention",
-    "adds up over all queries",
-    "protects the newest",
-    "never brings a key back",
-    "drops the older of two equal ones",
-    "agrees with a plain cache",
-)
-AT_THE_END = """
-def heavy_hitters(weights, budget, num_recent):
-    scores, num = weights.sum(0).tolist(), len(weights)
-    recent = list(range(num))[max(0, num - num_recent):]
-    old = sorted(range(num - len(recent)), key=lambda key: (-scores[key], -key))
-    return sorted(old[: max(0, budget - len(recent))] + recent)
-"""
-IN_PLACE = """
-def heavy_hitters(weights, budget, num_recent):
-    held = []
-    for query in range(len(weights)):
-        held.append(query)
-        if query:
-            weights[query] += weights[query - 1]
-        if len(held) > budget:
-            held.remove(min(held[: len(held) - num_recent], key=lambda key: float(weights[query, key])))
-    return held
-"""
-TENSORS = """
-def heavy_hitters(weights, budget, num_recent):
-    num = len(weights)
-    scores, is_held = torch.zeros(num, dtype=torch.float64), torch.zeros(num, dtype=torch.bool)
-    for query in range(num):
-        is_held[query] = True
-        scores += torch.where(is_held, weights[query].double(), 0)
-        if int(is_held.sum()) > budget:
-            may_go = is_held.clone()
-            may_go[max(0, query + 1 - num_recent):] = False
-            is_held[scores.masked_fill(~may_go, float("inf")).argmin()] = False
-    return is_held.nonzero().flatten().tolist()
+FITS, BUDGET, WINDOW = "keeps all that fits", "keeps to the budget", "is a window where all are recent"
+LIGHTEST, ADDS, BACK = "drops the key with the least attention", "adds up over all queries", "never brings a key back"
+NEWEST = "protects the newest"
+
+DECIDES_ONCE_AT_THE = """
+scores, num = (weights.sum(0).tolist(), len(weights))
+recent = list(range(num))[max(0, num - num_recent):]
+old = sorted(range(num - len(recent)), key=lambda key: (-scores[key], -key))
+return sorted(old[:max(0, budget - len(recent))] + recent)
 """
 CUMULATED = """
 def heavy_hitters(weights, budget, num_recent):
@@ -68,30 +35,19 @@ def heavy_hitters(weights, budget, num_recent):
     return sorted(score)
 """
 
-BANKS = opened_all(
-    {
-        "5.12": Bank(
-            wrong=(
-                Wrong("one less than the budget", {2: "len(held) >= budget"}, FITS),
-                Wrong("the budget besides the recent ones", {2: "len(held) > budget + num_recent"}, BUDGET),
-                Wrong("drops nothing", {2: "False"}, BUDGET),
-                Wrong("drops the heaviest", {4: "max(may_go, key=lambda key: scores[key])"}, LIGHTEST),
-                Wrong("drops the oldest, a window", {4: "may_go[0]"}, LIGHTEST),
-                Wrong("looks at the last query alone", {1: "row[key] - scores[key]"}, ADDS),
-                Wrong("counts queries, not their attention", {1: "1.0"}, LIGHTEST),
-                Wrong("the newest may go, too", {3: "held"}, WINDOW),
-                Wrong("cuts off the last 0, which is all", {3: "held[:-num_recent]"}, BUDGET),
-                Wrong("protects one more", {3: "held[: max(1, len(held) - num_recent - 1)]"}, LIGHTEST),
-                Wrong("decides once, at the end", AT_THE_END, BACK),
-                Wrong("drops the newer of equals", {4: "min(reversed(may_go), key=lambda key: scores[key])"}, NEWEST),
-                Wrong("heaviest first", {5: "sorted(held, key=lambda key: -scores[key])"}, FITS),
-                Wrong("writes into the weights", IN_PLACE, FITS),
-            ),
-            right=(
-                Right("masks and tensors", TENSORS),
-                Right("running sums beforehand", CUMULATED),
-                Right("a dict of scores", BY_DICT),
-            ),
-        ),
-    }
-)
+# fmt: off
+BANKS = {
+    "5.12": (
+        wrong("heaviest first", "return held", "return sorted(held, key=lambda key: -scores[key])", by=FITS),
+        wrong("drops nothing", "len(held) > budget", "False", by=BUDGET),
+        wrong("cuts off the last 0, which is all", "len(held) - num_recent", "-num_recent", by=BUDGET),
+        wrong("the newest may go, too", "[: len(held) - num_recent]", "", by=WINDOW),
+        wrong("counts queries, not their attention", "row[key]", "1.0", by=LIGHTEST),
+        wrong("looks at the last query alone", "row[key]", "row[key] - scores[key]", by=ADDS),
+        wrong("decides once, at the end", {1: DECIDES_ONCE_AT_THE}, by=BACK),
+        wrong("drops the newer of equals", "min(may_go, key=lambda key: scores[key])",
+              "min(reversed(may_go), key=lambda key: scores[key])", by=NEWEST),
+        right("running sums beforehand", CUMULATED),
+        right("a dict of scores", BY_DICT),
+    ),
+}

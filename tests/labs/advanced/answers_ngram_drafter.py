@@ -1,62 +1,11 @@
 """Answers that prove the check of exercise 5.4."""
 
-from tests.labs.advanced.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-FOLLOWED, NOTHING, ITSELF, LONGEST, LATEST = (
-    "drafts what followed before",
-    "says nothing where nothing repeats",
-    "does not find itself",
-    "prefers the longest agreement",
-    "prefers the latest place",
-)
-REPEATS_ITSELF = """
-def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
-    for n in range(longest, shortest - 1, -1):
-        for start in range(len(token_ids) - n - 1, -1, -1):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start + n : start + n + num_draft]
-    return token_ids[-1:] * num_draft
-"""
-NO_OVERLAP = """
-def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
-    for n in range(longest, shortest - 1, -1):
-        for start in range(len(token_ids) - 2 * n, -1, -1):
-            if token_ids[start : start + n] == token_ids[-n:]:
-                return token_ids[start + n : start + n + num_draft]
-    return []
-"""
-IN_THE_TEXT = """
-def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
-    for n in range(longest, shortest - 1, -1):
-        for start in range(len(token_ids) - n - 1, -1, -1):
-            if set(token_ids[start : start + n]) == set(token_ids[-n:]):
-                return token_ids[start + n : start + n + num_draft]
-    return []
-"""
-BY_DICTIONARY = """
-def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
-    behind = {}
-    for end in range(1, len(token_ids)):
-        for n in range(shortest, min(longest, end) + 1):
-            behind[tuple(token_ids[end - n : end])] = end
-    for n in range(min(longest, len(token_ids)), shortest - 1, -1):
-        end = behind.get(tuple(token_ids[len(token_ids) - n :]))
-        if end is not None:
-            return token_ids[end : end + num_draft]
-    return []
-"""
-BY_SCORE = """
-def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
-    best_length, best_end = shortest - 1, None
-    for end in range(len(token_ids) - 1, 0, -1):
-        length = 0
-        while length < min(longest, end) and token_ids[end - length - 1] == token_ids[-length - 1]:
-            length += 1
-        if length > best_length:
-            best_length, best_end = length, end
-    return [] if best_end is None else token_ids[best_end : best_end + num_draft]
-"""
+FOLLOWED, NOTHING = "drafts what followed before", "says nothing where nothing repeats"
+ITSELF, LATEST, LONGEST = "does not find itself", "prefers the latest place", "prefers the longest agreement"
+LOOKS_ALL = "looks all the way back"
+
 BY_WINDOWS = """
 def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
     tokens, num = tuple(token_ids), len(token_ids)
@@ -70,30 +19,34 @@ def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
     end = next(found, num)
     return list(tokens[end : end + num_draft])
 """
+BY_SCORE = """
+def ngram_draft(token_ids, num_draft, longest=3, shortest=1):
+    best_length, best_end = shortest - 1, None
+    for end in range(len(token_ids) - 1, 0, -1):
+        length = 0
+        while length < min(longest, end) and token_ids[end - length - 1] == token_ids[-length - 1]:
+            length += 1
+        if length > best_length:
+            best_length, best_end = length, end
+    return [] if best_end is None else token_ids[best_end : best_end + num_draft]
+"""
 
-BANKS = opened_all(
-    {
-        "5.4": Bank(
-            wrong=(
-                Wrong("includes what was looked up", {3: "token_ids[start : start + num_draft]"}, FOLLOWED),
-                Wrong("one place too far", {3: "token_ids[start + n + 1 : start + n + 1 + num_draft]"}, FOLLOWED),
-                Wrong("finds itself", {2: "range(len(token_ids) - n, -1, -1)"}, FOLLOWED),
-                Wrong("forgets the first place", {2: "range(len(token_ids) - n - 1, 0, -1)"}, FOLLOWED),
-                Wrong("says something in any case", REPEATS_ITSELF, NOTHING),
-                Wrong("ignores the shortest", {1: "range(longest, 0, -1)"}, NOTHING),
-                Wrong("no overlap with the end", NO_OVERLAP, ITSELF),
-                Wrong("the shortest first", {1: "range(shortest, longest + 1)"}, LONGEST),
-                Wrong("the longest only", {1: "range(longest, longest - 1, -1)"}, FOLLOWED),
-                Wrong("the earliest place", {2: "range(len(token_ids) - n)"}, LATEST),
-                Wrong("all that followed", {3: "token_ids[start + n :]"}, FOLLOWED),
-                Wrong("one more than wanted", {3: "token_ids[start + n : start + n + num_draft + 1]"}, FOLLOWED),
-                Wrong("tokens in any order", IN_THE_TEXT, FOLLOWED),
-            ),
-            right=(
-                Right("a dictionary of n-grams", BY_DICTIONARY),
-                Right("the best place by score", BY_SCORE),
-                Right("all windows of each length, last first", BY_WINDOWS),
-            ),
-        ),
-    }
-)
+# fmt: off
+BANKS = {
+    "5.4": (
+        wrong("finds itself", "(token_ids) - n - 1", "(token_ids) - n", by=FOLLOWED),
+        wrong("ignores the shortest", "shortest - 1", "0", by=NOTHING),
+        wrong("no overlap with the end", "newest = token_ids[-n:]", "pass", "(token_ids) - n - 1",
+              "(token_ids) - 2 * n", "[start : start + n] == newest", "[start : start + n] == token_ids[-n:]",
+              by=ITSELF),
+        wrong("the earliest place", "(len(token_ids) - n - 1, -1, -1", "(len(token_ids) - n", by=LATEST),
+        wrong("the shortest first", "(longest, shortest - 1, -", "(shortest, longest + ", by=LONGEST),
+        wrong("at most 8 drafts", "start + n + num_draft", "start + n + min(num_draft, 8)", by=LOOKS_ALL),
+        wrong("agreements of at most 8", "range(longest, shortest - 1, -1)",
+              "range(min(longest, 8), shortest - 1, -1)", by=LOOKS_ALL),
+        wrong("texts of at most 256 tokens", "range(len(token_ids) - n - 1, -1, -1)",
+              "range(len(token_ids) - n - 1, max(-1, len(token_ids) - 257), -1)", by=LOOKS_ALL),
+        right("all windows of each length, last first", BY_WINDOWS),
+        right("the best place by score", BY_SCORE),
+    ),
+}

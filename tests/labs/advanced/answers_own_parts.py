@@ -1,19 +1,15 @@
 """Answers that prove the check of exercise 5.16."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-LAST, PENDING, RUNS, END = (
-    "leaves the last token to be computed",
-    "stops at the first pending name",
-    "counts drafts that follow one another",
-    "ends a run at a token without text",
-)
+LAST, PENDING = "leaves the last token to be computed", "stops at the first pending name"
+RUNS, END = "counts drafts that follow one another", "ends a run at a token without text"
+
 NO_LOOP = """
 def names_to_ask(names, num_tokens, block_size, pending):
     most = min(len(names), max(0, num_tokens - 1) // block_size)
     stop = next((i for i in range(most) if names[i] in pending), most)
     return names[:stop]
-
 
 def num_allowed(advance, machine, state, drafts, texts):
     count = 0
@@ -33,7 +29,6 @@ def names_to_ask(names, num_tokens, block_size, pending):
         ready = ready + [name]
     return ready
 
-
 def num_allowed(advance, machine, state, drafts, texts):
     for count in range(len(drafts), 0, -1):
         run = [texts[draft] for draft in drafts[:count]]
@@ -41,44 +36,19 @@ def num_allowed(advance, machine, state, drafts, texts):
             return count
     return 0
 """
-SKIPS_PENDING = """
-def names_to_ask(names, num_tokens, block_size, pending):
-    return [name for name in names[: (num_tokens - 1) // block_size] if name not in pending]
 
-
-def num_allowed(advance, machine, state, drafts, texts):
-    for number, draft in enumerate(drafts):
-        state = advance(machine, state, texts[draft])
-        if state is None or texts[draft] == "":
-            return number
-    return len(drafts)
-"""
-
+# fmt: off
 BANKS = {
-    "5.16": Bank(
-        wrong=(
-            Wrong("all full blocks", {1: "num_tokens // block_size"}, LAST),
-            Wrong("one block less", {1: "max(0, num_tokens // block_size - 1)"}, LAST),
-            Wrong("one block more", {1: "(num_tokens - 1) // block_size + 1"}, LAST),
-            Wrong("asks for pending ones", {2: "False"}, PENDING),
-            Wrong("stops where nothing is pending", {2: "pending and name not in pending"}, PENDING),
-            Wrong("nothing at all while anything is pending", {2: "pending"}, PENDING),
-            Wrong("leaves pending ones out, and goes on behind them", SKIPS_PENDING, PENDING),
-            Wrong("each draft from the same state", {3: "advance(machine, state, texts[draft]) and state"}, RUNS),
-            Wrong("always from the start", {3: "advance(machine, machine.start, texts[draft])"}, RUNS),
-            Wrong("the draft's number as its text", {3: "advance(machine, state, str(draft))"}, RUNS),
-            Wrong("allows the end", {4: "state is None"}, END),
-            Wrong(
-                "ends in a state of completion",
-                {4: 'texts[draft] == "" or state is None or state in machine.accepting'},
-                RUNS,
-            ),
-            Wrong("`not state`", {4: 'not state or texts[draft] == ""'}, RUNS),
-            Wrong("state 0 is nowhere", {4: 'texts[draft] == "" or not state or state > 3'}, RUNS),
-        ),
-        right=(
-            Right("counts first", NO_LOOP),
-            Right("the longest run that can be read", FROM_THE_START),
-        ),
+    "5.16": (
+        wrong("all full blocks", {1: "num_tokens // block_size"}, by=LAST),
+        wrong("one block more", {1: "(num_tokens - 1) // block_size + 1"}, by=LAST),
+        wrong("asks for pending ones", {2: "False"}, by=PENDING),
+        wrong("nothing at all while anything is pending", {2: "pending"}, by=PENDING),
+        wrong("stops where nothing is pending", {2: "pending and name not in pending"}, by=PENDING),
+        wrong("`not state`", {4: 'not state or texts[draft] == ""'}, by=RUNS),
+        wrong("the draft's number as its text", {3: "advance(machine, state, str(draft))"}, by=RUNS),
+        wrong("allows the end", {4: "state is None"}, by=END),
+        right("counts first", NO_LOOP),
+        right("the longest run that can be read", FROM_THE_START),
     ),
 }

@@ -1,15 +1,12 @@
 """Answers that prove the check of exercise 5.2."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-LONGEST, SHARES, KEEPS, FORGETS, OLDEST, ENDS = (
-    "finds the longest known prefix",
-    "shares a block with each request that needs it",
-    "keeps what a request reads",
-    "forgets what it overwrites",
-    "overwrites the least recently used",
-    "overwrites the end of a prefix before its beginning",
-)
+LONGEST, SHARES = "finds the longest known prefix", "shares a block with each request that needs it"
+KEEPS, FORGETS = "keeps what a request reads", "forgets what it overwrites"
+OLDEST, ENDS = "overwrites the least recently used", "overwrites the end of a prefix before its beginning"
+FINDS_LONG, AGREES_WITH = "finds long prefixes", "agrees with a plain store for long"
+
 BY_DATES = """
 class PrefixStore:
     def __init__(self, num_blocks):
@@ -80,25 +77,23 @@ class PrefixStore:
                     self.blank.append(block)
 """
 
+# fmt: off
 BANKS = {
-    "5.2": Bank(
-        wrong=(
-            Wrong(
-                "skips what it does not know", {1: "one in hashes and one not in self.block_of and not blocks"}, LONGEST
-            ),
-            Wrong("never finds anything", {1: "True"}, LONGEST),
-            Wrong("leaves hits among the free", {2: "pass"}, KEEPS),
-            Wrong("overwrites the newest", {3: "last=True"}, OLDEST),
-            Wrong("forgets nothing", {4: "pass"}, FORGETS),
-            Wrong("forgets everything", {4: "self.block_of.clear()"}, KEEPS),
-            Wrong("the beginning first", {5: "order"}, ENDS),
-            Wrong("by block number", {5: "sorted(order, key=lambda pair: pair[0])"}, ENDS),
-            Wrong("free as soon as one has gone", {6: "True"}, KEEPS),
-            Wrong("never free again", {6: "False"}, KEEPS),
-        ),
-        right=(
-            Right("dates instead of a queue", BY_DATES),
-            Right("two queues", TWO_QUEUES),
-        ),
+    "5.2": (
+        wrong("never finds anything", {1: "True"}, by=LONGEST),
+        wrong("one pool of names for all stores", "self.block_of = {}",
+              "self.block_of = PrefixStore.__dict__.get('names') or {}\n        PrefixStore.names = self.block_of",
+              by=SHARES),
+        wrong("free as soon as one has gone", {6: "True"}, by=KEEPS),
+        wrong("forgets nothing", {4: "pass"}, by=FORGETS),
+        wrong("overwrites the newest", {3: "last=True"}, by=OLDEST),
+        wrong("the beginning first", {5: "order"}, by=ENDS),
+        wrong("prefixes of at most 64 blocks", "hashes:", "hashes[:64]:", by=FINDS_LONG),
+        wrong("close lengthens the caller's list of hashes", "hashes + [None] * (len(blocks) - len(hashes))", "hashes",
+              "order = list(zip(blocks, names, strict=True))",
+              "names += [None] * (len(blocks) - len(hashes))\n        order = list(zip(blocks, names, strict=True))",
+              by=AGREES_WITH),
+        right("dates instead of a queue", BY_DATES),
+        right("two queues", TWO_QUEUES),
     ),
 }

@@ -1,26 +1,19 @@
-"""Answers that prove the checks of exercises 1.5 to 1.7."""
+"""Answers that prove the checks of exercises 1.5, 1.6 and 1.7."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-RETURNS_NOTHING = """
-def attend(q, k, v):
-    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-    weights @ v
-"""
-SDPA = """
-def attend(q, k, v):
-    L, S = q.shape[1], k.shape[1]
-    visible = torch.ones(L, S, dtype=torch.bool).tril(S - L)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-"""
-ADDED_MASK = """
-def attend(q, k, v):
-    L, S = q.shape[1], k.shape[1]
-    scores = torch.einsum("bld,bsd->bls", q, k) * q.shape[2] ** -0.5
-    scores = scores + torch.full((L, S), -torch.inf).triu(S - L + 1)
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    return torch.einsum("bls,bsd->bld", weights / weights.sum(-1, keepdim=True), v)
-"""
+RETURNS_ONE, AVERAGES_THE, HIDES_THE = "returns one vector per query", "averages the values", "hides the future"
+SEES_THE, SURVIVES_SCORES = "sees the past and itself", "survives scores of any size"
+MATCHES_A, LEAVES_ITS = "matches a loop over queries", "leaves its inputs alone"
+ANSWERS_FOR, CACHES_EVERY = "answers for the new tokens", "caches every token"
+STARTS_FROM, PROJECTS_NEW = "starts from an empty cache", "projects new tokens only"
+CACHES_THE, GIVES_THE = "caches the right keys and values", "gives the logits of one pass"
+KNOWS_ONE, LEAVES_THE = "knows one text from another", "leaves the given cache alone"
+CONTINUES_THE, WRITES_WHAT = "continues the prompt", "writes what recomputing writes"
+READS_EACH, READS_THE = "reads each token once", "reads the prompt in one pass"
+WRITES_AS, DOES_WHAT = "writes as many tokens as asked", "does what its examples say"
+INPUT = "leaves the prompt alone"
+
 SCALES_IN_PLACE = """
 def attend(q, k, v):
     L, S = q.shape[1], k.shape[1]
@@ -28,29 +21,20 @@ def attend(q, k, v):
     visible = torch.arange(S) <= torch.arange(S - L, S)[:, None]
     return (q @ k.mT).masked_fill(~visible, -torch.inf).softmax(-1) @ v
 """
-ALLOCATES = """
-def step(toy, new_ids, cache):
-    batch, num_new = new_ids.shape
-    num_cached = cache[0].shape[1]
-    x = toy.embed(new_ids, num_cached)
-    q, *new = toy.project(x)
-    grown = []
-    for old, latest in zip(cache, new):
-        both = torch.empty(batch, num_cached + num_new, old.shape[2])
-        both[:, :num_cached], both[:, num_cached:] = old, latest
-        grown.append(both)
-    return toy.logits(x, attend(q, *grown)), tuple(grown)
+SDPA = """
+def attend(q, k, v):
+    L, S = q.shape[1], k.shape[1]
+    visible = torch.ones(L, S, dtype=torch.bool).tril(S - L)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 """
-TOKEN_BY_TOKEN = """
-def step(toy, new_ids, cache):
-    k, v = cache
-    rows = []
-    for at in range(new_ids.shape[1]):
-        x = toy.embed(new_ids[:, at : at + 1], k.shape[1])
-        q, new_k, new_v = toy.project(x)
-        k, v = torch.cat([k, new_k], dim=1), torch.cat([v, new_v], dim=1)
-        rows.append(toy.logits(x, attend(q, k, v)))
-    return torch.cat(rows, dim=1), (k, v)
+ADDITIVE_MASK_NO_MASK = """
+def attend(q, k, v):
+    L, S = q.shape[1], k.shape[1]
+    s = torch.bmm(q, k.transpose(-1, -2)) * q.size(-1) ** -0.5
+    if L > 1:
+        s = s + torch.full((L, S), -torch.inf, dtype=s.dtype).triu(S - L + 1)
+    w = torch.exp(s - torch.logsumexp(s, -1, keepdim=True))
+    return torch.bmm(w, v)
 """
 PROJECTS_TWICE = """
 def step(toy, new_ids, cache):
@@ -58,21 +42,6 @@ def step(toy, new_ids, cache):
     q = toy.project(x)[0]
     k, v = (torch.cat([old, new], dim=1) for old, new in zip(cache, toy.project(x)[1:]))
     return toy.logits(x, attend(q, k, v)), (k, v)
-"""
-LOGITS_ONLY = """
-def step(toy, new_ids, cache):
-    x = toy.embed(new_ids, cache[0].shape[1])
-    q, new_k, new_v = toy.project(x)
-    k, v = torch.cat([cache[0], new_k], dim=1), torch.cat([cache[1], new_v], dim=1)
-    return toy.logits(x, attend(q, k, v))
-"""
-KEYS_ONLY = """
-def step(toy, new_ids, cache):
-    x = toy.embed(new_ids, cache[0].shape[1])
-    q, new_k, new_v = toy.project(x)
-    k = torch.cat([cache[0], new_k], dim=1)
-    v = new_v
-    return toy.logits(x, attend(q, k[:, -v.shape[1]:], v)), (k, v)
 """
 ATTENDS_TO_NEW_KEYS = """
 def step(toy, new_ids, cache):
@@ -90,66 +59,27 @@ def step(toy, new_ids, cache):
     cache[0].zero_()
     return logits, (k, v)
 """
-
-
-def generating(
-    read: str = "new",
-    choose: str = "logits[:, -1:].argmax(-1)",
-    append: str = "torch.cat([ids, new], dim=1)",
-    kept: str = "cache",
-    passes: str = "range(num_new)",
-    after: str = "",
-) -> str:
-    """A whole answer to 1.7 with one of its expressions replaced."""
-    return f"""
-def generate(step, cache, prompt, num_new):
-    ids = new = prompt
-    empty = cache
-    for _ in {passes}:
-        logits, {kept} = step({read}, cache)
-        new = {choose}
-        ids = {append}
-        {after}
-    return ids
+SDPA_INSTEAD_OF_ATTEND = """
+def step(toy, new_ids, cache):
+    x = toy.embed(new_ids, start=cache[0].shape[1])
+    q, k, v = toy.project(x)
+    k, v = torch.hstack([cache[0], k]), torch.hstack([cache[1], v])
+    L, S = q.shape[1], k.shape[1]
+    mask = torch.ones(L, S, dtype=torch.bool).tril(S - L)
+    return toy.logits(x, torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)), [k, v]
 """
-
-
-KEEPS_ITS_CACHE = """
-_kept = []
-def generate(step, cache, prompt, num_new):
-    if not _kept:
-        _kept.append(cache)
-    ids = new = prompt
-    for _ in range(num_new):
-        logits, _kept[0] = step(new, _kept[0])
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat([ids, new], dim=1)
-    return ids
-"""
-LOOKS_INTO_THE_CACHE = """
-def generate(step, cache, prompt, num_new):
-    ids = prompt
-    for _ in range(num_new):
-        logits, cache = step(ids[:, cache.shape[1] :], cache)
-        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-    return ids
-"""
-RETURNS_NOTHING_NEW = """
-def generate(step, cache, prompt, num_new):
-    ids = new = prompt
-    for _ in range(num_new):
-        logits, cache = step(new, cache)
-        new = logits[:, -1:].argmax(-1)
-        ids = torch.cat([ids, new], dim=1)
-    return ids[:, prompt.shape[1]:]
-"""
-A_LIST = """
-def generate(step, cache, prompt, num_new):
-    pieces = [prompt]
-    while len(pieces) <= num_new:
-        logits, cache = step(pieces[-1], cache)
-        pieces.append(logits[:, -1].argmax(-1)[:, None])
-    return torch.cat(pieces, dim=1)
+ALLOCATES = """
+def step(toy, new_ids, cache):
+    batch, num_new = new_ids.shape
+    num_cached = cache[0].shape[1]
+    x = toy.embed(new_ids, num_cached)
+    q, *new = toy.project(x)
+    grown = []
+    for old, latest in zip(cache, new):
+        both = torch.empty(batch, num_cached + num_new, old.shape[2])
+        both[:, :num_cached], both[:, num_cached:] = old, latest
+        grown.append(both)
+    return toy.logits(x, attend(q, *grown)), tuple(grown)
 """
 PROMPT_TOKEN_BY_TOKEN = """
 def generate(step, cache, prompt, num_new):
@@ -160,115 +90,90 @@ def generate(step, cache, prompt, num_new):
             ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 """
-INTO_ONE_TENSOR = """
+LOOKS_INTO_THE_CACHE = """
 def generate(step, cache, prompt, num_new):
-    batch, length = prompt.shape
-    ids = torch.zeros(batch, length + num_new, dtype=prompt.dtype)
-    ids[:, :length] = prompt
-    read = 0
-    for at in range(length, length + num_new):
-        logits, cache = step(ids[:, read:at], cache)
-        ids[:, at] = logits[:, -1].argmax(dim=-1)
-        read = at
+    ids = prompt
+    for _ in range(num_new):
+        logits, cache = step(ids[:, cache.shape[1] :], cache)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
     return ids
 """
-READS_THE_LAST_TOKEN_TOO = """
+WRITES_INTO_THE_PROMPT = """
 def generate(step, cache, prompt, num_new):
-    if num_new == 0:
-        return prompt
-    ids = prompt
-    logits, cache = step(prompt, cache)
+    ids = new = prompt
+    empty = cache
     for _ in range(num_new):
-        new = logits[:, -1].argmax(-1, keepdim=True)
-        ids = torch.cat([ids, new], dim=1)
         logits, cache = step(new, cache)
+        new = logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, new], dim=1)
+        prompt[:, -1] = new[:, 0]
     return ids
+"""
+A_LIST = """
+def generate(step, cache, prompt, num_new):
+    pieces = [prompt]
+    while len(pieces) <= num_new:
+        logits, cache = step(pieces[-1], cache)
+        pieces.append(logits[:, -1].argmax(-1)[:, None])
+    return torch.cat(pieces, dim=1)
+"""
+RECURSION = """
+def generate(step, cache, prompt, num_new):
+    def go(ids, unread, cache, left):
+        if not left:
+            return ids
+        logits, cache = step(unread, cache)
+        best = logits[:, -1, :].topk(1, -1).indices
+        return go(torch.hstack([ids, best]), best, cache, left - 1)
+    return go(prompt, prompt, cache, num_new)
 """
 
+# fmt: off
 BANKS = {
-    "1.5": Bank(
-        wrong=(
-            Wrong("returns nothing", RETURNS_NOTHING, "returns one vector per query"),
-            Wrong("softmax over the queries", {4: "scores.softmax(1)"}, "averages the values"),
-            Wrong("no softmax", {4: "scores"}, "averages the values"),
-            Wrong("zero instead of minus infinity", {3: "scores.masked_fill(~visible, 0)"}, "hides the future"),
-            Wrong("hides after the softmax", {3: "scores", 4: "scores.softmax(-1) * visible"}, "averages the values"),
-            Wrong("no mask", {3: "scores"}, "hides the future"),
-            Wrong("the mask upside down", {3: "scores.masked_fill(visible, -torch.inf)"}, "averages the values"),
-            Wrong("queries at the first positions", {2: "torch.arange(L)"}, "sees the past and itself"),
-            Wrong("queries one position late", {2: "torch.arange(S - L + 1, S + 1)"}, "hides the future"),
-            Wrong("not itself", {2: "torch.arange(S - L - 1, S - 1)"}, "averages the values"),
-            Wrong("no scale", {1: "q @ k.mT"}, "matches a loop over queries"),
-            Wrong("divided by the width", {1: "q @ k.mT / q.shape[-1]"}, "matches a loop over queries"),
-            Wrong("scales its input", SCALES_IN_PLACE, "leaves its inputs alone"),
-        ),
-        right=(
-            Right("torch's own attention", SDPA),
-            Right("an added mask, softmax by hand", ADDED_MASK),
-            Right("positions by counting on", {2: "S - L + torch.arange(L)"}),
-        ),
+    "1.5": (
+        wrong("two sequences only", "weights @ v", "(weights @ v).reshape(2, -1, v.shape[-1])", by=RETURNS_ONE),
+        wrong("no softmax", {4: "scores"}, by=AVERAGES_THE),
+        wrong("no mask", {3: "scores"}, by=HIDES_THE),
+        wrong("queries at the first positions", {2: "torch.arange(L)"}, by=SEES_THE),
+        wrong("mask of -50 instead of minus infinity", "torch.inf", "50.0", by=SURVIVES_SCORES),
+        wrong("no scale", {1: "q @ k.mT"}, by=MATCHES_A),
+        wrong("always eight features", "q.shape[-1]", "8", by=MATCHES_A),
+        wrong("scales its input", SCALES_IN_PLACE, by=LEAVES_ITS),
+        right("torch's own attention", SDPA),
+        right("additive mask, no mask for one", ADDITIVE_MASK_NO_MASK),
     ),
-    "1.6": Bank(
-        wrong=(
-            Wrong("appends nothing", {3: "new_k", 4: "new_v"}, "caches every token"),
-            Wrong("appends keys only", KEYS_ONLY, "caches every token"),
-            Wrong("returns the logits only", LOGITS_ONLY, "answers for the new tokens"),
-            Wrong("appends along the batch", {3: "torch.cat([old_k, new_k], dim=0)"}, "answers for the new tokens"),
-            Wrong("always position 0", {1: "0"}, "caches the right keys and values"),
-            Wrong("one position late", {1: "old_k.shape[1] + 1"}, "starts from an empty cache"),
-            Wrong("the batch as position", {1: "old_k.shape[0]"}, "starts from an empty cache"),
-            Wrong(
-                "new before old",
-                {3: "torch.cat([new_k, old_k], dim=1)", 4: "torch.cat([new_v, old_v], dim=1)"},
-                "caches the right keys and values",
-            ),
-            Wrong("values among the keys", {3: "torch.cat([old_v, new_v], dim=1)"}, "starts from an empty cache"),
-            Wrong("projects twice", PROJECTS_TWICE, "projects new tokens only"),
-            Wrong("attends to the new keys only", ATTENDS_TO_NEW_KEYS, "gives the logits of one pass"),
-            Wrong("does not attend at all", {5: "new_v"}, "starts from an empty cache"),
-            Wrong("writes into the cache it was given", WRITES_INTO_THE_CACHE, "leaves the given cache alone"),
-        ),
-        right=(
-            Right("into tensors of the new size", ALLOCATES),
-            Right("a token at a time", TOKEN_BY_TOKEN),
-            Right("counts on the values", {1: "old_v.size(1)"}),
-        ),
+    "1.6": (
+        wrong("appends along the batch", {3: "torch.cat([old_k, new_k], dim=0)"}, by=ANSWERS_FOR),
+        wrong("appends nothing", {3: "new_k", 4: "new_v"}, by=CACHES_EVERY),
+        wrong("does not attend at all", {5: "new_v"}, by=STARTS_FROM),
+        wrong("projects twice", PROJECTS_TWICE, by=PROJECTS_NEW),
+        wrong("always position 0", {1: "0"}, by=CACHES_THE),
+        wrong("attends to the new keys only", ATTENDS_TO_NEW_KEYS, by=GIVES_THE),
+        wrong("position from the model's counter", "x = toy.embed(new_ids, old_k.shape[1]",
+              "start = toy.num_projected // new_ids.shape[0]\n    x = toy.embed(new_ids, start",
+              "k = torch.cat([old_k, new_k], dim=1)\n    v = torch.cat([old_v, new_v], dim=1)",
+              "k, v = (torch.cat([old_k, new_k], dim=1), torch.cat([old_v, new_v], dim=1))", by=KNOWS_ONE),
+        wrong("writes into the cache it was given", WRITES_INTO_THE_CACHE, by=LEAVES_THE),
+        right("sdpa instead of attend, list", SDPA_INSTEAD_OF_ATTEND),
+        right("into tensors of the new size", ALLOCATES),
     ),
-    "1.7": Bank(
-        wrong=(
-            Wrong("feeds everything again", generating(read="ids"), "writes what recomputing writes"),
-            Wrong("feeds the prompt in every pass", generating(read="prompt"), "writes what recomputing writes"),
-            Wrong(
-                "feeds only the prompt's last token", generating(read="ids[:, -1:]"), "writes what recomputing writes"
-            ),
-            Wrong("chooses from every row", generating(choose="logits.argmax(-1)"), "continues the prompt"),
-            Wrong(
-                "chooses from the first row",
-                generating(choose="logits[:, :1].argmax(-1)"),
-                "writes what recomputing writes",
-            ),
-            Wrong("the least likely", generating(choose="logits[:, -1:].argmin(-1)"), "writes what recomputing writes"),
-            Wrong("keeps only the new tokens", generating(append="new"), "continues the prompt"),
-            Wrong("leaves the prompt out", RETURNS_NOTHING_NEW, "continues the prompt"),
-            Wrong("forgets the cache", generating(kept="_"), "writes what recomputing writes"),
-            Wrong("recomputes, without the cache", generating(read="ids", kept="_"), "reads each token once"),
-            Wrong("one token at least", generating(passes="range(max(1, num_new))"), "continues the prompt"),
-            Wrong("at most 32 tokens", generating(passes="range(min(32, num_new))"), "writes as many tokens as asked"),
-            Wrong(
-                "stops when all texts repeat themselves",
-                generating(after="if ids.shape[1] > 24 and bool((ids[:, -1] == ids[:, -2]).all()): break"),
-                "writes as many tokens as asked",
-            ),
-            Wrong("the prompt a token at a time", PROMPT_TOKEN_BY_TOKEN, "reads the prompt in one pass"),
-            Wrong("looks into the cache", LOOKS_INTO_THE_CACHE, "does what its examples say"),
-            Wrong("a cache of its own", KEEPS_ITS_CACHE, "writes what recomputing writes"),
-            Wrong("writes into the prompt", generating(after="prompt[:, -1] = new[:, 0]"), "leaves the prompt alone"),
-        ),
-        right=(
-            Right("a list of pieces", A_LIST),
-            Right("into one tensor of the final size", INTO_ONE_TENSOR),
-            Right("reads the last token too", READS_THE_LAST_TOKEN_TOO),
-            Right("argmax with its axis kept", generating(choose="logits[:, -1].argmax(-1, keepdim=True)")),
-        ),
+    "1.7": (
+        wrong("chooses from every row", "ids = unread = prompt", "ids = new = prompt", "for _ in",
+              "empty = cache\n    for _ in", "step(unread, cache)", "step(new, cache)", "unread = logits[:, -1:]",
+              "new = logits", "[ids, unread]", "[ids, new]", by=CONTINUES_THE),
+        wrong("chooses from the first row", "ids = unread = prompt", "ids = new = prompt", "for _ in",
+              "empty = cache\n    for _ in", "step(unread, cache)", "step(new, cache)", "unread = logits[:, -1:",
+              "new = logits[:, :1", "[ids, unread]", "[ids, new]", by=WRITES_WHAT),
+        wrong("recomputes, without the cache", "ids = unread = prompt", "ids = new = prompt", "for _ in",
+              "empty = cache\n    for _ in", "cache = step(unread, cache)", "_ = step(ids, cache)",
+              "unread = logits[:, -1:].argmax(-1)", "new = logits[:, -1:].argmax(-1)", "[ids, unread]", "[ids, new]",
+              by=READS_EACH),
+        wrong("the prompt a token at a time", PROMPT_TOKEN_BY_TOKEN, by=READS_THE),
+        wrong("end at token 0", "ids = torch.cat([ids, unread], dim=1)",
+              "ids = torch.cat([ids, unread], 1)\n        if (unread == 0).all():\n            break", by=WRITES_AS),
+        wrong("looks into the cache", LOOKS_INTO_THE_CACHE, by=DOES_WHAT),
+        wrong("writes into the prompt", WRITES_INTO_THE_PROMPT, by=INPUT),
+        right("a list of pieces", A_LIST),
+        right("recursion", RECURSION),
     ),
 }

@@ -1,28 +1,37 @@
 """Answers that prove the check of exercise 1.4."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
+RETURNS_TWO, NO_TOKENS = "returns two counts", "counts tokens without a cache"
+WITH_TOKENS, NO_PAIRS = "counts tokens with a cache", "counts pairs without a cache"
+WITH_PAIRS = "counts pairs with a cache"
 
-def counting(
-    start: str = "num_cached if cached else 0",
-    tokens: str = "length - start",
-    pairs: str = "sum(range(start + 1, length + 1))",
-    kept: str = "length",
-    lengths: str = "range(num_prompt, num_prompt + num_new)",
-) -> str:
-    """A whole answer, a loop over the passes, with one of its expressions replaced."""
-    return f"""
+PROMPT_IS_READ_FOR = """
+if cached:
+    n = num_prompt + num_new - 1
+    return (n, n * (n + 1) // 2)
+return (sum(range(num_prompt, num_prompt + num_new)), sum((n * (n + 1) // 2 for n in range(num_prompt, num_prompt + num_new))))
+"""
+ONLY_THE_LAST_QUERY = """
 def count_work(num_prompt, num_new, cached):
     num_tokens = num_pairs = num_cached = 0
-    for length in {lengths}:
-        start = {start}
-        num_tokens += {tokens}
-        num_pairs += {pairs}
-        num_cached = {kept}
+    for length in range(num_prompt, num_prompt + num_new):
+        start = num_cached if cached else 0
+        num_tokens += length - start
+        num_pairs += length
+        num_cached = length
     return num_tokens, num_pairs
 """
-
-
+NEW_KEYS_ONLY = """
+def count_work(num_prompt, num_new, cached):
+    num_tokens = num_pairs = num_cached = 0
+    for length in range(num_prompt, num_prompt + num_new):
+        start = num_cached if cached else 0
+        num_tokens += length - start
+        num_pairs += (length - start) * (length - start + 1) // 2
+        num_cached = length
+    return num_tokens, num_pairs
+"""
 CLOSED_FORM = """
 def count_work(num_prompt, num_new, cached):
     last = num_prompt + num_new - 1
@@ -31,79 +40,34 @@ def count_work(num_prompt, num_new, cached):
         lengths = [last] if num_new else []
     return sum(lengths), sum(n * (n + 1) // 2 for n in lengths)
 """
-NO_ZERO = """
+RECURSION_FROM_THE_LAST = """
 def count_work(num_prompt, num_new, cached):
-    last = num_prompt + num_new - 1
-    lengths = [last] if cached else range(num_prompt, last + 1)
-    return sum(lengths), sum(n * (n + 1) // 2 for n in lengths)
-"""
-TOKENS_ONLY = """
-def count_work(num_prompt, num_new, cached):
+    from math import comb
+    if num_new == 0:
+        return (0, 0)
     if cached:
-        return num_prompt + num_new - 1
-    return sum(range(num_prompt, num_prompt + num_new))
-"""
-WITH_NUMPY = """
-def count_work(num_prompt, num_new, cached):
-    lengths = np.arange(num_prompt, num_prompt + num_new)
-    starts = np.concatenate([[0], lengths[:-1]])[: len(lengths)] if cached else np.zeros_like(lengths)
-    return (lengths - starts).sum(), (lengths * (lengths + 1) // 2 - starts * (starts + 1) // 2).sum()
-"""
-NAIVE = """
-def count_work(num_prompt, num_new, cached):
-    seen, tokens, pairs = set(), 0, 0
-    for turn in range(num_new):
-        for query in range(num_prompt + turn):
-            if cached and query in seen:
-                continue
-            seen.add(query)
-            tokens += 1
-            for key in range(query + 1):
-                pairs += 1
-    return [tokens, pairs]
+        return num_prompt + num_new - 1, comb(num_prompt + num_new, 2)
+    return comb(num_prompt + num_new, 2) - comb(num_prompt, 2), comb(num_prompt + num_new + 1, 3) - comb(num_prompt + 1, 3)
 """
 
-NO_TOKENS, WITH_TOKENS = "counts tokens without a cache", "counts tokens with a cache"
-NO_PAIRS, WITH_PAIRS = "counts pairs without a cache", "counts pairs with a cache"
+# fmt: off
 BANKS = {
-    "1.4": Bank(
-        wrong=(
-            Wrong("one count only", TOKENS_ONLY, "returns two counts"),
-            Wrong("caches without being asked to", counting(start="num_cached"), NO_TOKENS),
-            Wrong("one token per pass", counting(tokens="1"), NO_TOKENS),
-            Wrong("counts the token being written", counting(tokens="length - start + 1"), NO_TOKENS),
-            Wrong(
-                "reads the last token too", counting(lengths="range(num_prompt, num_prompt + num_new + 1)"), NO_TOKENS
-            ),
-            Wrong("one pass fewer", counting(lengths="range(num_prompt, num_prompt + num_new - 1)"), NO_TOKENS),
-            Wrong("at most 20 passes", counting(lengths="range(num_prompt, num_prompt + min(num_new, 20))"), NO_TOKENS),
-            Wrong(
-                "at most 256 passes", counting(lengths="range(num_prompt, num_prompt + min(num_new, 256))"), NO_TOKENS
-            ),
-            Wrong(
-                "the prompt comes for free",
-                counting(start="num_cached or num_prompt - 1 if cached else 0"),
-                WITH_TOKENS,
-            ),
-            Wrong("caches one short", counting(kept="length - 1"), WITH_TOKENS),
-            Wrong("forgets the prompt", counting(start="num_cached or num_prompt if cached else 0"), WITH_TOKENS),
-            Wrong("caches nothing", counting(kept="0"), WITH_TOKENS),
-            Wrong("reads the prompt for no new token", NO_ZERO, WITH_TOKENS),
-            Wrong("leaves out a token's own key", counting(pairs="sum(range(start, length))"), NO_PAIRS),
-            Wrong("the full square, no causality", counting(pairs="(length - start) * length"), NO_PAIRS),
-            Wrong("only the last query's pairs", counting(pairs="length"), NO_PAIRS),
-            Wrong("new keys only", counting(pairs="(length - start) * (length - start + 1) // 2"), WITH_PAIRS),
-        ),
-        right=(
-            Right("a loop over the passes", counting()),
-            Right("closed form", CLOSED_FORM),
-            Right("NumPy", WITH_NUMPY),
-            Right("query by query, as a list", NAIVE),
-            Right("by triangles", counting(pairs="length * (length + 1) // 2 - start * (start + 1) // 2")),
-            Right(
-                "whole floats",
-                counting(tokens="float(length - start)", pairs="float(sum(range(start + 1, length + 1)))"),
-            ),
-        ),
+    "1.4": (
+        wrong("one count only",
+              {1: "if cached:\n    return num_prompt + num_new - 1\nreturn sum(range(num_prompt, num_prompt + num_new))"},
+              by=RETURNS_TWO),
+        wrong("one token per pass", "length - start", "1", by=NO_TOKENS),
+        wrong("at most 20 passes", "num_prompt + num_new", "num_prompt + min(num_new, 20)", by=NO_TOKENS),
+        wrong("caches nothing", "start = length", "start = 0", by=WITH_TOKENS),
+        wrong("reads the prompt for no new token",
+              {1: "last = num_prompt + num_new - 1\nlengths = [last] if cached else range(num_prompt, last + 1)\nreturn (sum(lengths), sum((n * (n + 1) // 2 for n in lengths)))"},
+              by=WITH_TOKENS),
+        wrong("prompt is read for nothing new (formula)", {1: PROMPT_IS_READ_FOR}, by=WITH_TOKENS),
+        wrong("only the last query's pairs", ONLY_THE_LAST_QUERY, by=NO_PAIRS),
+        wrong("new keys only", NEW_KEYS_ONLY, by=WITH_PAIRS),
+        right("closed form", CLOSED_FORM),
+        right("NumPy",
+              {1: "lengths = np.arange(num_prompt, num_prompt + num_new)\nstarts = np.concatenate([[0], lengths[:-1]])[:len(lengths)] if cached else np.zeros_like(lengths)\nreturn ((lengths - starts).sum(), (lengths * (lengths + 1) // 2 - starts * (starts + 1) // 2).sum())"}),
+        right("recursion from the last pass", RECURSION_FROM_THE_LAST),
     ),
 }

@@ -1,81 +1,13 @@
-"""Answers that prove the checks of exercises 6.7 to 6.9."""
+"""Answers that prove the checks of exercises 6.7, 6.8 and 6.9."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-SIZE, FORMULA, SMALL = (
-    "gives inputs of one size the factor 1",
-    "has the factors of the formula",
-    "bears inputs that are 0 or nearly 0",
-)
-BEST, ENDS, SQUARES = (
-    "finds the factors with the smallest error of the output",
-    "tries alpha 0 and alpha 1",
-    "goes by the sum of the squared errors",
-)
-NEAREST, MAKES_UP, BEGINS, GRID, CONSTANT = (
-    "rounds to nearest where inputs are independent",
-    "makes up for errors in the columns to come",
-    "takes a group's range when the group begins",
-    "stays within the group's 2^bits values",
-    "keeps groups whose weights are all the same",
-)
-FACTORS = """
-def factors_of(x, alpha):
-    powers = x.abs().mean(0).clamp(min=1e-4) ** alpha
-    return powers / (powers.max() * powers.min()).sqrt()
-"""
-AWQ = """
-def awq(weight, x, bits, group_size, num_steps=11):
-    wanted, best_error, best = x @ weight.T, torch.inf, None
-    for step in range(num_steps):
-        factors = factors_of(x, step / (num_steps - 1))
-        rounded = dequantize(*quantize(weight * factors, bits, group_size)) / factors
-        error = (x @ rounded.T - wanted).square().sum()
-        if error < best_error:
-            best_error, best = error, factors
-    return best
-"""
-GPTQ = """
-def gptq(weight, upper, bits, group_size):
-    w, rounded = weight.clone(), torch.empty_like(weight)
-    for i in range(w.shape[1]):
-        if i % group_size == 0:
-            group = w[:, i : i + group_size]
-            minima = group.amin(1)
-            scales = (group.amax(1) - minima) / (2**bits - 1)
-        codes = ((w[:, i] - minima) / scales.clamp(min=1e-30)).round().clamp(0, 2**bits - 1)
-        rounded[:, i] = codes * scales + minima
-        error = (w[:, i] - rounded[:, i]) / upper[i, i]
-        w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])
-    return rounded
-"""
+SIZE, FORMULA = "gives inputs of one size the factor 1", "has the factors of the formula"
+SMALL, BEST = "bears inputs that are 0 or nearly 0", "finds the factors with the smallest error of the output"
+SQUARES, NEAREST = "goes by the sum of the squared errors", "rounds to nearest where inputs are independent"
+MAKES_UP, BEGINS = "makes up for errors in the columns to come", "takes a group's range when the group begins"
+GRID, CONSTANT = "stays within the group's 2^bits values", "keeps groups whose weights are all the same"
 
-
-def factors(old: str, new: str) -> str:
-    assert old in FACTORS, old
-    return FACTORS.replace(old, new)
-
-
-def awq(old: str, new: str) -> str:
-    assert old in AWQ, old
-    return AWQ.replace(old, new)
-
-
-def gptq(old: str, new: str) -> str:
-    assert old in GPTQ, old
-    return GPTQ.replace(old, new)
-
-
-BY_LOGARITHMS = """
-def factors_of(x, alpha):
-    logs = alpha * torch.maximum(x.abs().sum(0) / len(x), torch.tensor(1e-4)).log()
-    return (logs - (logs.max() + logs.min()) / 2).exp()
-"""
-ONE_BY_ONE = """
-def factors_of(x, alpha):
-    powers = [max(float(column.abs().mean()), 1e-4) ** alpha for column in x.T]
-    return torch.tensor(powers) / (max(powers) * min(powers)) ** 0.5
-"""
 ALL_AT_ONCE = """
 def awq(weight, x, bits, group_size, num_steps=11):
     def loss(factors):
@@ -124,90 +56,47 @@ def gptq(weight, upper, bits, group_size):
     return rounded
 """
 
+# fmt: off
 BANKS = {
-    "6.7": Bank(
-        wrong=(
-            Wrong("not normalised", factors(" / (powers.max() * powers.min()).sqrt()", ""), SIZE),
-            Wrong("over the smallest", factors("(powers.max() * powers.min()).sqrt()", "powers.min()"), FORMULA),
-            Wrong("over the mean", factors("(powers.max() * powers.min()).sqrt()", "powers.mean()"), FORMULA),
-            Wrong("no root", factors("(powers.max() * powers.min()).sqrt()", "(powers.max() * powers.min())"), SIZE),
-            Wrong("always alpha 0.5", factors("** alpha", "** 0.5"), FORMULA),
-            Wrong("1 - alpha", factors("** alpha", "** (1 - alpha)"), FORMULA),
-            Wrong("the largest input", factors("x.abs().mean(0)", "x.abs().amax(0)"), FORMULA),
-            Wrong("signed means", factors("x.abs().mean(0)", "x.mean(0)"), SIZE),
-            Wrong("root mean squares", factors("x.abs().mean(0)", "x.square().mean(0).sqrt()"), FORMULA),
-            Wrong("a mean of all", factors("x.abs().mean(0)", "x.abs().mean()"), SIZE),
-            Wrong("means of tokens", factors("x.abs().mean(0)", "x.abs().mean(1)"), SIZE),
-            Wrong("means of 0", factors(".clamp(min=1e-4)", ""), SMALL),
-            Wrong("means of 0 plus a little", factors(".clamp(min=1e-4)", ".add(1e-6)"), SMALL),
-            Wrong("a floor that is added", factors(".clamp(min=1e-4)", ".add(1e-4)"), SMALL),
-            Wrong("a floor for the power", factors("x.abs().mean(0).clamp(min=1e-4) ** alpha", "(x.abs().mean(0) ** alpha).clamp(min=1e-4)"), SMALL),
-        ),
-        right=(
-            Right("by logarithms", BY_LOGARITHMS),
-            Right("one by one", ONE_BY_ONE),
-            Right("two roots", factors("(powers.max() * powers.min()).sqrt()", "powers.max().sqrt() / powers.min().sqrt()")),
-        ),
+    "6.7": (
+        wrong("signed means", ".abs()", "", by=SIZE),
+        wrong("a mean of all", ".abs().mean(0", ".abs().mean(", by=SIZE),
+        wrong("not normalised", "powers / (powers.max() * powers.min()).sqrt()", "powers", by=SIZE),
+        wrong("the largest input", ".abs().mean", ".abs().amax", by=FORMULA),
+        wrong("root mean squares", ".abs().mean(0", ".square().mean(0).sqrt(", by=FORMULA),
+        wrong("over the smallest", "(powers.max() * powers.min()).sqrt", "powers.min", by=FORMULA),
+        wrong("means of 0", ".abs().mean(0).clamp(min=1e-4", ".abs().mean(0", by=SMALL),
+        wrong("a floor for the power", "x.abs().mean(0).clamp(min=1e-4) ** alpha",
+              "(x.abs().mean(0) ** alpha).clamp(min=0.0001)", by=SMALL),
+        right("by logarithms",
+              {1: "logs = alpha * torch.maximum(x.abs().sum(0) / len(x), torch.tensor(0.0001)).log()\nreturn (logs - (logs.max() + logs.min()) / 2).exp()"}),
+        right("one by one",
+              {1: "powers = [max(float(column.abs().mean()), 0.0001) ** alpha for column in x.T]\nreturn torch.tensor(powers) / (max(powers) * min(powers)) ** 0.5"}),
     ),
-    "6.8": Bank(
-        wrong=(
-            Wrong("always alpha 0.5", awq("step / (num_steps - 1)", "0.5"), BEST),
-            Wrong("never alpha 1", awq("step / (num_steps - 1)", "step / num_steps"), BEST),
-            Wrong("never alpha 0", awq("step / (num_steps - 1)", "(step + 1) / num_steps"), BEST),
-            Wrong("the last, not the best", awq("if error < best_error:", "if True:"), BEST),
-            Wrong("the worst", awq("torch.inf", "-torch.inf").replace("error < best", "error > best"), BEST),
-            Wrong("no rounding in the error", awq("dequantize(*quantize(weight * factors, bits, group_size))", "(weight * factors)"), BEST),
-            Wrong("not divided again", awq("group_size)) / factors", "group_size))"), BEST),
-            Wrong("multiplied again", awq("group_size)) / factors", "group_size)) * factors"), BEST),
-            Wrong("divided before rounding", awq("weight * factors", "weight / factors").replace("size)) / factors", "size)) * factors"), BEST),
-            Wrong("the weight's error", awq("(x @ rounded.T - wanted)", "(rounded - weight)"), BEST),
-            Wrong("the signed error", awq(".square().sum()", ".sum()"), BEST),
-            Wrong("the sum of magnitudes", awq(".square().sum()", ".abs().sum()"), SQUARES),
-            Wrong("the first token's error", awq("(x @ rounded.T - wanted)", "(x @ rounded.T - wanted)[:1]"), BEST),
-            Wrong("eleven steps", awq("    wanted, best_error", "    num_steps = 11\n    wanted, best_error"), BEST),
-            Wrong("one group", awq("bits, group_size))", "bits, weight.shape[1]))"), BEST),
-            Wrong("4 bits", awq("bits, group_size))", "4, group_size))"), BEST),
-            Wrong("changes the weight", awq("quantize(weight * factors,", "quantize(weight.mul_(factors),"), BEST),
-            Wrong("the rounded weight", awq("best_error, best = error, factors", "best_error, best = error, rounded"), BEST),
-        ),
-        right=(
-            Right("as a minimum by a key", ALL_AT_ONCE),
-            Right("by x^T x", BY_HESSIAN),
-            Right("the mean of the squares", awq(".square().sum()", ".pow(2).mean().item()")),
-        ),
+    "6.8": (
+        wrong("never alpha 1", "num_steps - 1", "num_steps", by=BEST),
+        wrong("the last, not the best", "error < best_error", "True", by=BEST),
+        wrong("always alpha 0.5", "step / (num_steps - 1)", "0.5", by=BEST),
+        wrong("changes the weight", "weight * factors", "weight.mul_(factors)", by=BEST),
+        wrong("the weight's error", "x @ rounded.T - wanted", "rounded - weight", by=BEST),
+        wrong("the signed error", "(x @ rounded.T - wanted).square(", "(x @ rounded.T - wanted", by=BEST),
+        wrong("the worst", "torch.inf", "-torch.inf", "error < best_error", "error > best_error", by=BEST),
+        wrong("the sum of magnitudes", "(x @ rounded.T - wanted).square", "(x @ rounded.T - wanted).abs", by=SQUARES),
+        right("as a minimum by a key", ALL_AT_ONCE),
+        right("by x^T x", BY_HESSIAN),
     ),
-    "6.9": Bank(
-        wrong=(
-            Wrong("to nearest", gptq("        w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])\n", ""), MAKES_UP),
-            Wrong("the error added", gptq("w[:, i + 1 :] -= torch", "w[:, i + 1 :] += torch"), MAKES_UP),
-            Wrong("not divided by the diagonal", gptq(" / upper[i, i]\n", "\n"), MAKES_UP),
-            Wrong("the lower triangle", gptq("upper[i, i + 1 :])", "upper.T[i, i + 1 :])"), MAKES_UP),
-            Wrong("the inverse in place of its factor", gptq("    for i in", "    upper = upper.T @ upper\n    for i in"), MAKES_UP),
-            Wrong("a column in place of a row", gptq("upper[i, i + 1 :])", "upper[i + 1 :, i])"), MAKES_UP),
-            Wrong("the next column only", gptq("w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])", "w[:, i + 1 : i + 2] -= torch.outer(error, upper[i, i + 1 : i + 2])"), MAKES_UP),
-            Wrong("the error within its group only", gptq(
-                "w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])",
-                "end = (i // group_size + 1) * group_size\n        w[:, i + 1 : end] -= torch.outer(error, upper[i, i + 1 : end])",
-            ), BEGINS),
-            Wrong("ranges of the first weights", gptq("group = w[:, i", "group = weight[:, i"), BEGINS),
-            Wrong("a range for each column", gptq("if i % group_size == 0:", "if True:"), NEAREST),
-            Wrong("the first group's range", gptq("if i % group_size == 0:", "if i == 0:"), NEAREST),
-            Wrong("one range for all outputs", gptq("group.amin(1)", "group.amin().expand(len(w))").replace("group.amax(1)", "group.amax()"), NEAREST),
-            Wrong("codes beyond the range", gptq(".clamp(0, 2**bits - 1)", ""), GRID),
-            Wrong("codes below 0", gptq(".clamp(0, 2**bits - 1)", ".clamp(max=2**bits - 1)"), GRID),
-            Wrong("one code too many", gptq(".round().clamp(0, 2**bits - 1)", ".round().clamp(0, 2**bits)"), GRID),
-            Wrong("one code too few", gptq("/ (2**bits - 1)", "/ 2**bits"), NEAREST),
-            Wrong("cut off", gptq(".round()", ".floor()"), NEAREST),
-            Wrong("not rounded", gptq(".round()", ""), NEAREST),
-            Wrong("signed codes", gptq("minima = group.amin(1)", "minima = -group.abs().amax(1)").replace("(group.amax(1) - minima)", "(-2 * minima)"), NEAREST),
-            Wrong("0 / 0", gptq(".clamp(min=1e-30)", ""), CONSTANT),
-            Wrong("the weights that are left", gptq("return rounded", "return w"), NEAREST),
-            Wrong("writes into the weight", gptq("weight.clone(), torch", "weight, torch"), MAKES_UP),
-        ),
-        right=(
-            Right("in float64, the row of U from its beginning", IN_FLOAT64),
-            Right("in blocks", IN_BLOCKS),
-            Right("a scale of 1 for constant groups", gptq("scales.clamp(min=1e-30)", "torch.where(scales > 0, scales, 1)")),
-        ),
+    "6.9": (
+        wrong("the first group's range", "i % group_size", "i", by=NEAREST),
+        wrong("a range for each column", "i % group_size == 0", "True", by=NEAREST),
+        wrong("the lower triangle", "upper[i, i + 1 :]", "upper.T[i, i + 1 :]", by=MAKES_UP),
+        wrong("the inverse in place of its factor", "for i in", "upper = upper.T @ upper\n    for i in", by=MAKES_UP),
+        wrong("ranges of the first weights", "w[:, i : i + group_size]", "weight[:, i : i + group_size]", by=BEGINS),
+        wrong("the error within its group only", "w[:, i + 1 :",
+              "end = (i // group_size + 1) * group_size\n        w[:, i + 1:end", "i, i + 1 :", "i, i + 1:end",
+              by=BEGINS),
+        wrong("one code too many", ", 2**bits - 1", ", 2 ** bits", by=GRID),
+        wrong("0 / 0", ".clamp(min=1e-30)", "", by=CONSTANT),
+        right("in float64, the row of U from its beginning", IN_FLOAT64),
+        right("in blocks", IN_BLOCKS),
     ),
-}  # fmt: skip
+}

@@ -1,25 +1,12 @@
 """Answers that prove the checks of exercises 3.3 and 3.4."""
 
-from tests.labs.decode.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-FREE, COUNTS, DAMAGE, BACK, SHARED, DOUBLE, BOOKS = (
-    "gives out blocks that are free",
-    "counts owners and free blocks",
-    "runs out without damage",
-    "takes blocks back",
-    "keeps a block as long as it has an owner",
-    "refuses to free a free block",
-    "keeps its books over a random history",
-)
-DEMAND, KEEPS, SLOT, TABLE_DAMAGE, ALL_BACK, HISTORIES = (
-    "takes blocks on demand",
-    "keeps the blocks it has",
-    "finds the slot of a position",
-    "runs out without damage",
-    "gives every block back",
-    "survives random histories",
-)
+FREE, COUNTS, DAMAGE = "gives out blocks that are free", "counts owners and free blocks", "runs out without damage"
+BACK, SHARED, DOUBLE = "takes blocks back", "keeps a block as long as it has an owner", "refuses to free a free block"
+BOOKS, DEMAND, KEEPS = "keeps its books over a random history", "takes blocks on demand", "keeps the blocks it has"
+SLOT, REFUSES_TO, ALL_BACK = "finds the slot of a position", "refuses to shrink", "gives every block back"
+HAS_NO = "has no slot for a position without a token"
 
 SET_OF_FREE = """
 class BlockPool:
@@ -51,7 +38,6 @@ class BlockPool:
 DEQUE = """
 from collections import deque
 
-
 class BlockPool:
     def __init__(self, num_blocks):
         self.ref_counts = [0] * num_blocks
@@ -81,40 +67,31 @@ class BlockPool:
         if not self.ref_counts[block_id]:
             self.queue.append(block_id)
 """
-TAKES_WHAT_IS_LEFT = """
-class BlockPool:
-    def __init__(self, num_blocks):
-        self.num_blocks = num_blocks
-        self.ref_counts = [0] * num_blocks
-        self.free_ids = list(range(num_blocks - 1, -1, -1))
+KEEPS_A_LIST_OF_SLOTS = """
+class BlockTable:
+    def __init__(self, pool, block_size):
+        self.pool, self.block_size, self.block_ids, self._slots = (pool, block_size, [], [])
+        self.num_tokens = 0
 
-    @property
-    def num_free(self):
-        return len(self.free_ids)
+    def grow(self, num_tokens):
+        if self.num_tokens > num_tokens:
+            raise CacheStateError('shorter')
+        need = (num_tokens + self.block_size - 1) // self.block_size
+        new = self.pool.allocate(need - len(self.block_ids))
+        self.block_ids = [*self.block_ids, *new]
+        self.num_tokens = num_tokens
 
-    def allocate(self, n):
-        block_ids = []
-        for _ in range(n):
-            if not self.free_ids:
-                raise OutOfBlocksError("no")
-            block_ids.append(self.free_ids.pop())
-            self.ref_counts[block_ids[-1]] = 1
-        return block_ids
+    def slot(self, position):
+        if position < 0 or position >= self.num_tokens:
+            raise IndexError('none')
+        slots = [b * self.block_size + i for b in self.block_ids for i in range(self.block_size)]
+        return slots[position]
 
-    def acquire(self, block_id):
-        if self.ref_counts[block_id] == 0:
-            raise CacheStateError("free")
-        self.ref_counts[block_id] += 1
-
-    def release(self, block_id):
-        if self.ref_counts[block_id] == 0:
-            raise CacheStateError("free")
-        self.ref_counts[block_id] -= 1
-        if self.ref_counts[block_id] == 0:
-            self.free_ids.append(block_id)
+    def free(self):
+        ids, self.block_ids, self.num_tokens = (self.block_ids, [], 0)
+        for b in ids:
+            self.pool.release(b)
 """
-RETURNS_NONE = TAKES_WHAT_IS_LEFT.replace('raise OutOfBlocksError("no")', "return None")
-
 BLOCK_BY_BLOCK = """
 class BlockTable:
     def __init__(self, pool, block_size):
@@ -141,145 +118,38 @@ class BlockTable:
             self.pool.release(self.block_ids.pop())
         self.num_tokens = 0
 """
-MATH_CEIL = """
-import math
 
-
-class BlockTable:
-    def __init__(self, pool, block_size):
-        self.pool, self.block_size = pool, block_size
-        self.block_ids, self.num_tokens = [], 0
-
-    def grow(self, num_tokens):
-        if num_tokens < self.num_tokens:
-            raise CacheStateError("smaller")
-        new = self.pool.allocate(math.ceil(num_tokens / self.block_size) - len(self.block_ids))
-        self.block_ids.extend(new)
-        self.num_tokens = num_tokens
-
-    def slot(self, position):
-        if position < 0:
-            raise IndexError(position)
-        slots = [b * self.block_size + o for b in self.block_ids for o in range(self.block_size)]
-        return slots[: self.num_tokens][position]
-
-    def free(self):
-        for block_id in reversed(self.block_ids):
-            self.pool.release(block_id)
-        self.block_ids, self.num_tokens = [], 0
-"""
-ONE_AT_A_TIME = """
-class BlockTable:
-    def __init__(self, pool, block_size):
-        self.pool, self.block_size = pool, block_size
-        self.block_ids, self.num_tokens = [], 0
-
-    def grow(self, num_tokens):
-        if num_tokens < self.num_tokens:
-            raise CacheStateError("smaller")
-        while len(self.block_ids) * self.block_size < num_tokens:
-            self.block_ids += self.pool.allocate(1)
-        self.num_tokens = num_tokens
-
-    def slot(self, position):
-        return self.block_ids[position // self.block_size] * self.block_size + position % self.block_size
-
-    def free(self):
-        for block_id in self.block_ids:
-            self.pool.release(block_id)
-        self.block_ids, self.num_tokens = [], 0
-"""
-COUNTS_FIRST = ONE_AT_A_TIME.replace(
-    "        while len(self.block_ids) * self.block_size < num_tokens:\n"
-    "            self.block_ids += self.pool.allocate(1)\n"
-    "        self.num_tokens = num_tokens\n",
-    "        self.num_tokens = num_tokens\n"
-    "        self.block_ids += self.pool.allocate(-(-num_tokens // self.block_size) - len(self.block_ids))\n",
-)
-GROWS_BY = ONE_AT_A_TIME.replace(
-    "        while len(self.block_ids) * self.block_size < num_tokens:\n"
-    "            self.block_ids += self.pool.allocate(1)\n"
-    "        self.num_tokens = num_tokens\n",
-    "        self.num_tokens += num_tokens\n"
-    "        self.block_ids += self.pool.allocate(-(-self.num_tokens // self.block_size) - len(self.block_ids))\n",
-)
-IN_FRONT = ONE_AT_A_TIME.replace(
-    "            self.block_ids += self.pool.allocate(1)\n",
-    "            self.block_ids = self.pool.allocate(1) + self.block_ids\n",
-)
-REPLACES = ONE_AT_A_TIME.replace(
-    "        while len(self.block_ids) * self.block_size < num_tokens:\n"
-    "            self.block_ids += self.pool.allocate(1)\n",
-    "        if len(self.block_ids) * self.block_size < num_tokens:\n"
-    "            for block_id in self.block_ids:\n"
-    "                self.pool.release(block_id)\n"
-    "            self.block_ids = self.pool.allocate(-(-num_tokens // self.block_size))\n",
-)
-
+# fmt: off
 BANKS = {
-    "3.3": Bank(
-        wrong=(
-            Wrong("gives the same blocks again", {2: "self.free_ids[:n]"}, FREE),
-            Wrong("one block, n times", {2: "n * [self.free_ids.pop()]"}, FREE),
-            Wrong("the counts of the blocks, not their ids", {2: "self.ref_counts[:n]"}, FREE),
-            Wrong("one block too few", {2: "[self.free_ids.pop() for _ in range(n - 1)]"}, FREE),
-            Wrong("given out without an owner", {3: "0"}, COUNTS),
-            Wrong("refuses to give the last block", {1: "n >= self.num_free"}, FREE),
-            Wrong("never refuses", {1: "False"}, DAMAGE),
-            Wrong("takes what is left, then raises", TAKES_WHAT_IS_LEFT, DAMAGE),
-            Wrong("None when there are too few", RETURNS_NONE, DAMAGE),
-            Wrong("never frees", {7: "False"}, BACK),
-            Wrong("counts up on release", {6: "self.ref_counts[block_id] + 1"}, BACK),
-            Wrong("acquire counts nothing", {4: "self.ref_counts[block_id]"}, SHARED),
-            Wrong("frees a block that is shared", {7: "True"}, SHARED),
-            Wrong("release forgets all owners", {6: "0"}, SHARED),
-            Wrong("a double free unnoticed", {5: "False"}, DOUBLE),
-        ),
-        right=(
-            Right("no list, just counts", SET_OF_FREE),
-            Right("first in, first out", DEQUE),
-            Right("owners left, the other way round", {7: "not self.ref_counts[block_id]"}),
-        ),
+    "3.3": (
+        wrong("returns a tuple", "return block_ids", "return tuple(block_ids)", by=FREE),
+        wrong("at most 256 blocks", "range(num_blocks - 1, -1, -1)", "range(min(num_blocks, 256) - 1, -1, -1)",
+              by=FREE),
+        wrong("given out without an owner", ".ref_counts[block_id] = 1", ".ref_counts[block_id] = 0", by=COUNTS),
+        wrong("never refuses", "n > self.num_free", "False", by=DAMAGE),
+        wrong("never frees", "1\n        if self.ref_counts[block_id] == 0", "1\n        if False", by=BACK),
+        wrong("counts in bytes", "[0] * num_blocks", "torch.zeros(num_blocks, dtype=torch.uint8)", by=SHARED),
+        wrong("a double free unnoticed", "release(self, block_id):\n        if self.ref_counts[block_id] == 0",
+              "release(self, block_id):\n        if False", by=DOUBLE),
+        wrong("class-level counts reset by each new pool", "self.ref_counts = [0] * num_blocks",
+              "BlockPool.ref_counts = [0] * num_blocks", by=BOOKS),
+        right("no list, just counts", SET_OF_FREE),
+        right("first in, first out", DEQUE),
     ),
-    "3.4": Bank(
-        wrong=(
-            Wrong("rounds down", {1: "num_tokens // self.block_size"}, DEMAND),
-            Wrong("always one more", {1: "num_tokens // self.block_size + 1"}, DEMAND),
-            Wrong("a block per token", {1: "num_tokens"}, DEMAND),
-            Wrong("takes all again", {2: "num_blocks"}, DEMAND),
-            Wrong("grows by, not to", GROWS_BY, DEMAND),
-            Wrong("new blocks in front", IN_FRONT, KEEPS),
-            Wrong("gives back what it had and takes new ones", REPLACES, KEEPS),
-            Wrong("the offset alone", {4: "position % self.block_size"}, SLOT),
-            Wrong("the block of the sequence, not of the pool", {4: "position"}, SLOT),
-            Wrong(
-                "always the last block",
-                {3: "self.block_ids[-1]"},
-                SLOT,
-            ),
-            Wrong(
-                "offset and block exchanged",
-                {3: "self.block_ids[position % self.block_size]", 4: "block_id + position // self.block_size"},
-                SLOT,
-            ),
-            Wrong("one at a time, as far as it goes", ONE_AT_A_TIME, TABLE_DAMAGE),
-            Wrong("counts before it asks", COUNTS_FIRST, TABLE_DAMAGE),
-            Wrong("forgets tokens", {7: "False"}, "refuses to shrink"),
-            Wrong(
-                "refuses as many as there are",
-                {7: "num_tokens <= self.num_tokens and self.num_tokens"},
-                KEEPS,
-            ),
-            Wrong("leaves the last block", {5: "self.block_ids[:-1]"}, ALL_BACK),
-            Wrong("full blocks only", {5: "self.block_ids[: self.num_tokens // self.block_size]"}, ALL_BACK),
-            Wrong("keeps the list", {6: "self.block_ids, 0"}, ALL_BACK),
-        ),
-        right=(
-            Right("asks only when blocks are missing", BLOCK_BY_BLOCK),
-            Right("slots from a list of all", MATH_CEIL),
-            Right("rounds up by adding", {1: "(num_tokens + self.block_size - 1) // self.block_size"}),
-            Right("last block first", {5: "reversed(self.block_ids)"}),
-        ),
+    "3.4": (
+        wrong("takes all again", "num_blocks - len(self.block_ids)", "num_blocks", by=DEMAND),
+        wrong("refuses as many as there are", "num_tokens < self.num_tokens",
+              "num_tokens <= self.num_tokens and self.num_tokens", by=KEEPS),
+        wrong("always the last block", "position // self.block_size", "-1", by=SLOT),
+        wrong("counts before it asks", "self.block_ids = self.block_ids + self.pool",
+              "self.num_tokens = num_tokens\n        self.block_ids = self.block_ids + self.pool", by=DAMAGE),
+        wrong("shrinks below nothing", "num_tokens < self.num_tokens", "0 <= num_tokens < self.num_tokens",
+              by=REFUSES_TO),
+        wrong("counts down itself", ".pool.release(block_id)", ".pool.ref_counts[block_id] -= 1", by=ALL_BACK),
+        wrong("negative positions count from the end", "not 0 <= position <", "position >=", by=HAS_NO),
+        wrong("a position beyond the tokens gets a slot", "not 0 <= position < self.num_tokens",
+              "position >= len(self.block_ids) * self.block_size", by=HAS_NO),
+        right("keeps a list of slots", KEEPS_A_LIST_OF_SLOTS),
+        right("asks only when blocks are missing", BLOCK_BY_BLOCK),
     ),
 }
-BANKS = opened_all(BANKS)

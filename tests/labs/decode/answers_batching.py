@@ -1,28 +1,12 @@
 """Answers that prove the check of exercise 3.15."""
 
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-SEARCHES = """
-def step_seconds(work, machine, batch):
-    moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth
-    computing = work.flops * batch / machine.flop_rate
-    return moving if moving > computing else computing
+READS_THE, READS_THE_WEIGHTS = "reads the weights for one sequence", "reads the weights once, K and V for each"
+COMPUTES_FOR, WAITS_FOR = "computes for each sequence", "waits for the slower of the two"
+FINDS_THE, FINDS_A = "finds the batch where they meet", "finds a batch where they meet exactly"
+SAYS_NONE, SAYS_NONE_IF = "says None if there is none", "says None if both grow alike"
 
-
-def ridge_batch(work, machine):
-    def waits_for_memory(batch):
-        return step_seconds(work, machine, batch) > batch * work.flops / machine.flop_rate
-
-    low, high = 0, 1
-    while waits_for_memory(high):
-        low, high = high, 2 * high
-        if high > 10**15:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if waits_for_memory(middle) else (low, middle)
-    return high
-"""
 INTENSITY = """
 def step_seconds(work, machine, batch):
     num_bytes = work.weight_bytes + work.kv_bytes * batch
@@ -30,51 +14,38 @@ def step_seconds(work, machine, batch):
     attainable = min(machine.flop_rate, intensity * machine.bandwidth)
     return work.flops * batch / attainable
 
-
 def ridge_batch(work, machine):
     ridge = machine.flop_rate / machine.bandwidth
     spare = work.flops - ridge * work.kv_bytes
     return None if spare <= 0 else math.ceil(ridge * work.weight_bytes / spare)
 """
+FRACTIONS = """
+from fractions import Fraction
 
+def step_seconds(work, machine, batch):
+    b, r = (Fraction(machine.bandwidth), Fraction(machine.flop_rate))
+    return float(max((work.weight_bytes + batch * work.kv_bytes) / b, batch * work.flops / r))
+
+def ridge_batch(work, machine):
+    b, r = (Fraction(machine.bandwidth), Fraction(machine.flop_rate))
+    more = work.flops / r - work.kv_bytes / b
+    return None if more <= 0 else -int(-(work.weight_bytes / b / more) // 1)
+"""
+
+# fmt: off
 BANKS = {
-    "3.15": Bank(
-        wrong=(
-            Wrong(
-                "reads the weights for every sequence",
-                {1: "batch * (work.weight_bytes + work.kv_bytes) / machine.bandwidth"},
-                rejected_by="reads the weights once, K and V for each",
-            ),
-            Wrong(
-                "one sequence's K and V only",
-                {1: "(work.weight_bytes + work.kv_bytes) / machine.bandwidth"},
-                rejected_by="reads the weights once, K and V for each",
-            ),
-            Wrong(
-                "multiplies by the bandwidth",
-                {1: "(work.weight_bytes + batch * work.kv_bytes) * machine.bandwidth"},
-                rejected_by="reads the weights for one sequence",
-            ),
-            Wrong(
-                "one token's arithmetic",
-                {2: "work.flops / machine.flop_rate"},
-                rejected_by="computes for each sequence",
-            ),
-            Wrong("adds the two up", {3: "moving + computing"}, rejected_by="waits for the slower of the two"),
-            Wrong("takes the faster", {3: "min(moving, computing)"}, rejected_by="reads the weights for one sequence"),
-            Wrong("forgets K and V", {4: "one_token"}, rejected_by="finds the batch where they meet"),
-            Wrong(
-                "rounds down",
-                {6: "int(work.weight_bytes / machine.bandwidth / gap)"},
-                rejected_by="finds the batch where they meet",
-            ),
-            Wrong(
-                "the machine's ridge, in FLOP per byte",
-                {6: "math.ceil(machine.flop_rate / machine.bandwidth)"},
-                rejected_by="finds the batch where they meet",
-            ),
-            Wrong("a batch although there is none", {5: "False"}, rejected_by="says None if there is none"),
-        ),
-        right=(Right("searches", SEARCHES), Right("by arithmetic intensity", INTENSITY)),
+    "3.15": (
+        wrong("takes the faster", {3: "min(moving, computing)"}, by=READS_THE),
+        wrong("one sequence's K and V only", "batch * work.kv_bytes", "work.kv_bytes", by=READS_THE_WEIGHTS),
+        wrong("one token's arithmetic", {2: "work.flops / machine.flop_rate"}, by=COMPUTES_FOR),
+        wrong("adds the two up", {3: "moving + computing"}, by=WAITS_FOR),
+        wrong("forgets K and V", {4: "one_token"}, by=FINDS_THE),
+        wrong("searches up to 1024", "gap = one_token - one_context",
+              "for b in range(1, 1025):\n        if b * work.flops / machine.flop_rate >= (work.weight_bytes + b * work.kv_bytes) / machine.bandwidth:\n            return b\n    return None\n    gap = one_token - one_context",
+              by=FINDS_A),
+        wrong("a batch although there is none", {5: "False"}, by=SAYS_NONE),
+        wrong("ZeroDivisionError when both grow alike", "gap <= 0", "gap < 0", by=SAYS_NONE_IF),
+        right("by arithmetic intensity", INTENSITY),
+        right("fractions", FRACTIONS),
     ),
 }

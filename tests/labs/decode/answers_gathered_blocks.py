@@ -1,16 +1,56 @@
 """Answers that prove the check of exercise 3.7."""
 
-from tests.labs.decode.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-SHAPE, SLOTS, HEADS, NAN, WALK, ALONE = (
-    "gives one row per query head",
-    "reads the right slots",
-    "shares the right KV heads",
-    "keeps unwritten slots out",
-    "matches a walk over the slots",
-    "leaves its inputs alone",
-)
+SHAPE, SLOTS, HEADS = "gives one row per query head", "reads the right slots", "shares the right KV heads"
+NAN, WALK, SURVIVES_ANY = "keeps unwritten slots out", "matches a walk over the slots", "survives any score"
+ALONE = "leaves its inputs alone"
+
+REMAINDER = """
+def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
+    B, H, D = q.shape
+    group = H // k_cache.shape[1]
+    k, v = (c[block_tables.long()].transpose(2, 1).flatten(2, 3) for c in (k_cache, v_cache))
+    hidden = torch.arange(k.shape[2]) >= seq_lens[:, None]
+    k, v = (x.masked_fill(hidden[:, None, :, None], 0).repeat(1, group, 1, 1) for x in (k, v))
+    scores = torch.einsum("bhd,bhsd->bhs", q, k) * scale
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bhs,bhsd->bhd", weights, v)
+"""
+MASKED_WEIGHTS = """
+def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
+    B, H, D = q.shape
+    group = H // k_cache.shape[1]
+    k, v = (c[block_tables.long()].transpose(2, 1).flatten(2, 3) for c in (k_cache, v_cache))
+    hidden = torch.arange(k.shape[2]) >= seq_lens[:, None]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("bhd,bhsd->bhs", q, k) * scale
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bhs,bhsd->bhd", weights, v)
+"""
+SCALES_Q = """
+def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
+    page, group = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
+    q *= scale
+    out = torch.empty_like(q)
+    for b, length in enumerate(seq_lens.tolist()):
+        pages = block_tables[b, : -(-length // page)]
+        k, v = (c[pages].transpose(0, 1).flatten(1, 2)[:, :length] for c in (k_cache, v_cache))
+        grouped = q[b].unflatten(0, (-1, group))
+        out[b] = ((grouped @ k.mT).softmax(-1) @ v).flatten(0, 1)
+    return out
+"""
+PADDED = """
+def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
+    B, H, D = q.shape
+    group = H // k_cache.shape[1]
+    k, v = (c[block_tables.long()].transpose(2, 1).flatten(2, 3) for c in (k_cache, v_cache))
+    hidden = torch.arange(k.shape[2]) >= seq_lens[:, None]
+    k, v = (x.masked_fill(hidden[:, None, :, None], 0).repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("bhd,bhsd->bhs", q, k) * scale
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bhs,bhsd->bhd", weights, v)
+"""
 BY_SLOT = """
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     page, out = k_cache.shape[2], []
@@ -25,85 +65,20 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
         )
     return torch.stack(out)
 """
-PADDED = """
-def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
-    B, H, D = q.shape
-    group = H // k_cache.shape[1]
-    k, v = (c[block_tables.long()].transpose(2, 1).flatten(2, 3) for c in (k_cache, v_cache))
-    hidden = torch.arange(k.shape[2]) >= seq_lens[:, None]
-    k, v = (x.masked_fill(hidden[:, None, :, None], 0).repeat_interleave(group, dim=1) for x in (k, v))
-    scores = torch.einsum("bhd,bhsd->bhs", q, k) * scale
-    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
-    return torch.einsum("bhs,bhsd->bhd", weights, v)
-"""
-MASKED_WEIGHTS = PADDED.replace(
-    "    k, v = (x.masked_fill(hidden[:, None, :, None], 0).repeat_interleave(group, dim=1) for x in (k, v))\n",
-    "    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))\n",
-)
-SCALES_Q = """
-def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
-    page, group = k_cache.shape[2], q.shape[1] // k_cache.shape[1]
-    q *= scale
-    out = torch.empty_like(q)
-    for b, length in enumerate(seq_lens.tolist()):
-        pages = block_tables[b, : -(-length // page)]
-        k, v = (c[pages].transpose(0, 1).flatten(1, 2)[:, :length] for c in (k_cache, v_cache))
-        grouped = q[b].unflatten(0, (-1, group))
-        out[b] = ((grouped @ k.mT).softmax(-1) @ v).flatten(0, 1)
-    return out
-"""
-REMAINDER = PADDED.replace(".repeat_interleave(group, dim=1)", ".repeat(1, group, 1, 1)")
-ROW = "cache[pages].transpose(0, 1).flatten(1, 2)"
-PERMUTED = "cache[pages].permute(1, 0, 2, 3).reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"
-RETURNS_NOTHING = """
-def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
-    out = torch.empty_like(q)
-"""
 
+# fmt: off
 BANKS = {
-    "3.7": Bank(
-        wrong=(
-            Wrong("returns nothing", RETURNS_NOTHING, SHAPE),
-            Wrong("drops the last, partial page", {2: "max(1, length // page)"}, SLOTS),
-            Wrong(
-                "one page too many", {2: "length // page + 1", 1: "cache[pages].transpose(0, 1).flatten(1, 2)"}, SLOTS
-            ),
-            Wrong("the first pages of the pool", {3: "torch.arange(num_pages)"}, SLOTS),
-            Wrong("another sequence's pages", {3: "block_tables[0, :num_pages]"}, SLOTS),
-            Wrong("pages in the pool's order", {3: "block_tables[b, :num_pages].sort().values"}, SLOTS),
-            Wrong(
-                "page and head mixed up",
-                {1: "cache[pages].reshape(cache.shape[1], -1, cache.shape[3])[:, :length]"},
-                SLOTS,
-            ),
-            Wrong("the tail of the last page", {1: ROW}, SLOTS),
-            Wrong(
-                "drops the last token",
-                {1: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : max(1, length - 1)]"},
-                SLOTS,
-            ),
-            Wrong(
-                "one past the end",
-                {1: "cache[pages].transpose(0, 1).flatten(1, 2)[:, : length + 1]"},
-                SLOTS,
-            ),
-            Wrong("remainder for the head", REMAINDER, HEADS),
-            Wrong("heads regrouped, results not", {4: "q[b].unflatten(0, (group, -1)).transpose(0, 1)"}, SLOTS),
-            Wrong("masks scores, not values", MASKED_WEIGHTS, NAN),
-            Wrong("no scale", {5: "(grouped @ k.mT).softmax(-1)"}, SLOTS),
-            Wrong("its own idea of the scale", {5: "(grouped @ k.mT / q.shape[-1] ** 0.5).softmax(-1)"}, WALK),
-            Wrong("softmax over the heads", {5: "(grouped @ k.mT * scale).softmax(1)"}, SLOTS),
-            Wrong("scales its input", SCALES_Q, ALONE),
-        ),
-        right=(
-            Right("a slot at a time by index", BY_SLOT),
-            Right("padded to the longest, masked", PADDED),
-            Right("pages rounded up by adding", {2: "(length + page - 1) // page"}),
-            Right(
-                "permuted and reshaped",
-                {1: PERMUTED},
-            ),
-        ),
+    "3.7": (
+        wrong("returns nothing", {1: "out = torch.empty_like(q)"}, by=SHAPE),
+        wrong("drops the last token", ":length", ":max(1, length - 1)", by=SLOTS),
+        wrong("no scale", "grouped @ k.mT * scale", "grouped @ k.mT", by=SLOTS),
+        wrong("remainder for the head", REMAINDER, by=HEADS),
+        wrong("masks scores, not values", MASKED_WEIGHTS, by=NAN),
+        wrong("reads 128 tokens", "seq_lens.tolist", "seq_lens.clamp(max=128).tolist", by=WALK),
+        wrong("exp without the maximum", "(grouped @ k.mT * scale).softmax(-1",
+              "(s := (grouped @ k.mT * scale).exp()) / s.sum(-1, keepdim=True", by=SURVIVES_ANY),
+        wrong("scales its input", SCALES_Q, by=ALONE),
+        right("padded to the longest, masked", PADDED),
+        right("a slot at a time by index", BY_SLOT),
     ),
 }
-BANKS = opened_all(BANKS)

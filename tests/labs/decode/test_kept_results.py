@@ -5,27 +5,38 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.labs.decode import answers_second_author as answers
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 from twophase_labs.decode.exercises.allocator import leaves_lists_to_their_owners
 from twophase_labs.decode.exercises.gathered_blocks import leaves_its_inputs_alone
 from twophase_labs.decode.exercises.split_kv import gives_results_of_its_own
+from twophase_labs.machine.bank import right
 from twophase_labs.machine.checks import Draw, Rejected
+from twophase_labs.machine.lab import Workbook
 
-NAMES = {"torch": torch, "OutOfBlocksError": OutOfBlocksError, "CacheStateError": CacheStateError}
+KEPT_LIST = (
+    *("self.num_blocks = num_blocks", "self.num_blocks, self.taken = num_blocks, []"),
+    *("return len(self.free_ids)", "return self.num_blocks - len(self.taken)"),
+    *(
+        "return block_ids",
+        "if self.taken:\n            self.taken.extend(block_ids)\n        else:\n            self.taken = block_ids\n"
+        "        return block_ids",
+    ),
+    *("self.free_ids.append(block_id)", "self.free_ids.append(block_id)\n            self.taken.remove(block_id)"),
+)
+KEPT_OUTPUT = ("torch.empty_like(q)", "KEPT.setdefault(q.shape, torch.empty_like(q))")
+KEPT_MERGED = ("return out, m", "return KEPT.setdefault(out.shape, out).copy_(out), m")
 
 
 @pytest.mark.parametrize(
-    ("test", "source", "case", "message"),
+    ("exercise", "change", "test", "case", "message"),
     [
-        (leaves_lists_to_their_owners, answers.RETURNS_THE_LIST_THAT_IT_KEEPS_3_3, {"num_taken": 0}, "num_free, once"),
-        (leaves_its_inputs_alone, answers.AN_OUTPUT_KEPT_BY_SHAPE_3_7, {}, "changed `out` of the first"),
-        (gives_results_of_its_own, answers.AN_OUTPUT_KEPT_BY_SHAPE_3_12, {"splits": 3}, "changed `out` of the first"),
+        ("3.3", KEPT_LIST, leaves_lists_to_their_owners, {"num_taken": 0}, "num_free, once"),
+        ("3.7", KEPT_OUTPUT, leaves_its_inputs_alone, {}, "changed `out` of the first"),
+        ("3.12", KEPT_MERGED, gives_results_of_its_own, {"splits": 3}, "changed `out` of the first"),
     ],
-    ids=["3.3", "3.7", "3.12"],
 )
-def test_a_kept_result_is_found(test, source, case, message):
-    answer = dict(NAMES)
-    exec(source, answer)
+def test_a_kept_result_is_found(exercise, change, test, case, message):
+    names = {"torch": torch, "OutOfBlocksError": OutOfBlocksError, "CacheStateError": CacheStateError, "KEPT": {}}
+    exec(right("keeps it", *change).source(Workbook.find().lab("03").templates[exercise]), names)
     with pytest.raises(Rejected, match=message):
-        test(SimpleNamespace(**answer), Draw(0), **case)
+        test(SimpleNamespace(**names), Draw(0), **case)

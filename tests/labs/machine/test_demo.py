@@ -7,8 +7,9 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from tests.labs.demo.demo.exercises import basics
 from twophase_labs.machine import lint, prove
+from twophase_labs.machine.bank import right, wrong
 from twophase_labs.machine.build import learner_notebook, solved_notebook
-from twophase_labs.machine.exercise import Bank, Exercise, Right, Wrong
+from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.questions import Number
 
@@ -77,8 +78,8 @@ def test_every_proof_holds(grader):
 
 def test_a_weak_check_does_not_prove(grader, monkeypatch):
     # An answer that is wrong in name only, one that another property rejects, and a right one that is not.
-    wrong = (Wrong("right, in truth", {1: "start"}, "counts up"), Wrong("other", {1: "0"}, "no such"))
-    monkeypatch.setitem(vars(LAB), "banks", {"1.8": Bank(wrong, (Right("no", {1: "0"}),))})
+    weak = wrong("right, in truth", {1: "start"}, by="counts up"), wrong("other", {1: "0"}, by="no such")
+    monkeypatch.setitem(vars(LAB), "banks", {"1.8": (*weak, right("no", {1: "0"}))})
     rows = prove.prove(grader, LAB)
     assert [(row.answer, row.got) for row in rows if row.exercise == "1.8" and not row.holds] == [
         ("bank", "2 wrong, 1 right"),

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine import mutate, prove
+from twophase_labs.machine.bank import wrong
 from twophase_labs.machine.blanks import parse
-from twophase_labs.machine.exercise import Bank, Wrong
 from twophase_labs.machine.mutate import Edit, Searched, chosen, edits, search
 
 
@@ -25,22 +25,26 @@ def diffs(source, kind, names=("f",)):
         ("return True", "constants", ["return False"]),
         ("return 'a'", "constants", []),
         ("return a < b", "comparisons", ["return a <= b", "return a > b"]),
+        ("return a == b", "comparisons", ["return a != b", "return a is b"]),
+        ("return a == 1", "comparisons", ["return a != 1"]),
         ("return a not in b", "comparisons", ["return a in b"]),
         ("return a if a is not None else b", "falsy_for_none", ["return a if a else b"]),
         ("return a is None", "falsy_for_none", ["return not a"]),
         ("return range(a)", "ends", ["return range(a + 1)", "return range(a - 1)"]),
         ("return a[:b]", "ends", ["return a[:b + 1]", "return a[:b - 1]"]),
-        ("return range(a)", "caps", ["return range(min(a, 64))"]),
-        ("return len(a)", "caps", ["return min(len(a), 64)"]),
-        ("return a.shape[-1]", "caps", ["return min(a.shape[-1], 64)"]),
+        ("return range(a)", "caps", ["return range(min(a, 64))", "return range(min(a, 256))"]),
+        ("return len(a)", "caps", ["return min(len(a), 64)", "return min(len(a), 256)"]),
+        ("return a.shape[-1]", "caps", ["return min(a.shape[-1], 64)", "return min(a.shape[-1], 256)"]),
         ("return a[:-1]", "caps", []),
         ("return a + b", "operators", ["return a - b"]),
         ("a //= b", "operators", ["a /= b"]),
+        ("return a / b", "quotients", ["return a // b", "return round(a / b, 3)", "return a / (b + 1e-05)"]),
         ("return not a", "operators", ["return a"]),
         ("return a and b", "operators", ["return a or b"]),
         ("return a.sum(-1)", "operators", []),
         ("return a and b", "parts", ["return b", "return a"]),
         ("return max(0, a)", "parts", ["return 0", "return a"]),
+        ("return a.reshape(2, -1)", "parts", ["return a.view(2, -1)"]),
         ("return a.clone()", "parts", ["return a"]),
         ("return math.ceil(a)", "parts", ["return int(a)", "return int(a) + 1"]),
         ("return a.to(torch.float64)", "precision", ["return a.to(torch.float32)"]),
@@ -128,11 +132,11 @@ def test_survivors_and_equivalents(grader, capsys):
 
 
 def test_an_entry_that_no_longer_holds_is_an_error(grader, monkeypatch):
-    monkeypatch.setattr(mutate, "equivalents", lambda lab: {"1.1": {"a -> b": "gone", REJECTED: "no"}})
+    monkeypatch.setattr(mutate, "equivalents", lambda lab: {"1.1": {"gone": ("b / b",), "no": ("totals * counts",)}})
     found = search(grader, LAB, "1.1")
     assert SAME in found.survivors
     assert set(found.errors) == {
-        "names no edit: a -> b",
+        "names no edit: b / b",
         f"is not equivalent, for the check rejects it: {REJECTED}",
     }
 
@@ -156,15 +160,14 @@ def test_the_command_prints_a_table_and_fails_if_anything_survives(grader, capsy
 
 @pytest.mark.full
 def test_answers_whose_verdict_luck_decides_are_found(grader, monkeypatch, capsys):
-    half = "class Counter:\n    def __init__(self, start):\n        import torch\n        self.value = start"
-    half += " + int(torch.rand(()) < 0.5)\n    def step(self):\n        self.value += 1\n        return self.value\n"
-    bank = Bank((Wrong("sometimes", half, "counts up"), Wrong("never", {1: "0"}, "counts up")))
-    monkeypatch.setitem(vars(LAB), "banks", {"1.8": bank})
-    (row,) = prove.lucky(grader, LAB, 8, "1.8")
-    assert (row.exercise, row.answer, row.title, row.holds) == ("1.8", "wrong", "sometimes", False)
-    assert {row.wanted, row.got.split(" (")[0]} == {"passed", "failed: counts up"}
-    assert "of 8)" in row.got
+    sometimes = wrong(
+        "sometimes", "self.value = start", "self.value = start + int(torch.rand(()) < 0.5)", by="counts up"
+    )
+    monkeypatch.setitem(vars(LAB), "banks", {"1.8": (sometimes, wrong("never", {1: "0"}, by="counts up"))})
+    (row,) = prove.lucky(grader, LAB, 6, "1.8")
+    assert (row.answer, row.title, row.holds) == ("wrong", "sometimes", False)
+    assert {said.partition(" (")[0] for said in row.got.split("; ")} == {"passed", "failed: counts up"}
     monkeypatch.setattr(prove, "Grader", lambda *args: nullcontext(grader))
     demo = ["--root", str(DEMO.root), "--package", DEMO.package, "--workers", "1"]
-    assert prove.main(["--seeds", "2", "--exercise", "1.8", *demo]) == 0
-    assert "0 answers pass or fail by luck with 2 seeds; 0 fail differently" in capsys.readouterr().out
+    assert prove.main(["--seeds", "1", "--exercise", "1.8", *demo]) == 0
+    assert "0 answers pass or fail by luck with 1 seeds; 0 fail differently" in capsys.readouterr().out

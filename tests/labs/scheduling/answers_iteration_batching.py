@@ -1,27 +1,9 @@
-"""Answers that prove the checks of exercise 4.2."""
+"""Answers that prove the check of exercise 4.2."""
 
-from tests.labs.scheduling.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-ALONE, FREE, JOIN, SLOTS = (
-    "runs one request",
-    "fills a place as soon as it is free",
-    "lets requests join while others run",
-    "never uses more places than there are",
-)
-HEAP = """
-import heapq
+ALONE, FREE, JOIN = "runs one request", "fills a place as soon as it is free", "lets requests join while others run"
 
-
-def iteration_level(arrivals, lengths, num_places):
-    free = [0] * num_places
-    spans, started = [], 0
-    for arrival, length in zip(arrivals, lengths):
-        started = max(arrival, started, heapq.heappop(free))
-        spans.append((started, started + length))
-        heapq.heappush(free, started + length)
-    return spans
-"""
 WAITS_FOR_ALL = """
 def iteration_level(arrivals, lengths, num_places):
     spans, now = [], 0
@@ -32,30 +14,68 @@ def iteration_level(arrivals, lengths, num_places):
         now += max(there)
     return spans
 """
+AN_IDLE_CLOCK_STANDS = """
+def iteration_level(arrivals, lengths, num_places):
+    waiting = deque(range(len(lengths)))
+    tokens_left = {}
+    first, spans, now = {}, {}, 0
+    while waiting or tokens_left:
+        num_there = sum(arrivals[request] <= now for request in list(waiting)[:16])
+        num_free = num_places - len(tokens_left)
+        for _ in range(min(num_free, num_there)):
+            request = waiting.popleft()
+            tokens_left[request] = lengths[request]
+            first[request] = now
+        now += 1
+        for request in list(tokens_left):
+            tokens_left[request] -= 1
+            if tokens_left[request] == 0:
+                del tokens_left[request]
+                spans[request] = (first[request], now)
+    return [spans[request] for request in range(len(lengths))]
+"""
+HEAP = """
+import heapq
 
+def iteration_level(arrivals, lengths, num_places):
+    free = [0] * num_places
+    spans, started = [], 0
+    for arrival, length in zip(arrivals, lengths):
+        started = max(arrival, started, heapq.heappop(free))
+        spans.append((started, started + length))
+        heapq.heappush(free, started + length)
+    return spans
+"""
+COMPUTES_THE_FIRST_FROM = """
+def iteration_level(arrivals, lengths, num_places):
+    waiting = deque(range(len(lengths)))
+    tokens_left = {}
+    first, spans, now = {}, {}, 0
+    while waiting or tokens_left:
+        num_there = sum(arrivals[request] <= now for request in waiting)
+        num_free = num_places - len(tokens_left)
+        for _ in range(min(num_free, num_there)):
+            request = waiting.popleft()
+            tokens_left[request] = lengths[request]
+            first[request] = now
+        now += 1
+        for request in list(tokens_left):
+            tokens_left[request] -= 1
+            if tokens_left[request] == 0:
+                del tokens_left[request]
+                spans[request] = (now - lengths[request], now)
+    return [spans[request] for request in range(len(lengths))]
+"""
+
+# fmt: off
 BANKS = {
-    "4.2": Bank(
-        wrong=(
-            Wrong("request-level after all", WAITS_FOR_ALL, FREE),
-            Wrong("joins an empty batch only", {1: "0 if tokens_left else min(num_free, num_there)"}, FREE),
-            Wrong("one slot too many", {1: "min(num_free + 1, num_there)"}, FREE),
-            Wrong("slots without end", {1: "num_there"}, FREE),
-            Wrong("before they come", {1: "min(num_free, len(waiting))"}, ALONE),
-            Wrong(
-                "an iteration late", {1: "min(num_free, sum(arrivals[request] < now for request in waiting))"}, ALONE
-            ),
-            Wrong("ends an iteration early", {4: "(first[request], now - 1)"}, ALONE),
-            Wrong("the last token is lost", {3: "tokens_left[request] == 1"}, ALONE),
-            Wrong("starts when it came", {4: "(arrivals[request], now)"}, FREE),
-            Wrong("the length of another", {2: "lengths[0]"}, FREE),
-            Wrong("one newcomer an iteration", {1: "min(1, num_free, num_there)"}, FREE),
-        ),
-        right=(
-            Right("a heap of free slots", HEAP),
-            Right("the smaller by comparing", {1: "num_there if num_there < num_free else num_free"}),
-            Right("computes the first from the end", {4: "(now - lengths[request], now)"}),
-        ),
+    "4.2": (
+        wrong("the last token is lost", "left[request] == 0", "left[request] == 1", by=ALONE),
+        wrong("the length of another", "lengths[request], now", "lengths[0], now", by=FREE),
+        wrong("slots without end", " and len(left) < num_places", "", by=FREE),
+        wrong("request-level after all", WAITS_FOR_ALL, by=FREE),
+        wrong("an idle clock stands still", AN_IDLE_CLOCK_STANDS, by=JOIN),
+        right("a heap of free slots", HEAP),
+        right("computes the first from the end", COMPUTES_THE_FIRST_FROM),
     ),
 }
-
-BANKS = opened_all(BANKS)

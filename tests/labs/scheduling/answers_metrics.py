@@ -1,16 +1,12 @@
-"""Answers that prove the checks of exercise 4.6."""
+"""Answers that prove the check of exercise 4.6."""
 
-from tests.labs.scheduling.whole import opened_all
-from twophase_labs.machine.exercise import Bank, Right, Wrong
+from twophase_labs.machine.bank import right, wrong
 
-ARRIVAL, GAP, DIVIDES, SINGLE, WITHOUT, APART = (
-    "measures TTFT from the arrival",
-    "has a gap between two tokens",
-    "divides by the number of gaps",
-    "copes with a single token",
-    "keeps requests without a token",
-    "keeps requests apart",
-)
+ARRIVAL, GAP = "measures TTFT from the arrival", "has a gap between two tokens"
+DIVIDES, SINGLE = "divides by the number of gaps", "copes with a single token"
+WITHOUT, APART = "keeps requests without a token", "keeps requests apart"
+TAKES_0 = "takes 0.0 for a time like any other"
+
 ONE_POT = """
 def latencies(events):
     names = dict.fromkeys(name for _, name, _ in events)
@@ -20,24 +16,27 @@ def latencies(events):
     mean = sum(gaps) / len(gaps) if gaps else None
     return {name: {"ttft_s": times[0] - arrival if times else None, "itls_s": gaps, "tpot_s": mean} for name in names}
 """
-SERVED_ONLY = """
+AT_MOST_128_TOKENS = """
+from itertools import pairwise
+
 def latencies(events):
-    arrived, times = {}, {}
-    for time_s, name, kind in events:
-        if kind == "arrival":
-            arrived[name] = time_s
-        if kind == "token":
-            times.setdefault(name, []).append(time_s)
+    arrived, tokens_of = {}, {}
+    for time_s, name, what in events:
+        if what == "arrival":
+            arrived[name], tokens_of[name] = time_s, []
+        elif what == "token":
+            tokens_of[name].append(time_s)
     result = {}
-    for name, tokens in times.items():
-        gaps = [b - a for a, b in zip(tokens, tokens[1:])]
-        mean = sum(gaps) / len(gaps) if gaps else None
-        result[name] = {"ttft_s": tokens[0] - arrived[name], "itls_s": gaps, "tpot_s": mean}
+    for name, arrived_s in arrived.items():
+        tokens = tokens_of[name][:128]
+        ttft_s = tokens[0] - arrived_s if tokens else None
+        gaps = [later - earlier for earlier, later in pairwise(tokens)]
+        tpot_s = sum(gaps) / len(gaps) if gaps else None
+        result[name] = {"ttft_s": ttft_s, "itls_s": gaps, "tpot_s": tpot_s}
     return result
 """
 BY_REQUEST = """
 import statistics
-
 
 def latencies(events):
     result = {}
@@ -53,35 +52,38 @@ def latencies(events):
             result[name]["tpot_s"] = statistics.fmean(gaps)
     return result
 """
+FROM_FIRST_AND_LAST = """
+from itertools import pairwise
+
+def latencies(events):
+    arrived, tokens_of = {}, {}
+    for time_s, name, what in events:
+        if what == "arrival":
+            arrived[name], tokens_of[name] = time_s, []
+        elif what == "token":
+            tokens_of[name].append(time_s)
+    result = {}
+    for name, arrived_s in arrived.items():
+        tokens = tokens_of[name]
+        ttft_s = tokens[0] - arrived_s if tokens else None
+        gaps = [later - earlier for earlier, later in pairwise(tokens)]
+        tpot_s = (tokens[-1] - tokens[0]) / len(gaps) if len(tokens) > 1 else None
+        result[name] = {"ttft_s": ttft_s, "itls_s": gaps, "tpot_s": tpot_s}
+    return result
+"""
+
+# fmt: off
 BANKS = {
-    "4.6": Bank(
-        wrong=(
-            Wrong("from the start of the run", {1: "tokens[0] if tokens else None"}, ARRIVAL),
-            Wrong("from the first event to the last token", {1: "tokens[-1] - arrived_s if tokens else None"}, ARRIVAL),
-            Wrong(
-                "a gap for the first token too",
-                {2: "[tokens[0] - arrived_s] + [b - a for a, b in pairwise(tokens)] if tokens else []"},
-                GAP,
-            ),
-            Wrong("from the first token on", {2: "[t - tokens[0] for t in tokens[1:]]"}, GAP),
-            Wrong("earlier minus later", {2: "[a - b for a, b in pairwise(tokens)]"}, GAP),
-            Wrong("divides by the tokens", {3: "sum(gaps) / len(tokens) if gaps else None"}, DIVIDES),
-            Wrong("from the arrival on", {3: "(tokens[-1] - arrived_s) / len(tokens) if gaps else None"}, DIVIDES),
-            Wrong("the longest gap", {3: "max(gaps) if gaps else None"}, DIVIDES),
-            Wrong("0 for a single token", {3: "sum(gaps) / len(gaps) if gaps else 0.0"}, SINGLE),
-            Wrong("divides by no gaps", {3: "sum(gaps) / len(gaps)"}, SINGLE),
-            Wrong("0 for no token", {1: "tokens[0] - arrived_s if tokens else 0.0"}, WITHOUT),
-            Wrong("leaves out who was never served", SERVED_ONLY, WITHOUT),
-            Wrong("all in one pot", ONE_POT, WITHOUT),
-        ),
-        right=(
-            Right("request by request", BY_REQUEST),
-            Right("an array of gaps", {2: "np.diff(tokens)", 3: "float(gaps.mean()) if len(gaps) else None"}),
-            Right(
-                "from first and last token", {3: "(tokens[-1] - tokens[0]) / len(gaps) if len(tokens) > 1 else None"}
-            ),
-        ),
+    "4.6": (
+        wrong("from the first event to the last token", "tokens[0]", "tokens[-1]", by=ARRIVAL),
+        wrong("from the first token on", "tokens[i - 1] for i", "tokens[0] for i", by=GAP),
+        wrong("the longest gap", "sum(gaps) / len", "max", by=DIVIDES),
+        wrong("from the arrival on", "sum(gaps) / len(gaps", "(tokens[-1] - arrived_s) / len(tokens", by=DIVIDES),
+        wrong("divides by no gaps", "(gaps) / len(gaps) if gaps else None", "(gaps) / len(gaps)", by=SINGLE),
+        wrong("all in one pot", ONE_POT, by=WITHOUT),
+        wrong("at most 128 tokens", AT_MOST_128_TOKENS, by=APART),
+        wrong("tokens at 0.0 are lost", 'what == "token"', "what == 'token' and time_s", by=TAKES_0),
+        right("request by request", BY_REQUEST),
+        right("from first and last token", FROM_FIRST_AND_LAST),
     ),
 }
-
-BANKS = opened_all(BANKS)
