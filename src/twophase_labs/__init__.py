@@ -95,7 +95,6 @@ The machine (machine/), file by file
     sections.py                a lab by its sections, and their minutes
     rules.py                   further rules for labs whose sections say their minutes
     glossary.py, wording.py    the terms of the course; other words for them, found in a lab's texts
-    claims.py                  numbers in a lab's prose that nothing above them produces
     judge.py, guard.py         one answer against its check; what it must not replace meanwhile
     session.py, cards.py       check, hint, reveal in a notebook; verdicts to look at
     themes.py                  figures in a dark theme

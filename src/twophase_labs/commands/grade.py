@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON ('-' for standard output)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report card")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row per learner")
-    parser.add_argument("--workers", type=int, metavar="N", help="exercises graded at once (default: cores, at most 4)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="notebooks graded at once (default: cores, at most 4)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         output.try_out()  # what cannot be written is told before the work
         # Not the workbook beside a submission: its author would have written the checks.
-        with Grader(Workbook.find(), args.workers) as grader:
-            for submission in _grade(grader, args.paths, quiet, (args.json, args.csv, args.html)):
-                submissions.append(submission)
-                with contextlib.suppress(OSError):  # a disk that is full now may not be at the end
-                    output.write(submissions)
+        with Grader(Workbook.find(), args.jobs) as grader:
+            for path in args.paths:
+                of_path: list[Submission] = []
+                for submission in _grade(grader, path, quiet, (args.json, args.csv, args.html)):
+                    of_path.append(submission)
+                    with contextlib.suppress(OSError):  # a disk that is full now may not be at the end
+                        output.write([*submissions, *of_path])
+                submissions += sorted(of_path, key=lambda s: s.path)
         output.write(submissions, last=True)
     except WorkbookError as error:
         print(f"twophase grade: {error}", file=sys.stderr)
@@ -84,21 +87,18 @@ def _is_folder(path: Path) -> bool:
     return os.path.isdir(path) or (path.suffix.lower() == ".zip" and path.exists())
 
 
-def _grade(
-    grader: "Grader", paths: Sequence[Path], quiet: bool, results: Sequence[Path | None]
-) -> "Iterator[Submission]":
+def _grade(grader: "Grader", path: Path, quiet: bool, results: Sequence[Path | None]) -> "Iterator[Submission]":
     from twophase_labs.machine.grading.folder import grade_one
 
-    for path in paths:
-        if _is_folder(path):
-            yield from _grade_folder(grader, path, quiet, results)
-            continue
-        submission = grade_one(grader, path, path.stem)
-        if submission.report is None:
-            print(f"twophase grade: {submission.problem}", file=sys.stderr)
-        elif not quiet:
-            _print_report(submission)
-        yield submission
+    if _is_folder(path):
+        yield from _grade_folder(grader, path, quiet, results)
+        return
+    submission = grade_one(grader, path, path.stem)
+    if submission.report is None:
+        print(f"twophase grade: {submission.problem}", file=sys.stderr)
+    elif not quiet:
+        _print_report(submission)
+    yield submission
 
 
 def _print_report(submission: "Submission") -> None:
@@ -133,7 +133,7 @@ def _grade_folder(
     if not graded:
         print(f"twophase grade: no submissions in {folder}", file=sys.stderr)
     elif not quiet:
-        _print_rows(graded)
+        _print_rows(sorted(graded, key=lambda s: s.path))
 
 
 def _print_rows(submissions: "Sequence[Submission]") -> None:

@@ -16,13 +16,17 @@ import io
 import re
 import tokenize
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twophase_labs.machine.lines import python_lines
 
 LINE = re.compile(r"#\s*SOLUTION(?:\s*`(?P<part>[^`]+)`)?(?:\s*:\s*(?P<what>.*?))?\s*$")
-BEGIN = re.compile(r"^(?P<indent>[ \t]*)#\s*BEGIN SOLUTION(?:\s*:\s*(?P<what>.*?))?\s*$")
-END = re.compile(r"^[ \t]*#\s*END SOLUTION\s*$")
+BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)#\s*BEGIN SOLUTION(?:\s*:\s*(?P<what>[^\n]*?))?[ \t]*\n"
+    r"(?P<body>.*?)^[ \t]*#\s*END SOLUTION[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+FENCE = re.compile(r"^[ \t]*#\s*(BEGIN|END) SOLUTION\b", re.MULTILINE)
 
 
 class SourceError(ValueError):
@@ -121,29 +125,19 @@ def parse(source: str, exercise: str) -> Template:
         SourceError: a marker that belongs to nothing, an unfinished or unindented block, a cell that is not Python.
     """
     try:
-        return Template(exercise, _number(_split(source)))
+        return Template(exercise, tuple(_split(source)))
     except SourceError as error:
         raise SourceError(f"exercise {exercise}: {error}") from None
     except (SyntaxError, tokenize.TokenError) as error:
         raise SourceError(f"exercise {exercise}: the cell is not valid Python ({error})") from None
 
 
-def _number(parts: list[str | Blank]) -> tuple[str | Blank, ...]:
-    numbered: list[str | Blank] = []
-    for part in parts:
-        if isinstance(part, Blank):
-            number = 1 + sum(isinstance(p, Blank) for p in numbered)
-            part = Blank(number, part.what, part.answer, part.is_block)
-        numbered.append(part)
-    return tuple(numbered)
-
-
 def _split(source: str) -> list[str | Blank]:
-    """Cut the source at every blank; numbers are given later."""
+    """Cut the source at every blank."""
     starts = [0]
     for line in python_lines(source):
         starts.append(starts[-1] + len(line))
-    cuts = [*_block_cuts(source, starts), *_line_cuts(source, starts)]
+    cuts = [*_block_cuts(source), *_line_cuts(source, starts)]
     parts: list[str | Blank] = []
     at = 0
     for start, end, blank in sorted(cuts, key=lambda cut: cut[0]):
@@ -151,7 +145,8 @@ def _split(source: str) -> list[str | Blank]:
             raise SourceError(f"two markers claim the same text, {source[start:end].strip()!r}")
         parts.append(source[at:start])
         if blank is not None:
-            parts.append(blank)
+            number = 1 + sum(isinstance(part, Blank) for part in parts)
+            parts.append(replace(blank, number=number))
         at = end
     return [*parts, source[at:]]
 
@@ -159,34 +154,21 @@ def _split(source: str) -> list[str | Blank]:
 Cut = tuple[int, int, Blank | None]  # [start, end) of the source gives way to this blank, or to nothing
 
 
-def _block_cuts(source: str, starts: list[int]) -> list[Cut]:
+def _block_cuts(source: str) -> list[Cut]:
     cuts: list[Cut] = []
-    begin: int | None = None
-    lines = source.split("\n")
-    for number, line in enumerate(lines):
-        if BEGIN.match(line):
-            if begin is not None:
-                raise SourceError(f"line {number + 1}: BEGIN SOLUTION inside another one")
-            begin = number
-        elif END.match(line):
-            if begin is None:
-                raise SourceError(f"line {number + 1}: END SOLUTION without a BEGIN")
-            cuts.append(_block_cut(lines, begin, number, starts))
-            begin = None
-    if begin is not None:
-        raise SourceError(f"line {begin + 1}: BEGIN SOLUTION without an END")
+    for match in BLOCK.finditer(source):
+        line = 1 + source.count("\n", 0, match.start())
+        indent = match["indent"]
+        if FENCE.search(match["body"]):
+            raise SourceError(f"line {line}: BEGIN SOLUTION inside another one")
+        if not indent:
+            raise SourceError(f"line {line}: a block blank must stand inside a function, or the notebook won't run")
+        body = [line.removeprefix(indent) for line in match["body"].removesuffix("\n").split("\n")]
+        blank = Blank(0, match["what"] or "", "\n".join(body), is_block=True)
+        cuts.append((match.start() + len(indent), match.end(), blank))
+    if alone := FENCE.search(BLOCK.sub("", source)):
+        raise SourceError("BEGIN SOLUTION without an END" if alone[1] == "BEGIN" else "END SOLUTION without a BEGIN")
     return cuts
-
-
-def _block_cut(lines: list[str], begin: int, end: int, starts: list[int]) -> Cut:
-    match = BEGIN.match(lines[begin])
-    assert match is not None
-    indent = match["indent"]
-    if not indent:
-        raise SourceError(f"line {begin + 1}: a block blank must stand inside a function, or the notebook won't run")
-    body = [line.removeprefix(indent) for line in lines[begin + 1 : end]]
-    blank = Blank(0, match["what"] or "", "\n".join(body), is_block=True)
-    return starts[begin] + len(indent), starts[end] + len(lines[end]), blank
 
 
 def _line_cuts(source: str, starts: list[int]) -> list[Cut]:

@@ -66,10 +66,11 @@ def time_limit(seconds: int | float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def limit_this_process(memory_gib: int | float | None) -> None:
-    """Never more than `memory_gib` of address space beyond the present; no core dumps, no huge files. Irrevocable.
+def limit_this_process(memory_gib: int | float | None, cpu_s: int | float | None = None) -> None:
+    """At most `memory_gib` of address space beyond the present; no core dumps, no huge files. Irrevocable.
 
     Address space is what Linux can limit per process; what is mapped already (torch's libraries) is not counted.
+    Every process that this one starts has the same limits, of its own.
     """
     if sys.platform == "win32":
         return
@@ -78,6 +79,9 @@ def limit_this_process(memory_gib: int | float | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an OSError in the code that writes says more than a dead process
+    if cpu_s is not None:
+        used = int(process_time() + cpu_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (used, used))
     if memory_gib is not None and sys.platform == "linux":
         with open("/proc/self/statm") as statm:
             mapped = int(statm.read().split()[0]) * resource.getpagesize()

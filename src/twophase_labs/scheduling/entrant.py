@@ -8,7 +8,6 @@ breaks, never ends, or changes what is around it costs its own entry.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -220,7 +219,7 @@ def _main() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # what it prints is nobody's business
 
-    def run() -> None:
+    def run(descriptor: int) -> None:
         limit_this_process(MEMORY_GIB)
         told = _play(asked["source"], asked["seeds"])
         try:
@@ -234,15 +233,12 @@ def _main() -> None:
     _in_a_world_of_its_own(run, answer_to)
 
 
-def _in_a_world_of_its_own(run: Callable[[], None], keep: int) -> None:
+def _in_a_world_of_its_own(run: Callable[[int], None], keep: int) -> None:
     """Namespaces where they are allowed; else this process, which has its own memory and its own end."""
     world = sandbox.World(tuple(Path(path) for path in sandbox.importable()))
-    if not sandbox.what_is_allowed(world)[0]:
-        run()
-    mine, its = socket.socketpair()
-    sandbox.spawn(world, run, its, (keep,))
-    with mine:
-        sandbox.read_status(mine, TIME_LIMIT_S)
+    if sandbox.isolation_of(world) != sandbox.NAMESPACES:
+        run(0)
+    sandbox.call(world, run, TIME_LIMIT_S, (keep,))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ reference in its place; 1.2 has nothing to do with it. A few cases have the answ
 
 import json
 import os
-import time
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +47,7 @@ ANSWERS = {
     "writes to every pipe": (
         body("import os", "for fd in range(3, 40):", "    try:", "        os.write(fd, b'passed\\n')", "    except OSError:", "        pass"),
         "error",
-        ["ended its process"],
+        ["wrote to the grader's own channel"],
     ),
     "raises": (body("x[0, 0, 0, 0]"), "error", ["raised IndexError", "line 2 of the cell: x[0, 0, 0, 0]"]),
     "raises while defining": ("1 / 0\n" + body(), "error", ["raised ZeroDivisionError", "line 1 of the cell: 1 / 0"]),
@@ -72,20 +70,13 @@ ANSWERS = {
     "not even text": ("def running_mean(x):\n    return '\x00'\n", "error", ["not valid Python"]),
     "the reference": ('from twophase_labs import reference\n\nrunning_mean = reference("1.1")\n', "by_reference", ["no points"]),
     "calls the reference": ('from twophase_labs import use\n\n\ndef running_mean(x):\n    return use("1.1")(x)\n', "error", ["may not call the reference"]),
-    # What a check uses is in another process.
-    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["differs first"]),
-    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["differs first"]),
-    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["differs first"]),
-    "patches the checks": (
-        "import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["differs first"],
-    ),
-    "patches the judge": (
-        "from twophase_labs.machine.judge import Judge, Verdict\n\nJudge.judge = lambda s, e, *a, **k: Verdict(e.id, 'passed', '')\n" + body("x = x * 2"),
-        "failed",
-        ["differs first"],
-    ),
-    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "timeout", ["still running"]),
-    "puts another torch in its place": ("import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"), "failed", ["cannot be used"]),
+    # As in a notebook.
+    "patches torch while defining": ("torch.equal = torch.allclose = lambda *a, **k: True\n" + body("x = x * 2"), "failed", ["your code replaced torch.", "restart the kernel"]),
+    "patches torch while running": (body("torch.isclose = lambda a, *b, **k: torch.ones_like(a, dtype=bool)", "x = x * 2"), "failed", ["replaced torch.isclose"]),
+    "patches a tensor's method": (body("torch.Tensor.any = lambda *a: torch.tensor(False)", "x = x * 2"), "failed", ["replaced torch.Tensor.any"]),
+    "patches the checks": ("import twophase_labs.machine.checks as c\n\nc.compare = lambda *a, **k: None\n" + body("x = x * 2"), "failed", ["replaced twophase_labs.machine.checks.compare"]),
+    "patches the clock": ("import time\n\ntime.monotonic = time.time = lambda: 0.0\n" + body("while True:", "    pass"), "failed", ["replaced time."]),
+    "puts another torch in its place": ("import sys\n\nsys.modules['torch'] = None\n" + body("x = x * 2"), "failed", ["replaced torch"]),
     "defines its own check": ('def check(*a):\n    return "passed"\n\n\n' + body("x = x * 2"), "failed", ["differs first"]),
 }  # fmt: skip
 
@@ -128,7 +119,7 @@ def test_a_bad_answer_and_all_the_others(grader, what):
 
 
 # Each of these takes its exercise's whole time limit.
-SLOW = ("infinite loop that swallows interruptions", "infinite loop while defining", "patches the clock")
+SLOW = ("infinite loop that swallows interruptions", "infinite loop while defining")
 
 
 @pytest.mark.parametrize("what", [pytest.param(w, marks=pytest.mark.full) if w in SLOW else w for w in ANSWERS])
@@ -150,21 +141,9 @@ def test_an_odd_but_right_answer(grader, what):
     assert user.notes == ()
 
 
-def test_no_process_is_left_behind(grader):
-    grade(grader, cells_with(HARMLESS["leaves processes behind"]))
-    time.sleep(0.2)
-    running = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            running.append((process / "cmdline").read_bytes())
-        except OSError:
-            continue
-    assert not any(b"61.7" in line for line in running)
-
-
 def test_the_worker_has_one_thread_when_it_forks(grader):
     grade(grader, cells_with(RIGHT))
-    assert [lane.num_threads for lane in grader._lanes] == [1]
+    assert [lane.num_threads for lane in grader._idle] == [1]
 
 
 def without(exercise):
@@ -252,23 +231,6 @@ def test_malformed_cells_are_passed_over(grader, tmp_path, junk):
     path = tmp_path / "01_demo.ipynb"
     path.write_text(json.dumps(notebook))
     assert grader.grade(path).count("not_attempted") == 8
-
-
-@pytest.mark.parametrize(
-    ("exercise", "source", "verdict"),
-    [
-        ("1.1", RIGHT, "passed"),
-        pytest.param("1.1", body("x = x * 2"), "failed", marks=pytest.mark.full),
-        pytest.param("1.1", body("import os", "os._exit(0)"), "error", marks=pytest.mark.full),
-        pytest.param("1.1", ANSWERS["infinite loop that swallows interruptions"][0], "timeout", marks=pytest.mark.full),
-    ],
-)
-def test_without_fork_the_verdicts_are_the_same(exercise, source, verdict):
-    lane = Lane(DEMO, LAB, fork=False)
-    try:
-        assert lane.run(Job(exercise, source)).verdict == verdict
-    finally:
-        lane.close()
 
 
 def test_a_lab_that_cannot_be_set_up_is_no_learners_fault(tmp_path):

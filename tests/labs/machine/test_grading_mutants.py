@@ -13,15 +13,16 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from tests.mutation import KillTable, Mutant
 from twophase.core.errors import TwophaseError
+from twophase_labs.machine import blanks
 from twophase_labs.machine.grading.folder import Submission
 from twophase_labs.machine.grading.grade import Grader, Report, Result
 from twophase_labs.machine.grading.locate import Cell
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Workbook, WorkbookError
 
-FILES, LOCATE, HELPERS, FLAGS, FOLDER, OUTPUT, GRADE = (
+FILES, LOCATE, HELPERS, FLAGS, FOLDER, OUTPUT, GRADE, LANE, RUN_ONE = (
     f"twophase_labs.machine.grading.{name}"
-    for name in "files locate helpers flags folder output grade".split()  # noqa: SIM905
+    for name in "files locate helpers flags folder output grade lane run_one".split()  # noqa: SIM905
 )
 CARDS, LABS, CLI = "twophase_labs.machine.cards", "twophase_labs.machine.lab", "twophase_labs.commands.grade"
 
@@ -44,11 +45,15 @@ MUTANTS = [
     Mutant("aliases unseen", FLAGS, 'modules.get(name, "?")', 'name or "?"'),
     Mutant("the lab's own flagged", FLAGS, "_names(cell, modules) - known", "_names(cell, modules)"),
     Mutant("strings unseen", FLAGS, "if p.search(text)", "if p.search('')"),
-    Mutant("modules in modules unseen", FLAGS, 'if parts[0] != "?")}', "if False)}"),
+    Mutant("modules in modules unseen", FLAGS, 'if inner and root != "?"', "if False"),
     Mutant("exec by another name", FLAGS, " or node.id in BUILTINS", ""),
     Mutant("a long path ends all", FOLDER, "os.path.islink(self.path)", "self.path.is_symlink()"),
-    Mutant("trusted wherever checked", GRADE, 'if r.verdict.checked_in == "answer"', "if False"),
-    Mutant("use in measuring cells", FLAGS, "if not _is_answer(cell):", "if False:"),
+    Mutant("secrets passed on", LANE, " and not SECRET.search(k)", ""),
+    Mutant("any verdict", RUN_ONE, "verdict.verdict not in get_args(VerdictName) or ", ""),
+    Mutant("an answer's word for its exercise", RUN_ONE, "return replace(verdict, exercise=exercise)", "return verdict"),
+    Mutant("names compared", FLAGS, "numbers.setdefault(item, len(numbers))", "item"),
+    Mutant("short answers copied", FLAGS, "written >= MIN_COPIED", "written >= 0"),
+    Mutant("use in measuring cells", FLAGS, 'if _is_answer(cell) else found - {"use()"}', ""),
     Mutant("one error ends all", FOLDER, "except Exception as error:", "except ZeroDivisionError as error:"),
     Mutant("untouched copies flagged", FOLDER, "if report.digest == mine.digest and mine.num_attempted]", "if report.digest == mine.digest]"),
     Mutant("copies by name", FOLDER, "report.digest == mine.digest", "report.path == mine.path"),
@@ -62,9 +67,14 @@ MUTANTS = [
     Mutant("numbers revealed", GRADE, " and isinstance(call.args[0].value, str)", ""),
     Mutant("any number of digits", LABS, r'r"\d{1,2}(?!\d)"', r'r"\d+"'),
     Mutant("the submission's own workbook", CLI, "Workbook.find()", "Workbook.find(args.paths[0].parent)"),
-    Mutant("rows at the end", CLI, "                    output.write(submissions)\n", "                    pass\n"),
+    Mutant("rows at the end", CLI, "output.write([*submissions, *of_path])", "pass"),
 ]  # fmt: skip
 
+MEAN = blanks.parse(
+    "def running_mean(x):\n    # BEGIN SOLUTION\n    totals = []\n    for i in range(len(x)):\n"
+    "        totals.append(sum(x[: i + 1]) * 2 / (2 * i + 2))\n    return torch.tensor(totals)\n    # END SOLUTION",
+    "1.1",
+)
 REPORT = Report("01_demo", Path("a"), (), (), (), "process", "d1", 1.0)
 TRIED = (Result(LAB.exercises["1.6"], Verdict("1.6", "failed", "no")),)
 
@@ -103,7 +113,7 @@ def check_helpers(module: ModuleType, folder: Path) -> None:
     def wanted(answer, *sources, taken=(), shipped=False):
         cells = [Cell(n, source, None) for n, source in enumerate(sources, start=1)]
         found = [replace(d, is_shipped=shipped) for d in module.definitions(cells, LAB, {})]
-        return module.needed(found, [answer], Cell(0 if shipped else 9, answer, "9.9"), taken)
+        return list(module.needed(found, [answer], Cell(0 if shipped else 9, answer, "9.9"), taken)[0])
 
     assert wanted("a", "a = len('')") == []
     assert wanted("running_mean", "running_mean = 3") == []
@@ -118,18 +128,33 @@ def check_flags(module: ModuleType, folder: Path) -> None:
 
     lab = Workbook(DEMO.root, DEMO.package).lab("1")
     lab.notebook.cells[1].source += "\nimport gc"
+    vars(lab)["templates"] = {**lab.templates, "1.1": MEAN}
     assert found("import subprocess as sp\nsp.run()") == ["subprocess", "subprocess.run"]
     assert found("import gc\n2") == []
     assert found("import torch\ntorch.os.fork()") == ["os.fork"]
     assert found("run = exec") == ["exec"]
     assert found("'/proc'") == ["'/proc'"]
+    assert found(MEAN.filled().replace("totals", "sums")) == ["1.1, names changed"]
+    assert found(MEAN.filled().replace("2", "3")) == []
+    assert found(LAB.templates["1.8"].filled()) == []
     assert found("mean = use('1.1')") == []
     assert found("def f(x): return use('1.1')(x)") == ["use()"]
 
 
+def check_lane(module: ModuleType, folder: Path) -> None:
+    with patch.dict(os.environ, {"HF_TOKEN": "hunter2"}):
+        assert "hunter2" not in module.clean_environment().values()
+
+
+def check_run_one(module: ModuleType, folder: Path) -> None:
+    line = module.as_line(Verdict("1.1", "passed", ""))
+    assert module.from_line(line, "1.2").exercise == "1.2"
+    assert outcome(module.from_line, line.replace(b"passed", b"hacked"), "1.1") == "ValueError"
+
+
 def check_folder(module: ModuleType, folder: Path) -> None:
     class Failing(Grader):
-        def grade(self, path, done=print):
+        def grade(self, path):
             raise MemoryError
 
     graded = outcome(module.grade_one, Failing(DEMO, 1), Path("a"), "ann")
@@ -168,8 +193,6 @@ def check_cards(module: ModuleType, folder: Path) -> None:
 def check_grade(module: ModuleType, folder: Path) -> None:
     assert [module._number(value) for value in (3, "abc", None, float("inf"), -1)] == [3, 0, 0, 0, 0]
     assert module._shown(Verdict("1.1", "failed", "\x1b")).reason == "\\x1b"
-    inside = module.Result(LAB.exercises["1.8"], Verdict("1.8", "passed", "", checked_in="answer"))
-    assert module.Report("01_demo", Path("a"), (inside, *TRIED), (), (), "", "", 1.0).checked_in_answer == ("1.8",)
     assert module._reveals([Cell(1, "reveal('1.6'), reveal(16)", None)]) == {"1.6"}
 
 
@@ -214,6 +237,8 @@ CHECK_OF = {
     GRADE: check_grade,
     CARDS: check_cards,
     LABS: check_lab,
+    LANE: check_lane,
+    RUN_ONE: check_run_one,
     CLI: check_cli,
 }
 

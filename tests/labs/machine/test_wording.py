@@ -1,17 +1,14 @@
 """One word for one thing: other words are found, with few false alarms, wherever a learner reads them."""
 
 import ast
-import sys
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tests.labs.timed import LAB
 from twophase_labs.machine import glossary, wording
-from twophase_labs.machine.lab import Lab, Workbook
-from twophase_labs.machine.wording import Text, found_in, odd_definitions, prose_of, strings_of
+from twophase_labs.machine.lab import Lab
+from twophase_labs.machine.wording import Text, found_in, prose_of, strings_of
 
 MACHINE = Path(wording.__file__).parent
 # What a learner reads of the machine: cards, verdicts, pictures.
@@ -64,16 +61,9 @@ def test_code_is_no_prose():
     ]  # fmt: skip
 
 
-def test_strings_of_a_program_that_are_shown():
-    source = '''
-"""A page."""
-def f(axes):
-    """A page of text."""
-    axes.set_xlabel("page")
-    axes.plot(label="seat", data={"page": 3})
-    print(f"the page {axes} has", "page")
-'''
-    assert set(strings_of(ast.parse(source))) == {"page", "seat", "the page "}
+def test_strings_of_a_program():
+    source = 'def f(axes):\n    """A page of text."""\n    print(f"the page {axes} has", "page")\n'
+    assert set(strings_of(ast.parse(source))) == {"the page "}
 
 
 def test_all_that_a_learner_reads_of_a_lab_is_looked_at(tmp_path):
@@ -106,33 +96,6 @@ def test_in_a_kernel_a_page_is_a_block():
     assert found_in([Text("here", "the seat of each position", is_kernel=True)])
 
 
-def test_a_chapter_may_have_reasons_of_its_own(monkeypatch, tmp_path):
-    path = tmp_path / "01_demo.py"
-    path.write_text(
-        LAB.source.read_text().replace("# Each value without", "# Somebody played a song. Each value without")
-    )
-    lab = Lab(path, "tests.labs.timed")
-    assert len(wording.problems(lab)) == 1
-    own = ModuleType(f"{lab.package}.wording")
-    own.__spec__ = ModuleSpec(own.__name__, None)
-    own.ALLOWED_WORDS = {"Somebody played a song": "the haystack"}
-    monkeypatch.setitem(sys.modules, own.__name__, own)
-    assert wording.problems(lab) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "is_odd"),
-    [
-        ("The cache is cut into **blocks**: memory for 16 tokens each.", False),
-        ("A **block** is what a child plays with. Memory is another thing.", True),
-        ("A **step** of the engine runs the model once.", False),
-        ("**Think first.** What is a step?", False),
-    ],
-)
-def test_a_bold_definition_has_the_meaning_of_the_glossary(text, is_odd):
-    assert bool(odd_definitions([Text("here", text)])) == is_odd
-
-
 def test_the_table():
     lines = glossary.as_markdown().split("\n")
     assert len(lines) == 2 + len(glossary.TERMS)
@@ -149,9 +112,3 @@ def test_every_exception_has_its_reason():
 def test_the_machine_keeps_to_it_too(module):
     texts = strings_of(ast.parse((MACHINE / module).read_text()))
     assert found_in([Text(module, text) for text in texts]) == []
-
-
-def test_the_command(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(Workbook, "find", lambda: Workbook(LAB.source.parents[1], "tests.labs.timed"))
-    assert wording.main(["01"]) == 0
-    assert capsys.readouterr().out == "one word for one thing\n"

@@ -2,9 +2,10 @@
 
 files.py     reading what was handed in, and text that is safe to show
 locate.py    which cell of the file answers which exercise, and what is wrong with the file
-helpers.py   what an answer needs from other cells; alias.py is other names of an exercise's function
+helpers.py   what an answer needs from other cells
 flags.py     cells that a lecturer should read
-worker.py    the process that answers run in: prepared once, forked per exercise
+run_one.py   one answer: its cells, then its check
+worker.py    the process that is forked for each answer; sandbox.py, what the fork can see and reach
 lane.py      the grader's end of a worker
 grade.py     one notebook: what runs when, and the report
 handed_in.py a folder or archive of submissions: what is in it, and whose

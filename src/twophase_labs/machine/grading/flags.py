@@ -1,4 +1,4 @@
-"""Where to look twice: code that reads solutions, reaches into the machinery, or starts something.
+"""Where to look twice: code that is, or reads, a solution, reaches into the machinery, or starts something.
 
 Found in the source alone, so it can be hidden from, and an innocent notebook can have it. A flag changes no points; it
 tells a lecturer which cell to read. What the lab's own cells do is flagged nowhere.
@@ -16,6 +16,7 @@ import twophase_labs
 from twophase_labs.machine.grading.locate import Cell, code_cells
 from twophase_labs.machine.lab import Lab
 
+PRINTED = "is the printed solution"
 SOLUTION = "reads a solution"
 MACHINERY = "reaches into the machinery"
 PROCESS = "starts or ends processes"
@@ -27,33 +28,22 @@ TEXT = "runs code made of text"
 NAMES = {
     SOLUTION: "labsolutions* tests.* *.exercises.* reference() use()",
     MACHINERY: (
-        "twophase_labs.* gc gc.* ctypes ctypes.* linecache linecache.* builtins builtins.* atexit atexit.* "
-        "signal signal.* sys._getframe sys._current_frames sys.modules sys.meta_path sys.settrace sys.setprofile "
-        "inspect.stack inspect.currentframe inspect.getouterframes inspect.getinnerframes inspect.trace __builtins__ "
-        "object.__setattr__ *.f_back *.f_locals *.f_globals *.f_builtins *.tb_frame *.gi_frame *.cr_frame "
-        "*.__code__ *.__closure__ *.__globals__ *.__builtins__ *.__subclasses__ *.__torch_function__ *.__self__ "
-        "*.ag_frame sys.[*] inspect.[*] _ctypes* __loader__ __spec__ *.__loader__ *.__spec__ "
-        "__torch_function__ __torch_dispatch__ __instancecheck__"
+        "twophase_labs.* gc gc.* ctypes ctypes.* linecache* builtins builtins.* atexit atexit.* signal signal.* "
+        "sys._getframe sys._current_frames sys.modules sys.meta_path sys.settrace sys.setprofile inspect.stack "
+        "inspect.currentframe object.__setattr__ *.f_back *.f_locals *.f_globals *.tb_frame *.gi_frame *.__code__ "
+        "*.__closure__ *.__globals__ *.__builtins__ *.__subclasses__ *.__self__ sys.[*] _ctypes*"
     ),
     PROCESS: (
-        "subprocess subprocess.* multiprocessing multiprocessing.* torch.multiprocessing* concurrent.futures.Process* "
-        "os.[*] posix posix.* _posixsubprocess* "
-        "pty pty.* os.fork* os.exec* os.spawn* os.posix_spawn* os.system os.popen os.kill os.killpg os._exit os.setsid "
-        "asyncio.create_subprocess*"
+        "subprocess* multiprocessing* torch.multiprocessing* concurrent.futures.Process* os.[*] posix posix.* pty* "
+        "os.fork* os.exec* os.spawn* os.posix_spawn* os.system os.popen os.kill os.killpg os._exit os.setsid "
     ),
-    NETWORK: (
-        "socket socket.* socketserver* http http.* urllib urllib.* requests requests.* httpx* aiohttp* ftplib* smtplib*"
-    ),
-    TEXT: (
-        "exec eval compile __import__ importlib importlib.* runpy runpy.* marshal marshal.* pickle.load* code code.* "
-        "types.FunctionType types.CodeType"
-    ),
+    NETWORK: "socket socket.* socketserver* http http.* urllib urllib.* requests requests.* httpx* aiohttp* ftplib*",
+    TEXT: "exec eval compile __import__ importlib* runpy* marshal* pickle.load* types.FunctionType types.CodeType",
 }
 # In strings, which paths and `getattr` need.
 STRINGS = {
     SOLUTION: r"labsolutions|\banswers_\w",
     MACHINERY: r"^twophase_labs\.\w|^_getframe$|^__(?:code|closure|globals|builtins|subclasses)__$",
-    PROCESS: r"^(?:subprocess|multiprocessing)$",
     SYSTEM: r"/proc\b",
 }
 # A lab's cells take these from the machine, and a kernel may call any function of theirs.
@@ -61,12 +51,12 @@ TRITON = {
     "twophase_labs.machine.kernels.tl": "triton.language",
     "twophase_labs.machine.kernels.triton": "triton",
 }
-# Whether called or not: `run = exec`, `@eval`, `map(exec, texts)`.
-BUILTINS = frozenset("exec eval compile __import__ __builtins__ __loader__ __spec__".split())  # noqa: SIM905
+BUILTINS = frozenset(("exec", "eval", "compile", "__import__"))  # called or not: `run = exec`, `@eval`
 MODULE_OF = {kind: re.compile("|".join(map(translate, names.split()))) for kind, names in NAMES.items()}
 IN_STRING = {kind: re.compile(pattern) for kind, pattern in STRINGS.items()}
 FOR_LEARNERS = frozenset(f"twophase_labs.{name}" for name in twophase_labs.__all__)
 MAX_NAME = 60
+MIN_COPIED = 40  # words and signs that a learner writes: of fewer, two people write the same
 
 
 @dataclass(frozen=True, order=True)
@@ -89,6 +79,7 @@ def flags(cells: Sequence[Cell], lab: Lab) -> list[Flag]:
     untouched = {cell.source.strip() for cell in own}
     found = set()
     for cell in cells:
+        found |= {Flag(PRINTED, cell.number, what) for what in _copied(cell, lab)}
         if cell.source.strip() in untouched:
             continue
         for name in _names(cell, modules) - known:
@@ -96,6 +87,55 @@ def flags(cells: Sequence[Cell], lab: Lab) -> list[Flag]:
         for text in _strings(cell):
             found |= {Flag(k, cell.number, repr(text[:MAX_NAME])) for k, p in IN_STRING.items() if p.search(text)}
     return sorted(found)
+
+
+def _copied(cell: Cell, lab: Lab) -> Iterator[str]:
+    """Exercises whose printed solution the cell holds, '3.3' or '3.3, names changed': the whole of its code.
+
+    Comments, docstrings and annotations are not compared, nor exercises that leave little to write.
+    """
+    for i, (written, solution, renamed) in _solutions(lab).items():
+        if cell.tree is not None and written >= MIN_COPIED and set(lab.exercises[i].names) <= cell.names:
+            if _shape(cell.tree, keep_names=True) == solution:
+                yield i
+            elif _shape(cell.tree, keep_names=False) == renamed:
+                yield f"{i}, names changed"
+
+
+@cache
+def _solutions(lab: Lab) -> Mapping[str, tuple[int, str, str]]:
+    """By exercise: how many words and signs a learner writes, and the shape of the solution, with names and without."""
+    found = {}
+    for i in lab.exercises:
+        filled = ast.parse(lab.templates[i].filled())
+        written = sum(len(re.findall(r"\w+|[^\w\s]", blank.answer)) for blank in lab.templates[i].blanks)
+        found[i] = (written, _shape(filled, keep_names=True), _shape(filled, keep_names=False))
+    return found
+
+
+def _shape(tree: ast.Module, *, keep_names: bool) -> str:
+    """The code as one text; without names, each is its number in the order in which they appear."""
+    numbers: dict[str, int] = {}
+    parts: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        parts.append(type(node).__name__)
+        for field, value in ast.iter_fields(node):
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, ast.AST):
+                    if field not in ("annotation", "returns") and not _is_docstring(item):
+                        visit(item)
+                elif isinstance(item, str) and field in ("id", "arg", "name") and not keep_names:
+                    parts.append(f"name {numbers.setdefault(item, len(numbers))}")
+                elif item is not None and field not in ("kind", "type_comment"):
+                    parts.append(repr(item))
+
+    visit(tree)
+    return " ".join(parts)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @cache
@@ -121,7 +161,7 @@ def _modules(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
-    """Dotted names of all that a cell imports and looks up, 'os.fork', and of what it calls, 'exec()'."""
+    """Dotted names of all that a cell imports and looks up, 'os.fork', and of what it calls, 'reference()'."""
     found: set[str] = set()
     for node in cell.nodes:
         match node:
@@ -130,23 +170,12 @@ def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
             case ast.ImportFrom():
                 found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
             case ast.Attribute():
-                found |= _tails(_dotted(node, modules))
+                found.add(_dotted(node, modules))
             case ast.Name() if node.id in modules or node.id in BUILTINS:
                 found.add(modules.get(node.id, node.id))
             case ast.Call():
                 found.add(_called(node, modules))
-            case ast.FunctionDef():
-                found.add(node.name if node.name.startswith("__") else "")
-    if not _is_answer(cell):
-        found.discard("use()")
-    return found
-
-
-def _tails(name: str) -> set[str]:
-    """'torch.os.fork' is 'os.fork' too: a module holds those that it has imported."""
-    parts = name.split(".")
-    starts = [at for at, part in enumerate(parts[:-1]) if at and part in sys.stdlib_module_names]
-    return {name, *(".".join(parts[at:]) for at in starts if parts[0] != "?")}
+    return found if _is_answer(cell) else found - {"use()"}
 
 
 def _called(node: ast.Call, modules: Mapping[str, str]) -> str:
@@ -173,7 +202,10 @@ def _dotted(node: ast.Attribute, modules: Mapping[str, str]) -> str:
         value = value.value
     name = value.id if isinstance(value, ast.Name) else ""
     root = "object" if name == "object" else modules.get(name, "?")
-    return ".".join([root, *reversed(parts)])
+    name = ".".join([root, *reversed(parts)])
+    # 'torch.os.fork' is 'os.fork': a module holds those that it has imported.
+    inner = [at for at, part in enumerate(name.split(".")[:-1]) if at and part in sys.stdlib_module_names]
+    return ".".join(name.split(".")[inner[-1] :]) if inner and root != "?" else name
 
 
 def _strings(cell: Cell) -> Iterator[str]:

@@ -4,12 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine.grading.files import plain
 from twophase_labs.machine.grading.grade import Grader, Report
-from twophase_labs.machine.grading.handed_in import Collector, is_archive
+from twophase_labs.machine.grading.handed_in import Collector, HandedIn, is_archive
 
 
 @dataclass(frozen=True)
@@ -64,26 +65,29 @@ def grade_one(grader: Grader, path: Path, learner: str, shown: Path | None = Non
     except TwophaseError as error:
         problem = str(error)
     except Exception as error:
-        grader.close()  # its workers may be in the middle of something
         problem = f"grading failed: {type(error).__name__}: {error}"
     return Submission(plain(learner), shown, problem=plain(problem.replace(str(path), str(shown))))
 
 
 def grade_folder(grader: Grader, folder: Path, results: Sequence[Path | None] = ()) -> Iterator[Submission]:
-    """Grade all in a folder or an archive but earlier `results`; what cannot be graded is told and passed over."""
-    collector = Collector([lab.name for lab in grader.workbook.labs.values()])
-    if is_archive(folder):
-        found = collector.in_archive(folder, folder, folder.stem, is_collection=True)
-    else:
-        found = collector.in_folder(folder, folder)
-    for one in found:
-        if one.path in results:
-            continue
-        if one.problem:
-            problem = plain(one.problem.replace(str(one.path), str(one.shown)))
-            yield Submission(plain(one.learner), one.shown, problem=problem)
+    """Grade all in a folder or an archive but earlier `results`, as many at once as there are workers.
+
+    Each is given as soon as it is graded; what cannot be graded is told and passed over.
+    """
+
+    def grade(one: HandedIn) -> Submission:
+        if not one.problem:
+            return grade_one(grader, one.path, one.learner, one.shown)
+        problem = plain(one.problem.replace(str(one.path), str(one.shown)))
+        return Submission(plain(one.learner), one.shown, problem=problem)
+
+    with TemporaryDirectory(prefix="twophase-submissions-") as scratch:
+        collector = Collector([lab.name for lab in grader.workbook.labs.values()], Path(scratch))
+        if is_archive(folder):
+            found = collector.in_archive(folder, folder, folder.stem, is_collection=True)
         else:
-            yield grade_one(grader, one.path, one.learner, one.shown)
+            found = collector.in_folder(folder, folder)
+        yield from grader.at_once(grade, (one for one in found if one.path not in results))
 
 
 def counted(submissions: Sequence[Submission]) -> list[Submission]:

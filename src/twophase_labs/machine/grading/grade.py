@@ -3,14 +3,14 @@
 import ast
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.grading.files import (
@@ -28,12 +28,14 @@ from twophase_labs.machine.grading.locate import Cell, code_cells, locate, older
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 
+One = TypeVar("One")
+Made = TypeVar("Made")
 DISCLAIMER = (
-    "Each answer runs in a process of its own, with limits of time and memory. Where the isolation says namespaces, it "
-    "sees no solutions, no other submission and no network, and leaves nothing behind; where it says process only, it "
-    "can do whatever your account can. A check that ran in the answer's own process can be deceived by that answer, "
-    "and flags are found in the source alone. This limits accidents and cheating; it is no security sandbox: run "
-    "notebooks of people you don't trust in a virtual machine."
+    "Each answer runs in a process of its own, with its check and limits of time and memory. Where the isolation says "
+    "namespaces, it sees no other submission and no network, and leaves nothing behind; where it says limits only, it "
+    "can do whatever your account can. An answer can deceive its own check, as it can copy the printed solution; flags "
+    "are found in the source alone. This limits accidents; it is no security sandbox: run notebooks of people you "
+    "don't trust in a virtual machine."
 )
 
 
@@ -64,7 +66,6 @@ class Result:
             "property": v.failed_property,
             "details": list(v.details),
             "notes": list(v.notes),
-            "checked_in": v.checked_in,
             "revealed": self.revealed,
             "attempts": self.attempts,
         }
@@ -120,11 +121,6 @@ class Report:
         return sum(result.verdict.verdict == verdict for result in self.results)
 
     @property
-    def checked_in_answer(self) -> tuple[str, ...]:
-        """Ids of exercises whose check ran in the answer's own process, which could have deceived it."""
-        return tuple(r.exercise.id for r in self.results if r.verdict.checked_in == "answer")
-
-    @property
     def num_attempted(self) -> int:
         return sum(r.verdict.verdict not in ("not_attempted", "missing", "not_run_here") for r in self.results)
 
@@ -141,7 +137,6 @@ class Report:
             "warnings": list(self.warnings),
             "flags": [{"kind": flag.kind, "cell": flag.cell, "what": flag.what} for flag in self.flags],
             "isolation": self.isolation,
-            "checked_in_answer": list(self.checked_in_answer),
             "elapsed_s": round(self.elapsed_s, 2),
             "disclaimer": DISCLAIMER,
         }
@@ -153,8 +148,9 @@ class Grader:
     def __init__(self, workbook: Workbook, num_workers: int | None = None) -> None:
         self.workbook = workbook
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
-        self._lanes: list[Lane] = []
-        self._lab = ""
+        self._idle: list[Lane] = []
+        self._busy: list[Lane] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "Grader":
         return self
@@ -163,12 +159,12 @@ class Grader:
         self.close()
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
-        self._lanes, self._lab = [], ""
+        for lane in (*self._idle, *self._busy):
+            lane.stop()
+        self._idle.clear()
 
-    def grade(self, path: Path, done: Callable[[Result], None] = lambda result: None) -> Report:
-        """Grade one file; `done` hears of each exercise as it is settled.
+    def grade(self, path: Path) -> Report:
+        """Grade one file.
 
         Raises:
             NotGradableError: the file is no notebook of this workbook.
@@ -190,7 +186,9 @@ class Grader:
             progress = progress_of(path)
         except NotGradableError as error:
             warnings.append(plain(f"{error}; attempts, and solutions looked at, are not known from it."))
-        verdicts = self.judge(lab, cells, lambda e, v: done(Result(e, v)))
+        with self._lane(lab) as lane:
+            verdicts = _verdicts(lane, lab, cells)
+            isolation = lane.isolation or "nothing ran"
         revealed = _reveals(cells) | {e for e, entry in progress.items() if entry.get("revealed")}
         results = tuple(
             Result(exercise, _shown(verdicts[i]), i in revealed, _number(progress.get(i, {}).get("attempts")))
@@ -198,99 +196,84 @@ class Grader:
         )
         found = tuple(replace(flag, what=plain(flag.what)) for flag in flags(cells, lab))
         digest = hashlib.sha256(content).hexdigest()
-        elapsed_s = time.monotonic() - begun
-        return Report(lab.name, path, results, tuple(warnings), found, self._isolation(), digest, elapsed_s)
+        return Report(lab.name, path, results, tuple(warnings), found, isolation, digest, time.monotonic() - begun)
 
-    def _isolation(self) -> str:
-        kinds = {str(getattr(lane, "isolation", "process")) for lane in self._lanes}
-        return ", ".join(sorted(kinds - {""})) or "nothing ran"  # '' is of a lane that has not started
-
-    def judge(
-        self,
-        lab: Lab,
-        cells: Sequence[Cell],
-        done: Callable[[Exercise, Verdict], None] = lambda e, v: None,
-    ) -> dict[str, Verdict]:
-        """A verdict for every exercise of the lab, judged as soon as those it uses are."""
-        found = {i: locate(exercise, lab.templates[i], cells) for i, exercise in lab.exercises.items()}
-        answers = {i: cell for i, cell in found.items() if isinstance(cell, Cell)}
-        verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
-        for i, verdict in verdicts.items():
-            done(lab.exercises[i], verdict)
-        defined = definitions(cells, lab, answers)
-
-        def job(exercise: Exercise) -> Job:
-            uses = lab.all_uses(exercise.id)
-            good = {i: answers[i].source for i in uses if verdicts[i].passed}
-            bad = tuple(i for i in uses if i not in good)
-            answer = answers[exercise.id]
-            taken = {name for i in (exercise.id, *uses) for name in lab.exercises[i].names}
-            helpers = needed(defined, [answer.source, *good.values()], answer, taken)
-            return Job(exercise.id, answer.source, tuple(helpers), good, bad)
-
-        for i, verdict in self._run_in_order(lab, [lab.exercises[i] for i in answers], verdicts, job):
-            verdicts[i] = verdict
-            done(lab.exercises[i], verdict)
-        return verdicts
+    def judge(self, lab: Lab, cells: Sequence[Cell]) -> dict[str, Verdict]:
+        """A verdict for every exercise of the lab, judged after those it uses."""
+        with self._lane(lab) as lane:
+            return _verdicts(lane, lab, cells)
 
     def run_all(self, lab: Lab, jobs: Sequence[Job]) -> list[Verdict]:
         """Judge unrelated answers, as many at once as there are workers."""
-        free = self._workers(lab, len(jobs))
-        with self._threads(free.qsize()) as pool:
-            return list(pool.map(lambda job: _run_on_one_of(free, job), jobs))
 
-    def _run_in_order(
-        self, lab: Lab, waiting: list[Exercise], verdicts: Mapping[str, Verdict], job: Callable[[Exercise], Job]
-    ) -> Iterator[tuple[str, Verdict]]:
-        """Yield verdicts as they come; the caller notes each before it asks for the next."""
-        free = self._workers(lab, len(waiting))
-        running: dict[Future[Verdict], str] = {}
-        with self._threads(free.qsize()) as pool:
-            while waiting or running:
-                for exercise in [e for e in waiting if all(i in verdicts for i in e.uses)]:
-                    waiting.remove(exercise)
-                    running[pool.submit(_run_on_one_of, free, job(exercise))] = exercise.id
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield running.pop(future), future.result()
+        def run(numbered: tuple[int, Job]) -> tuple[int, Verdict]:
+            with self._lane(lab) as lane:
+                return numbered[0], _run(lane, numbered[1])
 
-    @contextmanager
-    def _threads(self, num_workers: int) -> Iterator[ThreadPoolExecutor]:
-        """A thread per worker. An interruption (Ctrl-C) kills the workers at once instead of waiting for them."""
-        pool = ThreadPoolExecutor(max(1, num_workers))
+        return [verdict for _, verdict in sorted(self.at_once(run, enumerate(jobs)), key=lambda pair: pair[0])]
+
+    def at_once(self, function: Callable[[One], Made], items: Iterable[One]) -> Iterator[Made]:
+        """`function` of each item, as they end, one for each worker at a time. An interruption ends the workers."""
+        pool = ThreadPoolExecutor(self.num_workers)
+        running: set[Future[Made]] = set()
         try:
-            yield pool
+            for item in items:
+                running.add(pool.submit(function, item))
+                while len(running) >= self.num_workers:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            for future in as_completed(running):
+                yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             self.close()
             raise
         pool.shutdown()
 
-    def _workers(self, lab: Lab, num_jobs: int) -> "Queue[Lane]":
-        """Workers of this lab, started when first used; those of another lab are closed."""
-        if lab.name != self._lab:
-            self.close()
-            self._lab = lab.name
-        while len(self._lanes) < min(self.num_workers, num_jobs):
-            self._lanes.append(Lane(self.workbook, lab))
-        free: Queue[Lane] = Queue()
-        for lane in self._lanes:
-            free.put(lane)
-        return free
+    @contextmanager
+    def _lane(self, lab: Lab) -> Iterator[Lane]:
+        """A worker of this lab, warm if there is one; that of another lab is closed for it if there are too many."""
+        with self._lock:
+            lane = next((lane for lane in self._idle if lane.lab.name == lab.name), None) or Lane(self.workbook, lab)
+            if lane in self._idle:
+                self._idle.remove(lane)
+            elif self._idle and len(self._idle) + len(self._busy) >= self.num_workers:
+                self._idle.pop(0).stop()
+            self._busy.append(lane)
+        try:
+            yield lane
+        except BaseException:
+            lane.close()  # it may be in the middle of something
+            raise
+        finally:
+            with self._lock:
+                self._busy.remove(lane)
+                self._idle += [lane] * (not lane.is_stopped)
 
 
-def _run_on_one_of(free: "Queue[Lane]", job: Job) -> Verdict:
-    lane = free.get()
+def _verdicts(lane: Lane, lab: Lab, cells: Sequence[Cell]) -> dict[str, Verdict]:
+    found = {i: locate(exercise, lab.templates[i], cells) for i, exercise in lab.exercises.items()}
+    answers = {i: cell for i, cell in found.items() if isinstance(cell, Cell)}
+    verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
+    defined = definitions(cells, lab, answers)
+    for i in sorted(answers, key=lambda i: len(lab.all_uses(i))):  # an exercise after all that it uses
+        uses = lab.all_uses(i)
+        good = {other: answers[other].source for other in uses if verdicts[other].passed}
+        taken = {name for other in (i, *uses) for name in lab.exercises[other].names}
+        helpers, aliases = needed(defined, [answers[i].source, *good.values()], answers[i], taken)
+        fall_back = tuple(other for other in uses if other not in good)
+        verdicts[i] = _run(lane, Job(i, answers[i].source, helpers, aliases, good, fall_back))
+    return verdicts
+
+
+def _run(lane: Lane, job: Job) -> Verdict:
     try:
         return lane.run(job)
     except WorkbookError:
         raise
     except Exception as error:  # whatever an answer sent back, it costs that answer alone
         lane.close()
-        reason = f"what came back of your code is no verdict ({type(error).__name__})"
-        return Verdict(job.exercise, "error", reason)
-    finally:
-        free.put(lane)
+        return Verdict(job.exercise, "error", f"what came back of your code is no verdict ({type(error).__name__})")
 
 
 def _shown(verdict: Verdict) -> Verdict:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from zipfile import BadZipFile, ZipFile
 
 from twophase_labs.machine.grading.files import NotGradableError, opened
@@ -31,17 +31,19 @@ class HandedIn:
 
 @dataclass
 class Collector:
-    """Finds all that was handed in. Take each before the next: what was in an archive is removed then.
+    """Finds all that was handed in.
 
     A file that is no notebook counts where its learner has none, or none of the lab in the file's name. A folder or
     archive in which nothing counts is told too, so that nobody's work is passed over without a word.
 
     Attributes:
         labs: Names of the labs.
+        scratch: Where archives are unpacked.
         room: Entries and bytes that the archive at hand may still hold.
     """
 
     labs: Sequence[str]
+    scratch: Path
     room: tuple[int, int] = (0, 0)
 
     def in_folder(self, folder: Path, shown: Path, owner: str = "", depth: int = 0) -> Iterator[HandedIn]:
@@ -67,21 +69,20 @@ class Collector:
     ) -> Iterator[HandedIn]:
         """All in an archive: its owner's, or of several learners if it is a collection or holds several archives."""
         self.room = self.room if depth else (MAX_ENTRIES, MAX_MIB * 2**20)
-        with TemporaryDirectory() as scratch:
-            problem, inside = f"{shown} holds no notebook to grade", Path(scratch)
-            try:
-                if depth > MAX_DEPTH:
-                    raise NotGradableError(f"{archive} is in an archive in an archive in an archive; unpack it")
-                self._unpack(archive, inside)
-            except NotGradableError as error:
-                problem = str(error)
-            else:
-                is_collection = is_collection or sum(map(is_archive, _files_below(inside))) > 1
-                for one in self.in_folder(inside, shown, "" if is_collection else owner, depth + 1):
-                    problem = ""
-                    yield one
-            if problem:
-                yield HandedIn(owner, archive, shown, problem)
+        problem, inside = f"{shown} holds no notebook to grade", Path(mkdtemp(dir=self.scratch))
+        try:
+            if depth > MAX_DEPTH:
+                raise NotGradableError(f"{archive} is in an archive in an archive in an archive; unpack it")
+            self._unpack(archive, inside)
+        except NotGradableError as error:
+            problem = str(error)
+        else:
+            is_collection = is_collection or sum(map(is_archive, _files_below(inside))) > 1
+            for one in self.in_folder(inside, shown, "" if is_collection else owner, depth + 1):
+                problem = ""
+                yield one
+        if problem:
+            yield HandedIn(owner, archive, shown, problem)
 
     def _unpack(self, archive: Path, into: Path) -> None:
         """Extract all that is not passed over.

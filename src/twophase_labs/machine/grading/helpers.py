@@ -1,8 +1,9 @@
 """What an answer needs from other cells: definitions it mentions, and what those mention in turn.
 
-Imports, functions, classes, plain constants and other names for an exercise's function (`step = use("3.1")`) count,
-from cells that a learner wrote, and from the lab's own above the answer. Measurements and experiments are not run, so
-neither is what they compute.
+Imports, functions, classes, plain constants and other names for an exercise's function count, from cells that a learner
+wrote, and from the lab's own above the answer. `step = use("3.1")` becomes `step = decode_step`, which runs once the
+exercise's cell, or the reference in its place, has defined that. Measurements and experiments are not run, so neither
+is what they compute.
 """
 
 import ast
@@ -14,17 +15,22 @@ from twophase_labs.machine.grading.locate import NOT_PYTHON, Cell
 from twophase_labs.machine.lab import SETUP_TAG, Lab, tags
 from twophase_labs.machine.lint import names_bound
 
-ALIAS = "from twophase_labs.machine.grading.alias import Alias as _Alias\n{} = _Alias(globals(), {!r})"
-
 
 @dataclass(frozen=True)
 class Definition:
-    """A statement of a cell. `names` are bound by it; `is_shipped`: it stands in the lab's own notebook."""
+    """A statement of a cell.
+
+    Attributes:
+        names: What it binds.
+        is_shipped: It stands in the lab's own notebook.
+        is_alias: It gives an exercise's function another name.
+    """
 
     names: frozenset[str]
     source: str
     cell: int
     is_shipped: bool
+    is_alias: bool
 
     @property
     def words(self) -> set[str]:
@@ -48,14 +54,16 @@ def definitions(cells: Sequence[Cell], lab: Lab, answers: Mapping[str, Cell]) ->
         source = cell.source.strip()
         if cell.tree is None or source in has_run:
             continue
-        for names, text in _statements(cell, lab):
+        for names, text, is_alias in _statements(cell, lab):
             if cell.number in answering or not asked & names:
-                found.append(Definition(names, text, cell.number, source in shipped))
+                found.append(Definition(names, text, cell.number, source in shipped, is_alias))
     return found
 
 
-def needed(found: Sequence[Definition], sources: Collection[str], answer: Cell, taken: Collection[str]) -> list[str]:
-    """Those that the answer's sources call for, in order.
+def needed(
+    found: Sequence[Definition], sources: Collection[str], answer: Cell, taken: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that the answer's sources call for, in order, and the aliases among them apart.
 
     Args:
         sources: The answer, and the exercises' cells that run with it.
@@ -72,19 +80,20 @@ def needed(found: Sequence[Definition], sources: Collection[str], answer: Cell, 
     while new:
         wanted |= new
         new = {word for name in new for d in by_name.get(name, ()) for word in d.words} - wanted
-    return [d.source for d in usable if d.names & wanted]
+    chosen = [d for d in usable if d.names & wanted]
+    return tuple(d.source for d in chosen if not d.is_alias), tuple(d.source for d in chosen if d.is_alias)
 
 
-def _statements(cell: Cell, lab: Lab) -> Iterator[tuple[frozenset[str], str]]:
-    """Names and source of each definition of a cell."""
+def _statements(cell: Cell, lab: Lab) -> Iterator[tuple[frozenset[str], str, bool]]:
+    """Names and source of each definition of a cell, and whether it is an alias."""
     assert cell.tree is not None
     lines = cell.source.encode(errors="replace").split(b"\n")
     for node in cell.tree.body:
         aliases = list(_aliases(node, lab))
-        yield from ((frozenset([name]), ALIAS.format(name, meant)) for name, meant in aliases)
+        yield from ((frozenset([name]), f"{name} = {meant}", True) for name, meant in aliases)
         names = _names(node)
         if names and not aliases:
-            yield names, _text(node, lines)
+            yield names, _text(node, lines), False
 
 
 def _text(node: ast.stmt, lines: list[bytes]) -> str:

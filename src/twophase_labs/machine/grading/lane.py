@@ -1,22 +1,19 @@
 """The grader's end of a worker: starts it, hands it jobs, and kills it when it does not answer."""
 
+import contextlib
 import json
 import os
-import queue
 import re
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from typing import Any
 
-from twophase_labs.machine.exercise import Exercise
-from twophase_labs.machine.grading.verdicts import BadVerdictError, verdict_from
+from twophase_labs.machine.grading.run_one import from_line
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.limits import GRACE_S, LOAD
@@ -50,6 +47,7 @@ class Job:
     Attributes:
         source: The answer's cell.
         helpers: Definitions from other cells; one that fails is passed over.
+        aliases: Such as give an exercise's function another name, which run once that has its own.
         uses: Cells of exercises this one calls, by id: those that passed.
         fall_back: Ids of those that did not; the reference stands in.
         seed: Of the random inputs; None draws one.
@@ -58,156 +56,111 @@ class Job:
     exercise: str
     source: str
     helpers: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     uses: Mapping[str, str] = field(default_factory=dict)
     fall_back: tuple[str, ...] = ()
     seed: int | None = None
 
 
 class Lane:
-    """One worker, one job at a time. Used by a single thread; `close` kills whatever still runs.
+    """One worker, one job at a time, used by a single thread. `close` kills whatever still runs; `stop`, for good.
 
     Attributes:
-        isolation: What answers of this worker ran in, once it is ready: sandbox.NAMESPACES, or 'process only' and why.
+        num_threads: Of the worker when it was ready.
+        isolation: What answers of this worker ran in, once it is ready (sandbox.py).
     """
 
     def __init__(self, workbook: Workbook, lab: Lab, *, fork: bool = sys.platform == "linux") -> None:
-        self._workbook, self._lab, self._fork = workbook, lab, fork
+        self._workbook, self.lab, self._fork = workbook, lab, fork
         self._process: subprocess.Popen[bytes] | None = None
-        self._to_worker: IO[bytes] | None = None
-        self._answers: queue.Queue[bytes | None] = queue.Queue()
-        self.num_threads = 0  # of the worker when it was ready
-        self.isolation = ""
+        self.num_threads, self.isolation = 0, ""
+        self.is_stopped = False
 
     def run(self, job: Job) -> Verdict:
         """The verdict, whatever happens; raises only if the lab itself cannot be set up.
 
-        Whatever is not exactly the answer to this job ends the worker, so that nothing is left of it for the next.
-
         Raises:
             WorkbookError: with what the worker said when it died before being ready.
         """
-        exercise = self._lab.exercise(job.exercise)
+        exercise = self.lab.exercise(job.exercise)
         self._start()
-        message = {**asdict(job), "nonce": secrets.token_hex(8)}
         patience = LOAD * exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
-        try:
-            self._send(message)
-            verdict = self._verdict(exercise, message["nonce"], self._receive(patience))
-        except (OSError, ValueError, RecursionError, BadVerdictError):
-            verdict = None
-        if not self._fork or verdict is None or not self._answers.empty():
+        line, is_late = self._ask(asdict(job), patience)
+        if is_late or not line or not self._fork:
             self.close()
-        return verdict or Verdict(exercise.id, "error", "your code ended its process before it could be judged")
-
-    def _verdict(self, exercise: Exercise, nonce: str, answer: dict[str, Any] | None) -> Verdict:
-        """The verdict in the worker's answer to one job.
-
-        Raises:
-            BadVerdictError: that is no answer to this job.
-        """
-        if answer is None:
-            self.close()
+        if is_late:
             limit = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
             reason = f"still running after {limit}, and killed"
             return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
-        if answer.keys() != {"nonce", "verdict"} or answer["nonce"] != nonce:
-            raise BadVerdictError("the worker answered something else")
-        return verdict_from(answer["verdict"], exercise.id)
+        try:
+            return from_line(line, exercise.id)
+        except ValueError:
+            return Verdict(exercise.id, "error", "your code ended its process before it could be judged")
 
     def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None and self._answers.empty():
+        if self.is_stopped:
+            raise WorkbookError("grading was interrupted")
+        if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._answers = queue.Queue()
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**clean_environment(), **ENVIRONMENT, **self._workbook.environment(), "PYTHONPATH": path}
         command = [sys.executable, "-P", "-m", "twophase_labs.machine.grading.worker"]
-        command += [str(self._workbook.root.resolve()), self._workbook.package, self._lab.number]
+        command += [str(self._workbook.root.resolve()), self._workbook.package, self.lab.number]
         with tempfile.TemporaryFile() as said:
-            ready: dict[str, Any] | None = {}
-            try:
-                self._open(command + ["--once"] * (not self._fork), environment, said)
-                self._send({"setup": list(self._lab.setup)})
-                ready = self._receive(START_S)
-            except (OSError, ValueError, RecursionError):
-                ready = {}
-            if not ready or not ready.get("ready"):
+            self._process = subprocess.Popen(
+                command + ["--once"] * (not self._fork), env=environment, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said,
+            )  # fmt: skip
+            line, _ = self._ask(None, START_S) if not self.is_stopped else (b"", False)
+            if not line:
                 self.close()
                 said.seek(0)
                 last = said.read().decode(errors="replace").strip().split("\n")[-1]
-                raise WorkbookError(f"lab {self._lab.number} cannot be set up for grading: {last or 'no reason given'}")
+                raise WorkbookError(f"lab {self.lab.number} cannot be set up for grading: {last or 'no reason given'}")
+        ready = json.loads(line)
         self.num_threads, self.isolation = ready["threads"], ready["isolation"]
 
-    def _open(self, command: list[str], environment: dict[str, str], said: IO[bytes]) -> None:
-        """Start the process. Where there is fork the channel is a socket, which no other process can open as a file."""
-        if self._fork:
-            mine, its = socket.socketpair()
-            with its:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=its.fileno(),
-                    stdout=its.fileno(),
-                    stderr=said,
-                    env=environment,
-                    start_new_session=True,
-                )
-            from_worker: IO[bytes] = mine.makefile("rb")
-            self._to_worker = mine.makefile("wb")
-            mine.close()
-        else:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._to_worker, from_worker = self._process.stdin, self._process.stdout
-        threading.Thread(target=_pump, args=(from_worker, self._answers), daemon=True).start()
+    def _ask(self, message: dict[str, Any] | None, seconds: int | float) -> tuple[bytes, bool]:
+        """The worker's next line, empty if it has ended, and whether it had to be killed for saying nothing so long."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Event()
 
-    def _send(self, message: dict[str, Any]) -> None:
-        assert self._to_worker is not None
-        self._to_worker.write(json.dumps(message).encode() + b"\n")
-        self._to_worker.flush()
+        def kill() -> None:
+            late.set()
+            _kill(process)
 
-    def _receive(self, seconds: int | float) -> dict[str, Any] | None:
-        """The worker's next message, {} if it has died, None if it says nothing for that long.
-
-        Raises:
-            ValueError: it said something that is no message.
-        """
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
         try:
-            line = self._answers.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        message = json.loads(line) if line else {}
-        if not isinstance(message, dict):
-            raise ValueError("a message is a JSON object")
-        return message
+            if message is not None:
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                process.stdin.flush()
+            return process.stdout.readline(), late.is_set()
+        except OSError:  # it has ended
+            return b"", late.is_set()
+        finally:
+            timer.cancel()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.close()
 
     def close(self) -> None:
         process, self._process = self._process, None
-        to_worker, self._to_worker = self._to_worker, None
-        if process is None:
-            return
-        if process.poll() is None:
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if to_worker is not None:
-            try:
-                to_worker.close()
-            except OSError:  # what was still to be sent has nobody to read it
+        if process is not None:
+            _kill(process)
+            with contextlib.suppress(OSError), process:  # closes its pipes; what was still to be sent goes nowhere
                 return
 
 
-def _pump(from_worker: IO[bytes], answers: "queue.Queue[bytes | None]") -> None:
-    """Lines from the worker into a queue, which unlike a pipe can be waited for with a limit on every system."""
-    with from_worker:
-        try:
-            for line in from_worker:
-                answers.put(line)
-        except (ValueError, OSError):  # closed meanwhile
-            pass
-    answers.put(None)
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -85,17 +85,17 @@ def to_json(submissions: Sequence[Submission], single: bool, *, ascii_only: bool
 
 
 def to_csv(submissions: Sequence[Submission]) -> str:
-    """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and what they rest on."""
+    """A row per submission: learner, lab, points, counts, verdicts, where to look twice, and the isolation."""
     reports = [s.report for s in submissions if s.report is not None]
     exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
     head = ["learner", "lab", "points", "max_points", "extra_points", "max_extra_points"]
     head += ["attempted", "passed", "by_reference", "revealed", "not_run_here"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*head, *exercises, "error", "path", "flags", "isolation", "checked_in_answer"])
+    writer.writerow([*head, *exercises, "error", "path", "flags", "isolation"])
     for s in counted(submissions):
-        trust = [s.report.isolation, " ".join(s.report.checked_in_answer)] if s.report is not None else ["", ""]
-        row = [*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), *trust]
+        isolation = s.report.isolation if s.report is not None else ""
+        row = [*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), isolation]
         writer.writerow([_no_formula(value) for value in row])
     return out.getvalue()
 

@@ -50,9 +50,7 @@ def tally(report: Report) -> list[tuple[str, int]]:
 
 
 def remarks(result: Result) -> list[str]:
-    looked_at = ["the solution was looked at"] if result.revealed else []
-    inside = ["checked in the answer's own process"] if result.verdict.checked_in == "answer" else []
-    return [*result.verdict.notes, *looked_at, *inside]
+    return [*result.verdict.notes, *["the solution was looked at"] * result.revealed]
 
 
 STYLE = """

@@ -1,9 +1,9 @@
 """A process of its own world: what an answer runs in where Linux allows it.
 
-`enter` leaves the namespaces of the grader for new ones: no other process can be seen or signalled, there is no
-network, and of the file system only Python, the workbook's code without its solutions, and the model are there, read
-only, beside an empty /tmp that nobody else sees. Nothing has to be installed and no right is needed beyond that of
-making a user namespace; some containers and distributions withhold it, and then `NotAllowed` says what was refused.
+`call` runs a function in a fork that is killed in time, in new namespaces: no other process can be seen or signalled,
+there is no network, and of the file system only Python, the workbook's code without its solutions, and the model are
+there, read only, beside an empty /tmp that nobody else sees. Nothing has to be installed and no right is needed beyond
+that of making a user namespace; some containers and distributions withhold it, and then `isolation_of` says why.
 
 Not bubblewrap, though it does the same: it starts a program, and an answer must be forked from a process that has
 imported torch already.
@@ -12,32 +12,30 @@ imported torch already.
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twophase.core.errors import TwophaseError
-
-NAMESPACES = "namespaces (user, pid, network, read-only files)"
-PROCESS_ONLY = "process only"
+NAMESPACES = "namespaces and limits"
+LIMITS_ONLY = "limits only"
+MAX_BYTES = 2**22  # that `call` hears of
+END_S = 2  # for a process that has closed its descriptor to be gone
+MAX_PROCESSES = 256  # of an answer; the system does not hold root to it
 
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000  # mount, user, pid, network, ipc
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT, _DETACH = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32, 2
 _SYSCALLS = {"x86_64": (155, 442), "aarch64": (41, 442)}  # pivot_root, mount_setattr
 _PR_CAPBSET_DROP, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 24, 4, 38
-_LAST_CAPABILITY = 63
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "ssl", "nsswitch.conf")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH_BYTES = 2**30
-
-
-class NotAllowed(TwophaseError):
-    """The kernel, or who runs this container, withholds namespaces."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,100 @@ class World:
 
     shown: tuple[Path, ...]
     hidden: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process of `call` ended: what it said, up to the end of a line, and its status, None if time was up."""
+
+    said: bytes
+    status: int | None
+
+
+def call(world: World | None, run: Callable[[int], object], seconds: int | float, keep: Sequence[int] = ()) -> Ended:
+    """Run `run(descriptor)` in a process, and read what it writes there; it and all it started are killed then.
+
+    Between the two stands a keeper, which alone knows how to kill what is inside; it does so too if this process ends.
+
+    Args:
+        world: None for no namespaces.
+        keep: File descriptors that the process needs; it gets no other.
+    """
+    mine, its = socket.socketpair()
+    keeper = os.fork()
+    if keeper == 0:
+        try:
+            mine.close()
+            _keep(world, run, seconds, its, keep)
+        finally:
+            os._exit(70)
+    its.close()
+    with mine:
+        heard = b"".join(iter(lambda: mine.recv(2**16), b""))
+    os.waitpid(keeper, 0)
+    status, _, said = heard.partition(b"\n")
+    return Ended(said, int(status) if status not in (b"", b"late") else None)
+
+
+def isolation_of(world: World) -> str:
+    """NAMESPACES where `call` can isolate an answer; else LIMITS_ONLY, and why."""
+    if os.uname().machine not in _SYSCALLS:
+        return f"{LIMITS_ONLY} (namespaces are not tried on {os.uname().machine})"
+    said = call(world, lambda fd: os.write(fd, b"ok\n"), 30).said
+    return NAMESPACES if said == b"ok\n" else f"{LIMITS_ONLY} ({said.decode(errors='replace')[:200].strip()})"
+
+
+def _keep(
+    world: World | None, run: Callable[[int], object], seconds: int | float, caller: socket.socket, keep: Sequence[int]
+) -> None:
+    deadline = time.monotonic() + seconds
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    heard, said = os.pipe()
+    _close_all_but({caller.fileno(), heard, said, *keep})
+    try:
+        if world is not None:
+            _enter()
+        child = os.fork()
+    except OSError as error:
+        caller.sendall(f"0\n{error}".encode())
+        return
+    if child == 0:
+        try:
+            os.setsid()
+            _close_all_but({said, *keep})
+            if world is not None:
+                _settle(world)
+            run(said)
+            os._exit(0)
+        except OSError as error:
+            os.write(said, str(error).encode()[:500])
+        finally:
+            os._exit(70)
+    os.close(said)
+    told, is_late = _told_by(child, heard, caller.fileno(), deadline)
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(child, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    status = os.waitpid(child, 0)[1]
+    caller.sendall((b"late" if is_late else str(status).encode()) + b"\n" + told)
+
+
+def _told_by(child: int, heard: int, caller: int, deadline: float) -> tuple[bytes, bool]:
+    """What comes from the child up to the end of a line or of the child, and whether the deadline came first."""
+    told, process = b"", os.pidfd_open(child)
+    while not told.endswith(b"\n") and len(told) < MAX_BYTES:
+        ready, _, _ = select.select([heard, process, caller], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return told, True
+        piece = os.read(heard, 2**16) if heard in ready else b""
+        if not piece:  # its end, or that of the caller
+            select.select([process, caller], [], [], END_S)
+            break
+        told += piece
+    return told, False
 
 
 def importable() -> Iterator[Path]:
@@ -69,40 +161,43 @@ def importable() -> Iterator[Path]:
                 yield child
 
 
-def enter() -> None:
-    """Move this process's children into new namespaces; the first one forked then calls `settle`.
+def _enter() -> None:
+    """Move this process's children into new namespaces; the first one forked then calls `_settle`.
 
     Raises:
-        NotAllowed: with what was refused.
+        OSError: with what was refused.
     """
     user, group = os.getuid(), os.getgid()
     _call("prctl", _PR_SET_DUMPABLE, 1, 0, 0, 0)  # else /proc/self is root's, and not to be written
-    if os.uname().machine not in _SYSCALLS:
-        raise NotAllowed(f"namespaces are not tried on {os.uname().machine}")
     _call("unshare", _NEW_NAMESPACES)
-    try:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    except OSError as error:
-        raise NotAllowed(f"mapping the user into its namespace: {error.strerror}") from error
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def settle(world: World) -> None:
+def _settle(world: World) -> None:
     """In the first process of the new namespaces: build the file system, and give up every capability.
 
     Raises:
-        NotAllowed: with what was refused.
+        OSError: with what was refused.
     """
+    import resource
+
     _raise_loopback()
-    try:
-        _build_root(world)
-    except OSError as error:
-        raise NotAllowed(f"building the file system of an answer: {error}") from error
+    _build_root(world)
     _drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
 
 
 def _build_root(world: World) -> None:
+    wanted = [*map(Path, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))), *world.shown]
+    links = {
+        os.path.join(os.path.realpath(part.parent), part.name): os.path.realpath(part)  # as /lib is one to usr/lib
+        for path in wanted
+        for part in (path, *path.parents)
+        if part.is_symlink()
+    }
+    places = sorted({os.path.realpath(path) for path in wanted if path.exists()})  # a folder before what is in it
     here = os.path.realpath(os.environ.get("TMPDIR") or "/tmp")
     _mount(None, "/", None, _REC | _PRIVATE)
     _mount("tmpfs", here, "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
@@ -114,8 +209,12 @@ def _build_root(world: World) -> None:
     for name in ("proc", "dev", "tmp"):
         os.mkdir(f"/new/{name}")
     _mount("tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
-    for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), *map(str, world.shown)):
+    for path in places:
         _show(path)
+    for link, place in links.items():
+        if not os.path.lexists(f"/new{link}"):
+            os.makedirs(os.path.dirname(f"/new{link}"), exist_ok=True)
+            os.symlink(place, f"/new{link}")
     for hidden in world.hidden:
         _hide(f"/new{hidden}")
     _seal("/new")
@@ -128,42 +227,15 @@ def _build_root(world: World) -> None:
 
 
 def _show(path: str) -> None:
-    link = _first_link(path)
-    if link:  # as /lib is one to usr/lib; its target is shown by itself
-        real = _real(link)
-        _make_parents(f"/new{link}")
-        if not os.path.lexists(f"/new{link}"):
-            os.symlink(real, f"/new{link}")
-        _show(real + path.removeprefix(link))
-        return
     source, target = f"/old{path}", f"/new{path}"
-    if not os.path.exists(source) or os.path.exists(target):
+    if os.path.exists(target):  # in a folder that is shown
         return
-    _make_parents(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.isdir(source):
         os.mkdir(target)
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
     _mount(source, target, None, _BIND | _REC)
-
-
-def _first_link(path: str) -> str | None:
-    """The outermost folder of a path that is a link, or the path itself where only that is one."""
-    outermost_first = [*map(str, reversed(Path(path).parents)), path]
-    return next((part for part in outermost_first if os.path.islink(f"/old{part}")), None)
-
-
-def _real(path: str) -> str:
-    """Where a link leads, which names a place under the old root."""
-    for _ in range(40):
-        if not os.path.islink(f"/old{path}"):
-            break
-        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(f"/old{path}")))
-    return path
-
-
-def _make_parents(target: str) -> None:
-    os.makedirs(os.path.dirname(target), exist_ok=True)
 
 
 def _hide(target: str) -> None:
@@ -210,116 +282,19 @@ def _raise_loopback() -> None:
 
 def _drop_capabilities() -> None:
     """For good: no program started later gets them back."""
-    for capability in range(_LAST_CAPABILITY + 1):
+    for capability in range(64):
         try:
             _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0)
         except OSError:  # the kernel knows fewer
             break
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header, none = struct.pack("=II", 0x20080522, 0), bytes(24)
-    _call("capset", header, none)
+    _call("capset", struct.pack("=II", 0x20080522, 0), bytes(24))
 
 
 def hide_memory() -> None:
-    """Let no other process of the same user look into this one, where it is not root's (ptrace, /proc/PID/mem)."""
+    """Let no other process of the same user look into this one, where it is not root's (ptrace, /proc/PID/fd)."""
     if sys.platform == "linux":
         _call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def what_is_allowed(world: World) -> tuple[bool, str]:
-    """Whether `spawn` can isolate an answer here, and how to name it; or why not."""
-    if sys.platform != "linux":
-        return False, PROCESS_ONLY
-    mine, its = socket.socketpair()
-    spawn(world, lambda: os._exit(0), its, keep=())
-    with mine:
-        status, refused = read_status(mine, 30)
-    if status == 0 and not refused:
-        return True, NAMESPACES
-    return False, f"{PROCESS_ONLY} ({refused or 'namespaces do not work here'})"
-
-
-def spawn(world: World | None, run: Callable[[], None], control: socket.socket, keep: Sequence[int]) -> None:
-    """Run `run` in a process that only `control` reaches: closing its other end ends the process and all it started.
-
-    Between the two stands a keeper, which alone knows how to kill what is inside; it reports the end as a status.
-    Both ends of `control` must be the caller's; this one is closed here.
-
-    Args:
-        world: None for no namespaces.
-        keep: File descriptors that the process needs; it gets no other.
-    """
-    if os.fork():
-        control.close()
-        return
-    try:
-        _keep(world, run, control, keep)
-    finally:
-        os._exit(70)
-
-
-def _keep(world: World | None, run: Callable[[], None], control: socket.socket, keep: Sequence[int]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    _close_all_but({*keep, control.fileno()})
-    try:
-        if world is not None:
-            enter()
-    except (OSError, NotAllowed) as error:
-        control.sendall(f"-1 {error}".encode())
-        os._exit(0)
-    problems, problem = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            control.close()
-            os.close(problems)
-            os.setsid()
-            if world is not None:
-                settle(world)
-            _close_all_but(set(keep))
-            run()
-        except NotAllowed as error:
-            os.write(problem, str(error).encode()[:500])
-        finally:
-            os._exit(70)
-    os.close(problem)
-    for fd in keep:
-        os.close(fd)
-    status = _end_of(child, control)
-    with os.fdopen(problems, "rb", closefd=True) as said:
-        os.set_blocking(problems, False)
-        refused = (said.read() or b"").decode(errors="replace")
-    control.sendall(f"{status} {refused}".encode())
-    os._exit(0)
-
-
-def _end_of(child: int, control: socket.socket) -> int:
-    """The status of `child`, killed with its process group if the other end of `control` closes first."""
-    import select
-
-    process = os.pidfd_open(child)
-    select.select([process, control.fileno()], [], [])
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(child, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    return os.waitpid(child, 0)[1]
-
-
-def read_status(control: socket.socket, seconds: float) -> tuple[int, str]:
-    """Wait for the process at the other end of `control` to end. Its wait status, and what was refused it.
-
-    Raises:
-        TimeoutError: it still runs.
-    """
-    control.settimeout(seconds)
-    said = b""
-    while piece := control.recv(4096):
-        said += piece
-    status, _, refused = said.decode(errors="replace").partition(" ")
-    return int(status or -1), refused
 
 
 def _close_all_but(keep: set[int]) -> None:
@@ -332,12 +307,8 @@ def _close_all_but(keep: set[int]) -> None:
     os.closerange(first, 2**16)
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def _call(function: str, *args: object) -> None:
-    if getattr(_libc(), function)(*args) != 0:
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*args) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{function}: {os.strerror(number)}")
 
