@@ -62,10 +62,6 @@ class Exercise:
         hints: Up to three: symptom, cause, nudge.
         checks: For code and kernels, in the order of telling.
         question: For the other kinds.
-        checked_in: Where the grader runs the check: 'grader', in a process that runs nothing of the learner's and calls
-            the answer through a channel; or 'answer', in the answer's own, for a check that looks into it: patches what
-            it calls, launches its kernel, or uses isinstance, inspect, weakref or private names on what it made, which
-            through the channel is a stand-in with public names only. The default follows the kind.
         compiled: Of a kernel: one more test, for `check` in a notebook. It is called as a property's once all of them
             hold, with a kernel that is compiled for a GPU and emulated in the place of the one that runs here.
         time_limit_s: Of the processor (see `limits.Allowance`), for the cell and for the whole check;
@@ -88,7 +84,6 @@ class Exercise:
     uses: tuple[str, ...] = ()
     time_limit_s: int | float = 20
     memory_limit_gib: int | float = 4
-    checked_in: Literal["grader", "answer", "by kind"] = "by kind"
     is_extra: bool = False
     compiled: Test | None = None
 
@@ -134,12 +129,6 @@ class Exercise:
     @property
     def is_code(self) -> bool:
         return self.kind in ("code", "kernel")
-
-    @property
-    def is_checked_outside(self) -> bool:
-        """Whether its check can run where no learner's code does."""
-        needs_its_process = self.kind == "kernel" or not {"gpu", "triton"}.isdisjoint(self.needs)
-        return self.checked_in == "grader" or (self.checked_in == "by kind" and not needs_its_process)
 
     @property
     def lab(self) -> str:

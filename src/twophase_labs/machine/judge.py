@@ -8,7 +8,7 @@ import re
 import secrets
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -50,8 +50,6 @@ class Verdict:
         held: Names of the properties before it.
         notes: Fall-backs to the reference, and what else should be said whatever the verdict.
         picture: What went wrong, as a PNG in base64; or ''.
-        checked_in: 'grader' if the check ran where no learner's code does, 'answer' if in the answer's own process,
-            which could have interfered with it; '' if nothing ran.
     """
 
     exercise: str
@@ -63,7 +61,6 @@ class Verdict:
     held: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     picture: str = ""
-    checked_in: str = ""
 
     @property
     def passed(self) -> bool:
@@ -86,7 +83,6 @@ class Judge:
         references: The reference's objects by name, for fall-backs and to recognise an answer that is the reference.
         num_blanks: Blanks per exercise as shipped, to tell 'not attempted' from 'half filled'.
         guard: What must not be replaced; restored after each offence.
-        on_case: Told the seed before each case, where the answer is in another process with randomness of its own.
         handed_out: What `use` and `reference` gave away of the reference; under a learner's name it is no answer.
     """
 
@@ -94,7 +90,6 @@ class Judge:
     references: Mapping[str, Any]
     num_blanks: Mapping[str, int]
     guard: Guard = field(default_factory=Guard)
-    on_case: Callable[[int], None] | None = None
     is_judging: bool = False  # while an answer runs; changed here only
     handed_out: list[Any] = field(default_factory=list)
 
@@ -161,8 +156,6 @@ class Judge:
                     self._refuse_replacements()
                     for case in current.cases:
                         seed_everything(seed)
-                        if self.on_case is not None:
-                            self.on_case(seed)
                         _try(current, answer, case, seed)
                         self._refuse_replacements()
                     held.append(current.name)
@@ -351,12 +344,7 @@ def _plain_signature(function: types.FunctionType) -> str:
 
 
 def learners_line(error: BaseException) -> str:
-    """'line 7: x = y[3]', the innermost frame of the traceback that is in a learner's cell.
-
-    An exception that comes from an answer's own process brings its line along.
-    """
-    if isinstance(told := getattr(error, "learners_line", None), str):
-        return told
+    """'line 7: x = y[3]', the innermost frame of the traceback that is in a learner's cell."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_learners_file(frame.filename):
             return f"line {frame.lineno} of the cell: {(frame.line or '').strip()}"

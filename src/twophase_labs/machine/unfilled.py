@@ -88,12 +88,7 @@ for _name in [*_OTHER.split(), *(p + n for n in _BINARY.split() for p in ("", "r
 
 
 def blanks_left(value: object, exercise: str) -> set[int]:
-    """Numbers of the blanks of `exercise` that still stand in a function, class, Triton kernel, value or dictionary.
-
-    What stands for an object in another process was told its blanks by that process.
-    """
-    if told := getattr(type(value), "_blanks_left", None):
-        return set(told(value))
+    """Numbers of the blanks of `exercise` that still stand in a function, class, Triton kernel, value or dictionary."""
     if isinstance(value, Unfilled):
         return {value._blank[1]} if value._blank[0] == exercise else set()
     if isinstance(value, dict):

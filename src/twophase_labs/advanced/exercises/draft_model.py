@@ -13,7 +13,6 @@ from twophase_labs.machine.exercise import exercise
 DRAFT = exercise(
     "5.6", "Drafts of a small model", "draft_with_model", points=3, minutes=8, lines=6, difficulty=2, time_limit_s=20
 )
-DRAFT.checked_in = "answer"
 DRAFT.objective = "draft with a model so that the verifier can be exact"
 DRAFT.hints = (
     "One token after the other: the row for the second draft depends on the first one.",

@@ -189,7 +189,6 @@ def knows_machines_apart(answer: Any, draw: Draw) -> None:
 ALLOWED = exercise(
     "5.9", "A mask from a trie", "allowed_ids", points=3, minutes=7, lines=8, difficulty=2, time_limit_s=10
 )
-ALLOWED.checked_in = "answer"
 ALLOWED.objective = "rule out all tokens that share a beginning at once"
 ALLOWED.hints = (
     "Walk through the trie and the machine at the same time: going down by a character in the trie is going along "

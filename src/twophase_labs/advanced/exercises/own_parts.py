@@ -22,7 +22,6 @@ from twophase_labs.machine.exercise import exercise
 TIMING = exercise(
     "5.16", "Wire them", "names_to_ask num_allowed", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=60
 )
-TIMING.checked_in = "answer"
 TIMING.objective = "make parts that are right alone right together"
 TIMING.hints = (
     "The engine computes the last token of every prompt, because it needs its logits. So the block with that token "

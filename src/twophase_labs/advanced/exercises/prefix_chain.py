@@ -9,7 +9,6 @@ from twophase_labs.machine.exercise import exercise
 HASHES = exercise(
     "5.1", "A name for everything up to here", "block_hashes", points=2, minutes=6, lines=3, time_limit_s=10
 )
-HASHES.checked_in = "answer"
 HASHES.objective = "name a block by its contents and by all that precedes it"
 HASHES.hints = (
     "K and V of a token depend on every token before it. So must the name of the block that holds them.",

@@ -17,7 +17,6 @@ PLACES = tuple(
 VERIFY = exercise(
     "5.5", "Accept, or draw from what is left", "verify", points=3, minutes=12, lines=4, difficulty=3, time_limit_s=30
 )
-VERIFY.checked_in = "answer"
 VERIFY.objective = "verify drafts so that nobody can tell from the output that there were any"
 VERIFY.hints = (
     "A token that the draft says less often than the model may always be kept. One that it says twice as often as "

@@ -10,7 +10,6 @@ from twophase_labs.machine.checks import Draw, compare, finite, reject, unchange
 from twophase_labs.machine.exercise import exercise
 
 LOSS = exercise("6.14", "What the teacher thinks", "distillation_loss", points=3, minutes=7, lines=4, difficulty=2)
-LOSS.checked_in = "answer"
 LOSS.objective = "train on the teacher's whole distribution, not on the token that it happened to draw"
 LOSS.hints = (
     "Both logits are divided by T before their softmax. The divergence of p (teacher) from q (student) is the sum "
@@ -136,7 +135,6 @@ FAKE = exercise(
     "6.15", "Rounding that can be trained through", "fake_quantize", points=2, minutes=7, lines=3, difficulty=2
 )
 FAKE.is_extra = True
-FAKE.checked_in = "answer"
 FAKE.objective = "compute with rounded weights, and train the ones behind them"
 FAKE.hints = (
     "`round` is flat almost everywhere: its gradient is 0, and nothing would be learned. What should the gradient "

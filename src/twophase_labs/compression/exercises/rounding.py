@@ -11,7 +11,6 @@ from twophase_labs.machine.exercise import exercise
 
 QUANTIZE = exercise("6.2", "Round to nearest", "quantize", points=4, minutes=10, lines=6, difficulty=2)
 QUANTIZE.objective = "store a weight in few bits: codes, and a scale and a minimum for each group"
-QUANTIZE.checked_in = "answer"  # sees each conversion to an integer
 QUANTIZE.hints = (
     "Give the weight an axis for its groups, [O, G, group_size], and reduce over the last one. `unflatten` makes "
     "the axis, `flatten` takes it away again.",

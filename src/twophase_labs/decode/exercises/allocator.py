@@ -201,7 +201,6 @@ BLOCK_SIZES = cases(block_size=(1, 4, 7))
 TABLE = exercise(
     "3.4", "A table that grows on demand", "BlockTable", points=5, minutes=8, lines=15, difficulty=2, time_limit_s=10
 )
-TABLE.checked_in = "answer"
 TABLE.objective = "map positions to slots, and grow by a block at a time"
 TABLE.hints = (
     "The picture: 7 tokens, blocks of 4. How many blocks? And for 8, for 9?",

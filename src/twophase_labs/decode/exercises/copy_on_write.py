@@ -13,7 +13,6 @@ COPY = exercise(
     "3.5", "Fork, and copy before writing", "fork prepare_write", points=4, minutes=9, lines=5, difficulty=3
 )
 COPY.time_limit_s = 10
-COPY.checked_in = "answer"
 COPY.objective = "share what is equal, copy what becomes different"
 COPY.hints = (
     "Play the picture: two tables share a block that is half full, and both are about to write.",

@@ -15,7 +15,6 @@ GROWING = cases(lengths=((1, 1), (4, 1), (7, 1, 1, 3, 1), (150, 1, 20)))
 STEP = exercise("3.1", "One decode step, layer by layer", "decode_step", points=5, minutes=12, lines=9, difficulty=2)
 STEP.time_limit_s = 60
 STEP.objective = "run a real model for one token against a cache"
-STEP.checked_in = "answer"  # its cases have a model of their own, and an answer may keep things on it
 STEP.hints = (
     "Follow the picture of the step for one layer: project, append to that layer's cache, attend, finish. Then "
     "repeat for every layer.",

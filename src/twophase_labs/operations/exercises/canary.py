@@ -23,7 +23,6 @@ NUM_KEYS = 4000
 
 CANARY = exercise("8.13", "Which side?", "is_canary", points=3, minutes=7, lines=4, difficulty=2, time_limit_s=20)
 CANARY.objective = "split traffic so that a tenant stays on one side, on every front end"
-CANARY.checked_in = "answer"  # another process is played in this one, by another `hash` and the cell run anew
 CANARY.hints = (
     "A random draw per request moves a tenant to and fro. What number can every front end compute from the salt and "
     "the key alone?",

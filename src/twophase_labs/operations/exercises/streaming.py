@@ -172,7 +172,6 @@ def other_line_ends(answer: Any, draw: Draw, size: int) -> None:
     reads(answer, mixed, [["a\nb"], ["c"], ["d"], ["e"], ["f"]])
     reads(answer, mixed[:1:-1], [["f"], ["e"], ["d"]])
     cut(answer, [(NO_ENDS,), (NO_ENDS, "a")], size)
-    cut(answer, [("a\rb\r",), ("\r", "c")], size, end="\r\n")  # a \r that no \n follows is text
 
 
 @READER.check("reads any stream")

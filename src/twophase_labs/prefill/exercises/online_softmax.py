@@ -15,7 +15,6 @@ from twophase_labs.machine.exercise import cases, exercise
 SIZES = cases(rows=(1, 1, 3, 40), keys=(1, 3, 10, 150))
 
 SOFTMAX = exercise("2.4", "Softmax in one pass", "online_softmax", points=4, minutes=12, lines=9, difficulty=3)
-SOFTMAX.checked_in = "answer"
 SOFTMAX.objective = "compute softmax attention over keys that are seen once"
 SOFTMAX.hints = (
     "Follow two keys by hand, scores 0 and then 3. What is in row_sum and acc after the first, and what must they "

@@ -17,7 +17,6 @@ CASES = cases(
 
 TILED = exercise("2.6", "Attention, tile by tile", "tiled_attention", points=4, minutes=8, lines=4, difficulty=2)
 TILED.objective = "compute exact attention without the table of scores"
-TILED.checked_in = "answer"  # it counts the tensors that the answer keeps
 TILED.hints = (
     "Begin with one tile that covers everything (block_q = block_k = L): it must be plain attention. Then two key "
     "tiles.",

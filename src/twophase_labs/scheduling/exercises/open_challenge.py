@@ -21,7 +21,6 @@ BOUND_THE_TIME = (
 CHALLENGE = exercise(
     "4.12", "The challenge", "Challenger my_limits", points=6, minutes=22, lines=30, difficulty=3, time_limit_s=60
 )
-CHALLENGE.checked_in = "answer"
 CHALLENGE.objective = "choose a policy and its limits for the best goodput"
 CHALLENGE.hints = (
     "Two SLOs, two causes. Tokens come late where steps are long; first tokens where others went before.",

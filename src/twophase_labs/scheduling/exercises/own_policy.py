@@ -22,7 +22,6 @@ POLICY = exercise(
     "4.4", "Decodes first, prefills in chunks", "DecodesFirst", points=4, minutes=15, lines=15, difficulty=3
 )
 POLICY.time_limit_s = 15
-POLICY.checked_in = "answer"
 POLICY.objective = "write a scheduling policy that runs in the engine"
 POLICY.hints = (
     "Three groups in this order: those that decode, those whose prefill has begun, those that wait. `room` is what "
