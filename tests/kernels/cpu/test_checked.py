@@ -190,6 +190,7 @@ for launch in (
 """
 
 
+@pytest.mark.full
 def test_nothing_else_is_printed(tmp_path):
     """An error and no more: not by the kernel, not by Triton, not by the compiler. A misspelt name shows its line."""
     out, errors = child(WRONG, tmp_path / "cache").communicate()

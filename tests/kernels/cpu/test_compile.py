@@ -50,7 +50,7 @@ FAILURES = {
     "a refusal": ("echo 'kernel.c:7: error: bad' >&2; exit 3", r"cannot compile the C of my_kernel \(exit status 3\).*kernel\.c:7: error: bad"),
     "killed": ("kill -9 $$", r"cannot compile the C of my_kernel .*It was killed: most often memory"),
     "its child killed": ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "It was killed"),
-    "too long": ("sleep 20", r"had not compiled my_kernel after 0\.3 s"),
+    "too long": ("exec sleep 20", r"had not compiled my_kernel after 0\.3 s"),
     "no output": ("exit 0", "made a library of my_kernel that does not load"),
     "not a library": ("echo text > $out", r"\(from CC\) made a library of my_kernel that does not load.*this machine's compiler"),
 }  # fmt: skip
