@@ -17,7 +17,9 @@ FORTY_TWO = "int answer(void) { return 42; }"
 def script(folder, name, text):
     """An executable that stands for a compiler; `$out` is the file after -o."""
     path = folder / name
-    path.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{text}\n')
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{text}\n'
+    )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
