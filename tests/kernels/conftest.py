@@ -6,7 +6,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from ptx_emulator import CompilingProcess
 from twophase_kernels._triton import mode
+
+
+@pytest.fixture(scope="session")
+def compiling():
+    """A process beside this one, for drivers that stand where this process's would."""
+    with CompilingProcess() as process:
+        yield process
 
 
 @pytest.fixture(autouse=True)

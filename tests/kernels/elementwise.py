@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator
 from unittest.mock import patch
 
@@ -51,8 +52,9 @@ def kept_workspace(module, fill: float = math.nan, guard: int = 0) -> Iterator[l
         kept.append(torch.full((numel + guard,), fill, device=device))
         return kept[-1][:numel]
 
-    in_splits = getattr(module, "in_splits", None)  # where the linear kernels take it from
-    with patch.dict(in_splits.__globals__ if in_splits else vars(module), new_workspace=new_workspace):
+    in_splits = getattr(module, "in_splits", None)  # which asks for the linear kernels
+    asking = sys.modules[in_splits.__module__] if in_splits else module
+    with patch.object(asking, "new_workspace", new_workspace):
         yield kept
 
 

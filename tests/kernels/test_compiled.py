@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, emulated, inspect_call
+from ptx_emulator import emulated, inspect_call
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 from tests.kernels.attention_grid import GridPoint, typical_points
 from tests.kernels.cases import assert_attention, attention_oracle, make_case
@@ -36,12 +36,6 @@ pytest.importorskip("triton", reason="not run here: no triton")
 COMPILED_FOR = ("sm_80", "sm_90")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL = GridPoint(BF16, "none", 64, (9, 3), 16, None, 0, 2)
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 def on(target, check, *args, **options):

@@ -11,7 +11,7 @@ import re
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, EmulationError, MemoryFault, emulate, emulated
+from ptx_emulator import EmulationError, MemoryFault, emulate, emulated
 from tests.kernels import test_attention_mutants
 from tests.kernels.cases import TOLERANCE, assert_close, attention_oracle, far_away_case, make_case
 from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL, check_decode, check_prefill
@@ -20,12 +20,6 @@ from twophase_kernels import paged_decode as decode_module
 from twophase_kernels._triton import mode, tl, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 # -- in the PTX -------------------------------------------------------------------------------------------------------

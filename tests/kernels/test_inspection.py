@@ -225,10 +225,9 @@ def stride_one():
     return inspect_kernel(strided_copy, (1,), (x, y, 1), N=32, num_warps=1), y
 
 
-@pytest.fixture(scope="module")
-def process():
-    with CompilingProcess() as process:
-        yield process
+@pytest.fixture
+def process(compiling):
+    return compiling
 
 
 def test_inspects_in_the_process_that_compiles(process):

@@ -9,7 +9,7 @@ import importlib
 import pytest
 import torch
 
-from ptx_emulator import CompilingProcess, EmulationError, emulated
+from ptx_emulator import EmulationError, emulated
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
 from tests.kernels.test_fp8_linear import check_tokens
@@ -290,12 +290,6 @@ COMPILED_MUTANTS = {
         ("elements that are not there", "mask = offs < numel", "mask = offs < numel + 16"),
     ],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 def noticed(mutant, check):

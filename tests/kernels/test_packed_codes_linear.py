@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import triton_on_cpu
-from ptx_emulator import CompilingProcess
 from tests.mutation import KillTable, Mutant, is_killed
 from twophase_kernels import packed_codes_linear
 
@@ -12,12 +11,6 @@ pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="not run here: kernels for CPUs")
 
 SHAPES = [(4, 70, 96, 32), (4, 130, 256, 64), (8, 70, 48, 48), (8, 130, 80, 80)]
-
-
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 def weight_of(module, bits, num_outputs, num_inputs, group, seed=0):

@@ -23,18 +23,18 @@ from twophase_kernels.quantized_linear import (
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-SAMPLE = sample_points(140)
+SAMPLE = sample_points(70)
 
 
 @pytest.mark.parametrize(
-    "point", [pytest.param(p, id=str(p), marks=() if i < 14 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
+    "point", [pytest.param(p, id=str(p), marks=() if i < 7 else pytest.mark.full) for i, p in enumerate(SAMPLE)]
 )
 def test_ragged(point):
     check_linear(module, point)
 
 
-# SmolLM2's layers: qkv, output, gate and up, down; some rows of the vocabulary.
-SMOLLM2 = ((960, 576), (576, 576), (3072, 576), (576, 1536), (2051, 576))
+# SmolLM2's layers: qkv, output, down; some rows of the vocabulary.
+SMOLLM2 = ((960, 576), (576, 576), (576, 1536), (2051, 576))
 
 
 @pytest.mark.parametrize(("shape", "group"), selected(SMOLLM2, (32, 64, 0), strength=1))

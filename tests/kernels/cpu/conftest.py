@@ -2,14 +2,7 @@
 
 import pytest
 
-from ptx_emulator import CompilingProcess
 from tests.kernels.cpu.harness import Headers
-
-
-@pytest.fixture(scope="session")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
 
 
 @pytest.fixture(autouse=True, scope="session")

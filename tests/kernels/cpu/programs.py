@@ -149,7 +149,7 @@ def with_driver(check, threads=None, limit_s=None):
         with triton_on_cpu.checked(limit_s) if limit_s else nullcontext():
             check()
     finally:
-        triton_on_cpu.uninstall()
+        triton_on_cpu.install()
         triton_on_cpu.set_num_threads(None)
 
 

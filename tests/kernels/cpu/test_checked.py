@@ -121,7 +121,7 @@ def check_time_limit():
     begin = time.monotonic()
     with triton_on_cpu.checked(time_limit_s=0.3), pytest.raises(TimeLimitError) as caught:
         programs.endless[(3,)](x, 0)
-    assert 0.29 < time.monotonic() - begin < 60
+    assert 0.29 < time.monotonic() - begin < 10
     assert str(caught.value).startswith("endless over the grid (3, 1, 1) was still running after 0.3 s and was stopped")
     assert "in the loop of line " in str(caught.value)
     assert "`while` whose condition" in str(caught.value)
@@ -190,6 +190,7 @@ for launch in (
 """
 
 
+@pytest.mark.full
 def test_nothing_else_is_printed(tmp_path):
     """An error and no more: not by the kernel, not by Triton, not by the compiler. A misspelt name shows its line."""
     out, errors = child(WRONG, tmp_path / "cache").communicate()
@@ -209,7 +210,7 @@ MUTANTS = [
     ("faults are forgotten", "    if fault.failed:\n", "    if False:\n", check_reads_and_writes),
     ("the next line", "linecache.getline(self.file, self.line)", "linecache.getline(self.file, self.line + 1)", check_reads_and_writes),
     ("another argument", "values[launcher.places[fault.argument]]", "values[launcher.places[0]]", check_reads_and_writes),
-    ("no time limit", "if time.monotonic() > end:", "if time.monotonic() > end + 60:", check_time_limit),
+    ("no time limit", "if time.monotonic() > end:", "if time.monotonic() > end + 12:", check_time_limit),
     ("time is up, and nothing said", "    if not in_time:\n", "    if False:\n", check_time_limit),
     ("an interrupted kernel goes on", "        if not finished:  # too late, or interrupted\n            stop.value = 1\n", "        if not finished and time.monotonic() > end:\n", check_interrupt),
     ("an index of one dimension", "index.append(rest // stride)", "index.append(rest)", check_indices),

@@ -17,7 +17,9 @@ FORTY_TWO = "int answer(void) { return 42; }"
 def script(folder, name, text):
     """An executable that stands for a compiler; `$out` is the file after -o."""
     path = folder / name
-    path.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{text}\n')
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n{text}\n'
+    )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
@@ -50,7 +52,7 @@ FAILURES = {
     "a refusal": ("echo 'kernel.c:7: error: bad' >&2; exit 3", r"cannot compile the C of my_kernel \(exit status 3\).*kernel\.c:7: error: bad"),
     "killed": ("kill -9 $$", r"cannot compile the C of my_kernel .*It was killed: most often memory"),
     "its child killed": ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1", "It was killed"),
-    "too long": ("sleep 20", r"had not compiled my_kernel after 0\.3 s"),
+    "too long": ("exec sleep 20", r"had not compiled my_kernel after 0\.3 s"),
     "no output": ("exit 0", "made a library of my_kernel that does not load"),
     "not a library": ("echo text > $out", r"\(from CC\) made a library of my_kernel that does not load.*this machine's compiler"),
 }  # fmt: skip

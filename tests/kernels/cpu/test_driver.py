@@ -185,6 +185,7 @@ print(out.tolist())
 """
 
 
+@pytest.mark.full
 def test_two_processes_compile_the_same_kernel_at_once(tmp_path):
     children = [child(RUN, tmp_path / "cache") for _ in range(2)]
     assert [one.communicate() for one in children] == [(f"{[2.0] * 8}\n", "")] * 2

@@ -5,6 +5,7 @@ import platform
 import pytest
 import torch
 
+from tests.kernels.covering import selected
 from tests.kernels.cpu import small_kernels
 from tests.kernels.cpu.harness import all_ttir, optimised, run
 from triton_on_cpu import generate
@@ -50,10 +51,9 @@ def test_matmul(m, n, k, checked):
     assert torch.equal(c, a @ b)
 
 
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize("in_word", [1, 2, 4])
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("kind", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "rows", "in_word", "checked"), selected(("f32", "bf16"), (1, 2, 4, 8, 16), (1, 2, 4), (False, True))
+)
 def test_as_it_lies(kind, rows, in_word, checked):
     """Neighbours in k lie side by side, or not; beside the 64 columns there are others."""
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]

@@ -16,12 +16,6 @@ from twophase_kernels._triton import mode, tl, triton
 pytest.importorskip("triton", reason="not run here: no triton")
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    with CompilingProcess() as process:
-        yield process
-
-
 @triton.jit
 def scale_kernel(x_ptr, y_ptr, factor, shift, BLOCK: tl.constexpr):
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
