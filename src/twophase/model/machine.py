@@ -48,7 +48,7 @@ def resolve_device(option: str | torch.device) -> torch.device:
 
 
 def asks_for_compiled_kernels() -> bool:
-    """Whether kernels are to be compiled for the CPU by the user's wish, not by default: the first run compiles them."""
+    """Whether kernels compiled for the CPU are the user's wish, not the default. The first run compiles them."""
     return os.environ.get("TWOPHASE_KERNELS") == "cpu"
 
 
