@@ -244,8 +244,8 @@ def bench_engine(
     num_threads = num_threads or torch.get_num_threads()
     results = []
     with tempfile.TemporaryDirectory(prefix="twophase-bench-") as workshop:
-        (*shared, vocab_size) = _resolve(model, device, dtype, backend)
-        setup = Setup(*shared, num_threads, dict(pythons or {}), Path(workshop))
+        folder, device, dtype, backend, vocab_size = _resolve(model, device, dtype, backend)
+        setup = Setup(folder, device, dtype, backend, num_threads, dict(pythons or {}), Path(workshop))
         for name in weights or (PLAIN[setup.dtype],):
             for workload in workloads(vocab_size, quick):
                 results.append(_bench_workload(name, workload, setup, 1 if quick else repeats, say))

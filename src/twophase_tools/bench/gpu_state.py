@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-# In the order of GpuState's fields; the last one is called clocks_throttle_reasons.active until driver 535 or so.
+# In the order of GpuState's fields. Drivers before 535 or so do not know the last one, and then tell nothing.
 FIELDS = (
     "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit,"
     "clocks_event_reasons.active"
@@ -62,9 +62,8 @@ def parse_state(line: str) -> GpuState | None:
     """From the answer to FIELDS, without headers; None if it is another one."""
     if line.count(",") != FIELDS.count(","):
         return None
-    *figures, reasons = (value.strip() for value in line.split(","))
-    try:
-        bits = int(reasons, 16)
-    except ValueError:  # such as [N/A]
-        return GpuState(*figures, slowdowns=None)
-    return GpuState(*figures, slowdowns=tuple(name for bit, name in SLOWDOWNS.items() if bits & bit))
+    driver, clock, max_clock, memory, temperature, power, limit, reasons = (value.strip() for value in line.split(","))
+    slowdowns: tuple[str, ...] | None = None
+    if reasons.startswith("0x"):  # not so [N/A]
+        slowdowns = tuple(name for bit, name in SLOWDOWNS.items() if int(reasons, 16) & bit)
+    return GpuState(driver, clock, max_clock, memory, temperature, power, limit, slowdowns)

@@ -59,10 +59,17 @@ def measure_scheduling(num_running: int = 256, num_waiting: int = 0, num_steps: 
     stride = max(1, num_waiting // len(probes))
     victims = [f"waiting-{i}" for i in range(0, num_waiting, stride)] or [probe.request_id for probe in probes]
     abort_s = [elapsed_s(lambda victim=victim: scheduler.abort(victim)) for victim in victims]  # type: ignore[misc]
-    medians = (statistics.median(times) for times in (schedule_s, update_s, step_s))
-    p99_s = statistics.quantiles(step_s, n=100)[-1]
-    ends = statistics.median(add_s), statistics.median(abort_s)
-    return SchedulingTiming(num_running, num_waiting, num_steps, *medians, p99_s, *ends)
+    return SchedulingTiming(
+        num_running=num_running,
+        num_waiting=num_waiting,
+        num_steps=num_steps,
+        schedule_s=statistics.median(schedule_s),
+        update_s=statistics.median(update_s),
+        step_s=statistics.median(step_s),
+        step_p99_s=statistics.quantiles(step_s, n=100)[-1],
+        add_s=statistics.median(add_s),
+        abort_s=statistics.median(abort_s),
+    )
 
 
 def _decoding_scheduler(num_running: int, num_steps: int) -> Scheduler:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -187,16 +188,12 @@ def _attack(task: Task, llm: LLM, rng: random.Random) -> Case:
             times_s = [float(_first_token(llm, [*known, *each, *end], stranger)["TTFT s"] or 0) for each in candidates]
             hit_s = times_s.pop(secret)
             trials[name].append({"found": int(hit_s < min(times_s)), "hit s": hit_s, "miss s": min(times_s)})
-    rows: dict[str, Row] = {
-        name: {
-            "secrets found": sum(bool(row["found"]) for row in rows),
-            "of": num_trials,
-            "by chance": num_trials / num_candidates,
-        }
-        | {column: value for column, value in _medians(rows).items() if column != "found"}
-        for name, rows in trials.items()
-    }
-    return Case(f"which of {num_candidates} candidates is in another tenant's prompt?", rows)
+    found: dict[str, Row] = {}
+    for name, rows in trials.items():
+        found[name] = {"secrets found": sum(bool(row["found"]) for row in rows), "of": num_trials}
+        found[name]["by chance"] = num_trials / num_candidates
+        found[name] |= {column: value for column, value in _medians(rows).items() if column != "found"}
+    return Case(f"which of {num_candidates} candidates is in another tenant's prompt?", found)
 
 
 # -- speculation ------------------------------------------------------------------------------------------------------
@@ -237,7 +234,8 @@ def speculative(task: Task) -> list[Case]:
             return question
         return {"prompt_token_ids": llm.tokenizer.apply_chat_template([{"role": "user", "content": question}])}
 
-    def write(text: str, num_drafts: int, gate: SpeculationGate | None) -> Row:
+    def write(text: str, num_drafts: int, is_gated: bool, number: int) -> Row:
+        gate = SpeculationGate() if is_gated else None
         questions, temperature, num_tokens = TEXTS[text]
         num_tokens = 6 if task.quick else num_tokens
         llm.engine.speculator = speculator = GatedSpeculator(drafter, num_drafts, gate)
@@ -256,9 +254,9 @@ def speculative(task: Task) -> list[Case]:
     cases = []
     for text in list(TEXTS)[:: 3 if task.quick else 1]:
         ways: dict[str, Callable[[int], Row]] = {
-            "without": lambda _, text=text: write(text, 0, None),
-            "always": lambda _, text=text: write(text, most, None),
-            "while it pays": lambda _, text=text: write(text, most, SpeculationGate()),
+            "without": partial(write, text, 0, False),
+            "always": partial(write, text, most, False),
+            "while it pays": partial(write, text, most, True),
         }
         cases.append(task.compare(text, ways))
     return cases
@@ -337,7 +335,7 @@ def disaggregation(task: Task) -> list[Case]:
         together = task.open(**limits)
         threads = {apart: torch.get_num_threads(), together: max(1, num_usable_cores())}
 
-        def serve(llm: LLM, policy: Any, number: int, shape: tuple[int, ...]) -> Row:
+        def serve(llm: LLM, policy: Any, shape: tuple[int, int, int, int, int], number: int) -> Row:
             llm.scheduler.policy = policy
             torch.set_num_threads(threads[llm])
             return _pace(_arrivals(llm, number, *shape), shape[0])
@@ -348,10 +346,7 @@ def disaggregation(task: Task) -> list[Case]:
             "two engines": (apart, PriorityPolicy()),
         }
         return [
-            task.compare(
-                name,
-                {way: lambda i, how=how, shape=shape: serve(*how, i, shape) for way, how in ways.items()},  # type: ignore[misc]
-            )
+            task.compare(name, {way: partial(serve, *how, shape) for way, how in ways.items()})
             for name, shape in shapes.items()
         ]
 
