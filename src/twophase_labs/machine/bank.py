@@ -62,9 +62,9 @@ def right(title: str, *change: str | Mapping[int, str]) -> Answer:
 
 
 def _change(title: str, change: tuple[str | Mapping[int, str], ...]) -> Change:
-    blanks, texts = (tuple(c for c in change if isinstance(c, kind)) for kind in (Mapping, str))
-    if len(blanks) == 1 and not texts:
-        return blanks[0]
-    if blanks or (len(texts) != 1 and len(texts) % 2) or not texts:
+    if len(change) == 1 and isinstance(change[0], Mapping):
+        return change[0]
+    texts = tuple(c for c in change if isinstance(c, str))
+    if not texts or len(texts) < len(change) or (len(texts) > 1 and len(texts) % 2):
         raise ValueError(f"{title!r}: give pairs of texts, old and new; or blanks by number; or a whole cell")
     return texts

@@ -86,7 +86,7 @@ BANKS = {
         wrong("appends nothing", "torch.cat([old_k, new_k], dim=1)", "new_k", "torch.cat([old_v, new_v], dim=1)",
               "new_v", by=EVERY),
         wrong("a row for every new token", "x[-1:]", "x", by=EMPTY),
-        wrong("always position 0", "num_cached + len(new_ids)", "len(new_ids)", by=RIGHT_ROWS),
+        wrong("new before old", "[old_k, new_k", "[new_k, old_k", "[old_v, new_v", "[new_v, old_v", by=RIGHT_ROWS),
         wrong("attends to the new keys only", "model.attend(q, k, v)", "model.attend(q, new_k, new_v)", by=EQUALS),
         wrong("all rows, then the last", ALL_ROWS_THEN_THE_LAST, by=TWICE),
         wrong("the position from a counter on the model", "cache[0][0].shape[1]",

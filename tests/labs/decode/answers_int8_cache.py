@@ -48,7 +48,7 @@ BANKS = {
         wrong("one scale for everything", ".abs().amax(-1", ".float().abs().max().expand(x.shape[:-1]", by=LETS_A),
         wrong("forgets the sign", "x.abs()", "x.float()", by=IS_OFF),
         wrong("always 127 steps", ".clamp(min=1e-30) / q_max", ".clamp(min=1e-30) / 127", by=USES_THE),
-        wrong("adds a little to the largest", ".clamp(min=1e-30)", " + 1e-05", by=WORKS_FOR),
+        wrong("clamps at 1e-2", ".clamp(min=1e-30", ".clamp(min=0.01", by=WORKS_FOR),
         wrong("divides in place", "x / scale[..., None]", "x.div_(scale[..., None]).round()", by=ALONE),
         wrong("half scales", HALF_SCALES, by=TAKES_HALF),
         wrong("fails without any", "largest = x.abs().amax(-1)", "x.max()\n    largest = x.abs().amax(-1)",

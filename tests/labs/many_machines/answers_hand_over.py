@@ -48,6 +48,17 @@ def arrival_times(compute_s, transfer_s, latency_s):
         times.append(free_s)
     return times
 """
+SKIPS_EMPTY = """
+def arrival_times(compute_s, transfer_s, latency_s):
+    times, computed_s, free_s = [], 0.0, 0.0
+    for layer_s, send_s in zip(compute_s, transfer_s):
+        if not send_s:
+            continue
+        computed_s += layer_s
+        free_s = max(computed_s, free_s) + send_s
+        times.append(free_s + latency_s)
+    return times
+"""
 THE_LONGEST_OF_ALL = """
 from itertools import accumulate
 done = list(accumulate(compute_s))
@@ -95,9 +106,7 @@ BANKS = {
         wrong("everything is sent at the end", ALL_AT_THE_END, by=SOON),
         wrong("layers share the link", NO_QUEUE, by=LINK),
         wrong("the latency occupies the link", LATENCY_ON_THE_LINK, by=LATE),
-        wrong("layers with nothing to send are left out", "computed_s += layer_s",
-              "if not send_s:\n            continue\n        computed_s += layer_s", "free_s + latency_s",
-              "free_s + latency_s + latency_s", by=ANY),
+        wrong("layers with nothing to send are left out", SKIPS_EMPTY, by=ANY),
         right("the longest of all chains", {1: THE_LONGEST_OF_ALL}),
         right("by recursion", BACKWARDS),
     ),

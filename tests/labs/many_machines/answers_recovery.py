@@ -76,8 +76,8 @@ class Transfer:
 BANKS = {
     "7.3": (
         wrong("the last hole", "range(self.num_blocks", "reversed(range(self.num_blocks)", by=WHOLE),
-        wrong("counts messages, not blocks", "first_block + count", "self.count", by=HOLE),
         wrong("layer 0 stands for all", "range(self.num_layers)", "range(1)", by=HOLE),
+        wrong("resends from the start", '"resend", self.first_missing', '"resend", 0', by=HOLE),
         wrong("refuses what comes twice", "count):\n        if self.is_over",
               "count):\n        if self.is_over or self.first_missing is None", by=COUNTS),
         wrong("asks once, whatever it is told", "self.num_resends < self.max_resends", "self.num_resends < 1",

@@ -8,6 +8,30 @@ WEIGHT, DEFAULTS = "weighs tokens to compute against load", "has a weight of 1 a
 BLOCKS, TOKENS = "counts whole blocks, from the beginning", "compares every token of a block"
 AGAIN, KEEPS = "knows a prompt that comes again", "forgets nothing"
 
+ONE_INDEX_FOR_ALL = """
+class PrefixRouter:
+    sent = [set() for _ in range(100)]
+
+    def __init__(self, num_engines, weight=1.0, block_size=16):
+        self.weight, self.block_size = weight, block_size
+
+    def _keys(self, prompt):
+        key, keys = 0, []
+        for end in range(self.block_size, len(prompt) + 1, self.block_size):
+            key = hash((key, tuple(prompt[end - self.block_size : end])))
+            keys.append(key)
+        return keys
+
+    def choose(self, prompt, loads):
+        keys = self._keys(prompt)
+        costs = []
+        for sent, load in zip(self.sent, loads):
+            num_hit = next((i for i, key in enumerate(keys) if key not in sent), len(keys))
+            costs.append(self.weight * (len(prompt) - num_hit * self.block_size) + load)
+        chosen = costs.index(min(costs))
+        self.sent[chosen].update(keys)
+        return chosen
+"""
 OWNERS_BY_KEY = """
 class PrefixRouter:
     def __init__(self, num_engines, weight=1.0, block_size=16):
@@ -53,9 +77,7 @@ class PrefixRouter:
 BANKS = {
     "7.11": (
         wrong("the largest load", "min(costs)", "max(costs)", by=LOAD),
-        wrong("one index for all routers", "def __init__(self, num_engines, weight=1.0, block_size=16):",
-              "def __init__(self, num_engines, weight=1.0, block_size=16, shared={}):\n        self.__dict__ = shared",
-              by=APART),
+        wrong("one index for all routers", ONE_INDEX_FOR_ALL, by=APART),
         wrong("the last of equals", "costs.index", "len(costs) - 1 - costs[::-1].index", by=FIRST),
         wrong("64 blocks at most", "return keys", "return keys[:64]", by=BACK),
         wrong("a whole weight", "weight, block_size", "int(weight), block_size", by=WEIGHT),

@@ -8,6 +8,19 @@ DEFAULT, ONE = "has a tolerance of 0.1 unless told otherwise", "keeps at least o
 WAITS, LARGEST = "shrinks only after a quiet time", "shrinks to the largest number wanted lately"
 ONCE = "grows at once"
 
+SHARED_MEMORY = """
+class Scaling:
+    recent = []
+
+    def __init__(self, target, down_after_s, tolerance=0.1):
+        self.target, self.down_after_s, self.tolerance = target, down_after_s, tolerance
+
+    def num_wanted(self, now_s, num_engines, load):
+        ratio = load / self.target
+        wish = num_engines if abs(ratio - 1) <= self.tolerance else max(1, math.ceil(num_engines * ratio))
+        Scaling.recent = [(t, n) for t, n in Scaling.recent if t >= now_s - self.down_after_s] + [(now_s, wish)]
+        return wish if wish >= num_engines else min(num_engines, max(n for _, n in Scaling.recent))
+"""
 NO_TOLERANCE = """
 class Scaling:
     def __init__(self, target, down_after_s, tolerance=0.0):
@@ -56,9 +69,7 @@ class Scaling:
 BANKS = {
     "7.13": (
         wrong("the load of one engine", {1: "max(1, math.ceil(ratio))"}, by=GROWS),
-        wrong("one memory for all", "def __init__(self, target, down_after_s, tolerance=0.1):",
-              "def __init__(self, target, down_after_s, tolerance=0.1, shared={}):\n        self.__dict__ = shared",
-              by=APART),
+        wrong("one memory for all", SHARED_MEMORY, by=APART),
         wrong("rounds down", {1: "max(1, int(num_engines * ratio))"}, by=UP),
         wrong("never still", {2: "False"}, by=STILL),
         wrong("not on the edge", "(ratio - 1) <=", "(ratio - 1) <", by=EDGE),

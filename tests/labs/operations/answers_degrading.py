@@ -57,8 +57,12 @@ class Ladder:
 BANKS = {
     "8.10": (
         wrong("alarmed too early", "kv_usage >= 0.85", "kv_usage >= 0.6", by=NOTHING),
-        wrong("one level for all", "def __init__(self):",
-              "def __init__(self, shared={}):\n        self.__dict__ = shared", by=APART),
+        wrong("one level for all", "def __init__",
+              "level, raised_s, calm_s = (0, float('-inf'), None)\n    def __init__",
+              'self.level, self.raised_s, self.calm_s = 0, float("-inf"), None', "pass",
+              "self.level, self.raised_s = self.level + 1, now_s",
+              "(Ladder.level, Ladder.raised_s) = self.level + 1, now_s", "self.level, self.calm_s",
+              "Ladder.level, self.calm_s", by=APART),
         wrong("too late", "kv_usage >= 0.85", "kv_usage >= 0.95", by=RISES),
         wrong("to the top at once", "self.level + 1", "4", by=ONE),
         wrong("a rung each second", "now_s - self.raised_s >= 2 and self.level < 4", "self.level < 4", by=TIME),

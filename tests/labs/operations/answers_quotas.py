@@ -5,6 +5,26 @@ from twophase_labs.machine.bank import right, wrong
 APART, FULL, FREE, EVENLY = "keeps buckets apart", "starts full", "loses nothing by asking", "refills evenly"
 DEBT, MOST, TAKE = "runs into debt", "never holds more than its capacity", "is brought up to date by take"
 
+ASKING_COSTS = """
+class TokenBucket:
+    def __init__(self, rate_per_s, capacity, now_s):
+        self.rate_per_s, self.capacity = rate_per_s, capacity
+        self.level, self.since_s = capacity, now_s
+
+    def refill(self, now_s):
+        self.level = min(self.capacity, self.level + (now_s - self.since_s) * self.rate_per_s)
+        self.since_s = now_s
+
+    def wait_s(self, now_s):
+        self.refill(now_s)
+        wait_s = max(0.0, (1 - self.level) / self.rate_per_s)
+        self.level -= 0.01 * wait_s
+        return wait_s
+
+    def take(self, amount, now_s):
+        self.refill(now_s)
+        self.level -= amount
+"""
 BY_A_MOMENT = """
 class TokenBucket:
     def __init__(self, rate_per_s, capacity, now_s):
@@ -27,9 +47,7 @@ BANKS = {
               "def __init__(self, rate_per_s, capacity, now_s, shared={}):\n        self.__dict__ = shared", by=APART),
         wrong("until it is above 0", "1 - self.level", "-self.level", by=FULL),
         wrong("one, whatever it cost", {3: "self.refill(now_s)\nself.level -= 1"}, by=FULL),
-        wrong("asking takes something", "return max(0.0, (1 - self.level) / self.rate_per_s)",
-              "self.level -= max(0.0, 1 - self.level) / 100\n        return max(0.0, (1 - self.level) / self.rate_per_s)",
-              by=FREE),
+        wrong("asking takes something", ASKING_COSTS, by=FREE),
         wrong("never refills", {1: "self.level"}, by=EVENLY),
         wrong("no more than is there", ".level -= amount", ".level = max(0.0, self.level - amount)", by=DEBT),
         wrong("never full", {1: "self.level + passed_s * self.rate_per_s"}, by=MOST),

@@ -29,6 +29,22 @@ def plan_decodes(running, num_free):
         num_free -= sequence.num_needed
     return [name for name in decoding if name not in preempted], preempted
 """
+ONE_VICTIM = """
+def plan_decodes(running, num_free):
+    left = sorted(running, key=lambda sequence: sequence.rank)
+    decoding, preempted = [], []
+    while left:
+        sequence = left[0]
+        if num_free < sequence.num_needed:
+            victim = left.pop()
+            num_free += victim.num_own
+            preempted.append(victim.name)
+        if left and left[0] is sequence:
+            left.remove(sequence)
+            num_free -= sequence.num_needed
+            decoding.append(sequence.name)
+    return decoding, preempted
+"""
 BY_SETS = """
 def plan_decodes(running, num_free):
     planned, lost = [], []
@@ -96,9 +112,7 @@ BANKS = {
         wrong("the freed blocks are lost", "victim.num_own", "1", by=GOES_ON),
         wrong("every victim frees one more", ".num_own", ".num_own + 1", by=GOES_ON),
         wrong("nobody pays for the block", "sequence.num_needed", "0", by=GOES_ON),
-        wrong("one victim is enough", "preempted.append(victim.name)",
-              "preempted.append(victim.name)\n            if left:\n                decoding.append(left.pop(0).name)",
-              by=TAKES_AS),
+        wrong("one victim is enough", ONE_VICTIM, by=TAKES_AS),
         right("the maximum of those left", BY_SETS),
         right("a deque", BY_DEQUE),
     ),

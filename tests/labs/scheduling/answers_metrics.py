@@ -78,7 +78,6 @@ BANKS = {
         wrong("from the first event to the last token", "tokens[0]", "tokens[-1]", by=ARRIVAL),
         wrong("from the first token on", "tokens[i - 1] for i", "tokens[0] for i", by=GAP),
         wrong("the longest gap", "sum(gaps) / len", "max", by=DIVIDES),
-        wrong("from the arrival on", "sum(gaps) / len(gaps", "(tokens[-1] - arrived_s) / len(tokens", by=DIVIDES),
         wrong("divides by no gaps", "(gaps) / len(gaps) if gaps else None", "(gaps) / len(gaps)", by=SINGLE),
         wrong("all in one pot", ONE_POT, by=WITHOUT),
         wrong("at most 128 tokens", AT_MOST_128_TOKENS, by=APART),
