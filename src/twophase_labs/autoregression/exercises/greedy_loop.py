@@ -106,9 +106,6 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
     text, not one of the prompt."""
     # The end token is whichever the model writes as its `at`-th; it may have come up before.
     # With `at` 0 it is a token of the prompt, with -1 the prompt's last one, that the model does not write at once.
-    counting = torch.eye(600).roll(1, 1)  # says the next id; of those above 256 Python makes a new object each time
-    got = answer.greedy(lambda batch, **options: Counted(counting[batch]), torch.tensor([500]), 9, 503)
-    compare(got, torch.arange(500, 504), what="a text that counts up from 500 to its end token, 503,")
     num_new = max(at, 0) + 6
     model, ids = model_and_prompt(draw, lambda: draw.permutation(100)[:length], num_new)
     eos_id = int(transformers_greedy(model, ids, max(1, at))[-1])
@@ -130,6 +127,9 @@ def stops_at_the_end(answer: Any, draw: Draw, length: int, at: int) -> None:
         missing = len(expected) - len(got)
         reject(f"the text stops {missing} token{'s' * (missing != 1)} before its end token {eos_id}", *shown)
     compare(got, expected, what="the text", axes=("position",))
+    counting = torch.eye(600).roll(1, 1)  # says the next id; of those above 256 Python makes a new object each time
+    got = answer.greedy(lambda batch, **options: Counted(counting[batch]), torch.tensor([500]), 9, 503)
+    compare(got, torch.arange(500, 504), what="a text that counts up from 500 to its end token, 503,")
 
 
 @GREEDY.check("does what its examples say")
