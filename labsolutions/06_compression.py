@@ -1475,7 +1475,7 @@ measured("6.18", num_passed)
 # and no proof that groups of 32 are harmless: a model that was never rounded pays in any group size.
 #
 # The sums are few and easy, and a model that fails the gate may still get many of them right. So a gate has several
-# lines. The whole one, with needles in long texts, JSON, code and refusals as well, takes minutes:
+# lines. The whole one, with needles in long texts and JSON as well, takes minutes:
 # `twophase bench quality --quantization int4,int4_g64`.
 #
 # **Compress, or take a smaller model?** At the same total number of bits, more weights of 4 bits were almost always

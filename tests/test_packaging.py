@@ -20,9 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 HOOK = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["requirements_txt"]
 PACKAGE_OF = {"yaml": "pyyaml", "nbformat": "jupyter", "nbclient": "jupyter", "IPython": "jupyter"}  # of a module
 # Parts of a tool that work only with a package of the course: they ask for it, and it is imported in a function.
-ASKED_FOR = {"bench.contenders": "transformers", "bench.memory": "transformers", "bench.kernels": "matplotlib",
-             "bench.sensitivity_picture": "matplotlib", "cli.bench": "matplotlib",
-             "load.pictures": "matplotlib"}  # fmt: skip
+ASKED_FOR = {"load.pictures": "matplotlib"}
 
 
 def lines_of(file: str) -> list[str]:
@@ -134,8 +132,6 @@ def test_the_message_names_what_is_missing_and_the_extra():
     ("words", "package"),
     [
         ("bench engine", "transformers"),
-        ("bench kernels --plot x.png", "matplotlib"),
-        ("bench serve --plot x.png", "matplotlib"),
     ],
 )
 def test_tools_ask_before_they_begin(capsys, words, package):

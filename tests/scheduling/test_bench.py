@@ -1,12 +1,9 @@
 """The bench runs and counts what it says; nothing here looks at the clock."""
 
-import json
 import subprocess
 import sys
 
-import pytest
-
-from twophase_tools.bench.scheduling import main, measure_scheduling
+from twophase_tools.bench.scheduling import measure_scheduling
 
 
 def test_every_step_decodes_every_place():
@@ -14,19 +11,6 @@ def test_every_step_decodes_every_place():
     assert (timing.num_running, timing.num_waiting, timing.num_steps) == (5, 7, 20)
     assert min(timing.schedule_s, timing.update_s, timing.add_s, timing.abort_s) > 0
     assert timing.step_p99_s >= timing.step_s
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_command(as_json, monkeypatch, capsys):
-    args = ["bench", "--running", "3", "--waiting", "0", "5", "--steps", "8"] + ["--json"] * as_json
-    monkeypatch.setattr(sys, "argv", args)
-    main()
-    out = capsys.readouterr().out
-    if as_json:
-        assert [row["num_waiting"] for row in json.loads(out)] == [0, 5]
-    else:
-        assert "3 decodes" in out.splitlines()[0]
-        assert len(out.splitlines()) == 4
 
 
 def test_the_scheduler_needs_no_torch():

@@ -17,7 +17,7 @@ from twophase_features.quantization.linear import make_quantized_linear
 from twophase_features.quantization.weight import QuantizedWeight
 from twophase_labs.compression.changed_model import KINDS, PLACES, Place, matrix
 from twophase_labs.compression.step_bytes import open_engine
-from twophase_tools.bench.sensitivity import replaced_weights
+from twophase_tools.bench.quality_drift import replaced_weights
 
 
 @dataclass(frozen=True, slots=True)

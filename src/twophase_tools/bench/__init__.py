@@ -1,6 +1,12 @@
-"""Benchmarks: `twophase bench engine | kernels | scheduling | serve`. Every result carries hardware and versions."""
+"""Benchmarks: `twophase bench engine | kernels | quality | serve ...`. Every result carries hardware and versions."""
 
 __all__ = [
-    "machine", "perplexity", "quality", "quality_drift", "quality_probes", "quality_tasks", "quality_verdict",
-    "sensitivity", "serve",
-]  # fmt: skip
+    "machine",
+    "perplexity",
+    "quality",
+    "quality_drift",
+    "quality_probes",
+    "quality_tasks",
+    "quality_verdict",
+    "serve",
+]

@@ -10,7 +10,7 @@ from twophase_tools.bench.machine import cuda_times_s
 L2_PER_FLUSH = 4  # caches may keep two copies of a line, and none evicts in exact order
 MIN_FLUSH_BYTES = 64 * 1024**2
 MAX_CALLS = 20
-NUM_WARMUPS = 10
+NUM_WARMUPS, NUM_REPLAYS = 10, 10
 GRAPH_TIME_S = 0.02  # a graph of about this length hides its own launch, a fixed few microseconds
 
 
@@ -44,25 +44,20 @@ class ColdGraphTimer:
     One graph holds [flush, call, flush] a number of times, another [flush, flush] alone; the difference is the calls'
     time. Without the graph a Python launch of about 11 us would hide what the kernel does; without the flush a second
     call would read its inputs from L2. The second flush also pays for writing back what the call wrote.
-
-    Only its own buffers are changed.
     """
 
-    def __init__(self, device: torch.device, num_replays: int = 10) -> None:
+    def __init__(self, device: torch.device) -> None:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._flush = Flush(device, max(MIN_FLUSH_BYTES, L2_PER_FLUSH * l2_bytes))
-        self._num_replays = num_replays
 
     def __call__(self, function: Callable[[], object]) -> float:
-        """Median seconds of one call, 0.0 if it drowns in the noise. What `function` raises on its first, eager call
-        comes through."""
+        """Median seconds of one call, 0.0 if it drowns in the noise. What `function` raises comes through."""
         for _ in range(NUM_WARMUPS):  # the first compiles; the others bring the clocks up
             function()
         torch.cuda.synchronize()
         eager_s = statistics.median(cuda_times_s(function, 3))
         num_calls = min(MAX_CALLS, max(1, round(GRAPH_TIME_S / max(eager_s, 1e-6))))
-        with_call_s = self._replay_s(function, num_calls)
-        without_s = self._replay_s(lambda: None, num_calls)
+        with_call_s, without_s = self._replay_s(function, num_calls), self._replay_s(lambda: None, num_calls)
         return max(with_call_s - without_s, 0.0) / num_calls
 
     def _replay_s(self, function: Callable[[], object], num_calls: int) -> float:
@@ -71,4 +66,4 @@ class ColdGraphTimer:
             for _ in range(num_calls):
                 self._flush.around(function)
         graph.replay()
-        return statistics.median(cuda_times_s(graph.replay, self._num_replays))
+        return statistics.median(cuda_times_s(graph.replay, NUM_REPLAYS))

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-# In the order of GpuState's fields.
-FIELDS = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit"
-# nvidia-smi's name for them until driver 535 or so, and since.
-REASON_FIELDS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
+# In the order of GpuState's fields. Drivers before 535 or so do not know the last one, and then tell nothing.
+FIELDS = (
+    "driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw,power.limit,"
+    "clocks_event_reasons.active"
+)
 # Bits of that field, from NVML's header (nvmlClocksEventReason...). Idle and set by the user are no slowdowns.
 SLOWDOWNS = {
     0x4: "power cap",
@@ -49,31 +50,20 @@ def gpu_state(device: torch.device) -> GpuState | None:
     if device.type != "cuda":
         return None
     gpu = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
-    line = _query(gpu, FIELDS)
-    if line is None or line.count(",") != FIELDS.count(","):
-        return None
-    reasons = next((found for field in REASON_FIELDS if (found := _query(gpu, field)) is not None), None)
-    return parse_state(line, reasons)
-
-
-def parse_state(line: str, reasons: str | None) -> GpuState:
-    """From the answers to FIELDS and to one of REASON_FIELDS, without headers."""
-    driver, clock, max_clock, memory, temperature, power, limit = (value.strip() for value in line.split(","))
-    slowdowns = None if reasons is None else _slowdowns(reasons)
-    return GpuState(driver, clock, max_clock, memory, temperature, power, limit, slowdowns)
-
-
-def _slowdowns(reasons: str) -> tuple[str, ...] | None:
+    command = ["nvidia-smi", gpu, f"--query-gpu={FIELDS}", "--format=csv,noheader"]
     try:
-        bits = int(reasons, 16)
-    except ValueError:  # such as [N/A]
-        return None
-    return tuple(name for bit, name in SLOWDOWNS.items() if bits & bit)
-
-
-def _query(gpu: str, fields: str) -> str | None:
-    command = ["nvidia-smi", gpu, f"--query-gpu={fields}", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
+    return parse_state(line)
+
+
+def parse_state(line: str) -> GpuState | None:
+    """From the answer to FIELDS, without headers; None if it is another one."""
+    if line.count(",") != FIELDS.count(","):
+        return None
+    driver, clock, max_clock, memory, temperature, power, limit, reasons = (value.strip() for value in line.split(","))
+    slowdowns: tuple[str, ...] | None = None
+    if reasons.startswith("0x"):  # not so [N/A]
+        slowdowns = tuple(name for bit, name in SLOWDOWNS.items() if int(reasons, 16) & bit)
+    return GpuState(driver, clock, max_clock, memory, temperature, power, limit, slowdowns)

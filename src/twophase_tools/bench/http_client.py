@@ -1,27 +1,64 @@
-"""A client of OpenAI's protocol, as far as load needs it: completions of token ids, streamed."""
+"""`twophase bench serve --url`: the same load over HTTP, each request by a client of its own.
 
+Completions of token ids are streamed, as OpenAI's protocol has them. What stands here knows no engine: any server of
+the protocol can be asked.
+"""
+
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, final, get_args
+from typing import Any, NamedTuple, final, get_args
 
 import httpx
 
 from twophase.core.errors import ConfigError, TwophaseError
 from twophase.core.request import FinishReason
-from twophase_tools.bench.clients import Progress, RefusedError
-from twophase_tools.load.workloads import TimedRequest
+from twophase_tools.bench.machine import record_machine
+from twophase_tools.bench.serve import PROGRESS_S, ServeReport, ServingRun, check_limits
+from twophase_tools.bench.turns import Say
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.report import ServingReport
+from twophase_tools.load.slo import Slo
+from twophase_tools.load.workloads import TimedRequest, Workload, token_ids_of
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0  # servers close an idle connection after some seconds: it should not be used just then
-DONE = "[DONE]"
-USAGE = {"include_usage": True}
-USAGE_IN_CHUNKS = {"continuous_usage_stats": True}  # of vLLM: a chunk of several tokens counts as several
+# The second is vLLM's and ours: a chunk of several tokens counts as several.
+STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+NOTE = (
+    "Measured at the client. Latencies count from when a request was due; 'in queue' is how late the client sent it, "
+    "and what it waited in the server is in its TTFT."
+)
+
+
+class Progress(NamedTuple):
+    """What has come of a request so far: 0 tokens say that it is accepted, and the last one has a finish reason."""
+
+    num_tokens: int
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+Ask = Callable[[TimedRequest, tuple[int, ...]], AsyncGenerator[Progress, None]]
 
 
 class ServerError(TwophaseError):
     """A server that cannot be asked at all."""
+
+
+class RefusedError(TwophaseError):
+    """A request was not served, or not to its end.
+
+    Attributes:
+        status: HTTP's; None: the connection could not be made, or broke before there was one. 200: it was accepted.
+    """
+
+    def __init__(self, status: int | None, why: str) -> None:
+        super().__init__(f"{'no answer' if status is None else status}: {why}")
+        self.status = status
 
 
 @final
@@ -48,10 +85,9 @@ class HttpClient:
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ConfigError(f"--url must be a URL such as http://127.0.0.1:8000, got {url!r}.")
         self.url = str(parsed).rstrip("/").removesuffix("/v1")
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx.AsyncClient(
             base_url=self.url,
-            headers=headers,
+            headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(float(timeout_s), connect=CONNECT_S),
             limits=httpx.Limits(
                 max_connections=None,
@@ -61,14 +97,11 @@ class HttpClient:
             trust_env=False,  # a proxy would be measured, too
         )
         self._model: str | None = None
-        self._has_usage_in_chunks = True  # until the server says that it knows of no such option
 
     async def __aenter__(self) -> "HttpClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._http.aclose()
 
     async def model(self) -> str:
@@ -82,20 +115,16 @@ class HttpClient:
                 answer = await self._http.get("/v1/models")
             except httpx.HTTPError as error:
                 raise ServerError(f"{self.url} cannot be reached: {_said(error)}.") from error
-            if answer.status_code != 200:
-                raise ServerError(f"{self.url}/v1/models answers {answer.status_code}: {_message(answer.content)}")
             try:
                 self._model = str(answer.json()["data"][0]["id"])
             except (ValueError, LookupError, TypeError) as error:
-                raise ServerError(f"{self.url}/v1/models gives no list of models: {answer.text[:200]!r}") from error
+                raise ServerError(
+                    f"{self.url}/v1/models gives no list of models, but {answer.status_code}: {answer.text[:200]!r}"
+                ) from error
         return self._model
 
     async def ask(self, request: TimedRequest, token_ids: tuple[int, ...]) -> AsyncGenerator[Progress, None]:
-        """A greedy completion of exactly so many tokens; see `twophase_tools.bench.clients.Ask`.
-
-        Raises:
-            RefusedError: With the server's status and words.
-        """
+        """A greedy completion of exactly so many tokens. Raises RefusedError with the server's status and words."""
         body = {
             "model": await self.model(),
             "prompt": token_ids,
@@ -103,28 +132,13 @@ class HttpClient:
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            "stream_options": STREAM_OPTIONS,
         }
-        if self._has_usage_in_chunks:
-            try:
-                async with aclosing(self._stream(body | {"stream_options": USAGE | USAGE_IN_CHUNKS})) as stream:
-                    async for progress in stream:
-                        yield progress
-                return
-            except RefusedError as error:
-                if error.status not in (400, 422) or not all(name in str(error) for name in USAGE_IN_CHUNKS):
-                    raise
-                self._has_usage_in_chunks = False
-        async with aclosing(self._stream(body | {"stream_options": USAGE})) as stream:
-            async for progress in stream:
-                yield progress
-
-    async def _stream(self, body: dict[str, Any]) -> AsyncGenerator[Progress, None]:
         is_accepted = False
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
-                    why = _message(await answer.aread())
-                    raise RefusedError(answer.status_code, why, _seconds(answer.headers.get("Retry-After")))
+                    raise RefusedError(answer.status_code, _message(await answer.aread()))
                 is_accepted = True
                 yield Progress(0)
                 async for progress in _progress(_events(answer)):
@@ -147,7 +161,7 @@ async def _progress(events: AsyncIterator[str]) -> AsyncIterator[Progress]:
     """What each chunk tells. One without usage counts as a token if it has text."""
     so_far = Progress(0)
     async for event in events:
-        if event == DONE:
+        if event == "[DONE]":
             break
         try:
             chunk = json.loads(event)
@@ -162,15 +176,12 @@ async def _progress(events: AsyncIterator[str]) -> AsyncIterator[Progress]:
 
 
 def _after(so_far: Progress, chunk: dict[str, Any]) -> Progress:
-    choice = (chunk.get("choices") or [{}])[0]
-    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    usage = chunk.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    reason = choice.get("finish_reason")
+    choice, usage = (chunk.get("choices") or [{}])[0], chunk.get("usage") or {}
+    details, reason = usage.get("prompt_tokens_details") or {}, choice.get("finish_reason")
     if reason is not None and reason not in get_args(FinishReason):
         reason = "stop"  # 'tool_calls' and the like: it ended by itself
     return Progress(
-        num_tokens=usage.get("completion_tokens", so_far.num_tokens + bool(text)),
+        num_tokens=usage.get("completion_tokens", so_far.num_tokens + bool(choice.get("text"))),
         finish_reason=reason or so_far.finish_reason,
         num_cached_tokens=details.get("cached_tokens") or so_far.num_cached_tokens,
     )
@@ -184,10 +195,141 @@ def _message(body: bytes) -> str:
         return repr(body[:200].decode("utf-8", "replace"))
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """Of a Retry-After header, which may also be a date: those are not waited for."""
-    return float(retry_after) if retry_after is not None and retry_after.isascii() and retry_after.isdigit() else None
-
-
 def _said(error: httpx.HTTPError) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
+
+
+async def play(
+    ask: Ask,
+    workload: Iterable[TimedRequest],
+    vocab_size: int,
+    *,
+    seed: int = 0,
+    duration_limit_s: float | int | None = None,
+    concurrency: int | None = None,
+    say: Say = lambda line: None,
+    now_s: Callable[[], float] = time.monotonic,
+) -> ServingRun:
+    """Play a workload until the last request has ended, as `serve` does with an engine.
+
+    Args:
+        concurrency: Clients of a closed loop; None: an open loop, in which requests come by the clock.
+        now_s: A clock that runs as fast as the event loop's.
+
+    Raises:
+        ConfigError: As `serve`.
+    """
+    check_limits(duration_limit_s, concurrency)
+    coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
+    if len({request.request_id for request, _ in coming}) < len(coming):
+        raise ConfigError("two requests of the workload have one id; each needs its own.")
+    run = _Run(ask, len(coming), now_s)
+    sending = run.closed_loop(coming, concurrency) if concurrency is not None else run.open_loop(coming)
+    running, telling = asyncio.create_task(sending), asyncio.create_task(run.tell(say))
+    _, unfinished = await asyncio.wait({running}, timeout=duration_limit_s)
+    running.cancel()
+    telling.cancel()
+    await asyncio.gather(running, telling, return_exceptions=True)
+    if not unfinished:
+        running.result()  # raises what was raised
+    return run.result(was_cut=bool(unfinished))
+
+
+@final
+class _Run:
+    """A run on its way. Only `play` changes it."""
+
+    def __init__(self, ask: Ask, num_requests: int, now_s: Callable[[], float]) -> None:
+        self._ask, self._num_requests, self._now_s = ask, num_requests, now_s
+        self._start_s = now_s()
+        self._records: dict[str, RequestRecord | None] = {}  # by id, in order of arrival; None: not ended yet
+        self._refusals: list[tuple[str, str]] = []
+
+    async def open_loop(self, coming: deque[tuple[TimedRequest, tuple[int, ...]]]) -> None:
+        async with asyncio.TaskGroup() as clients:
+            for request, token_ids in coming:
+                due_s = self._start_s + request.arrival_s
+                await asyncio.sleep(max(0.0, due_s - self._now_s()))
+                clients.create_task(self._serve(request, token_ids, due_s))
+
+    async def closed_loop(self, coming: deque[tuple[TimedRequest, tuple[int, ...]]], num_clients: int) -> None:
+        async def client() -> None:
+            while coming:
+                await self._serve(*coming.popleft(), self._now_s())
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(num_clients):
+                clients.create_task(client())
+
+    async def _serve(self, request: TimedRequest, token_ids: tuple[int, ...], due_s: float) -> None:
+        """Send a request, and note what became of it."""
+        self._records[request.request_id] = None
+        sent_s = max(due_s, self._now_s())
+        times_s: list[float] = []
+        last = Progress(0, "abort")  # if this is cancelled before anything has come
+        try:
+            async with aclosing(self._ask(request, token_ids)) as answer:
+                async for progress in answer:
+                    times_s += [self._now_s()] * (progress.num_tokens - len(times_s))
+                    last = progress if progress.finish_reason else progress._replace(finish_reason="abort")
+        except RefusedError as error:
+            self._refusals.append((request.request_id, str(error)))
+            last = last._replace(finish_reason="error")
+        finally:
+            self._records[request.request_id] = RequestRecord(
+                request_id=request.request_id,
+                arrival_s=due_s,
+                first_scheduled_s=sent_s if times_s else None,
+                token_times_s=tuple(times_s),
+                finished_s=self._now_s(),
+                num_prompt_tokens=len(token_ids),
+                num_cached_tokens=last.num_cached_tokens,
+                finish_reason=last.finish_reason,
+            )
+
+    async def tell(self, say: Say) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            num_ended = sum(record is not None for record in self._records.values())
+            came = f"{len(self._records):,} of {self._num_requests:,} requests came"
+            say(f"{self._now_s() - self._start_s:.0f} s: {came}, {num_ended:,} ended")
+
+    def result(self, was_cut: bool) -> ServingRun:
+        return ServingRun(
+            records=tuple(record for record in self._records.values() if record is not None),
+            steps=(),
+            window=(self._start_s, self._now_s()),
+            refusals=tuple(self._refusals),
+            was_cut=was_cut,
+        )
+
+
+def bench_url(
+    url: str, model: str, workload: Workload, *, api_key: str | None = None, slo: Slo | None = None, seed: int = 0,
+    **how: Any,
+) -> ServeReport:  # fmt: skip
+    """Play the workload against a server. `how` is as of `play`.
+
+    Args:
+        model: Whose vocabulary prompts are drawn from.
+
+    Raises:
+        ConfigError, ServerError: An option that cannot work, or a server that cannot be asked.
+    """
+    from twophase.model.config import load_config
+    from twophase_features.model_store.prepare import resolve_model
+
+    vocab_size = load_config(resolve_model(model)).vocab_size
+
+    async def run() -> tuple[ServingRun, str]:
+        async with HttpClient(url, api_key) as client:
+            served = await client.model()
+            return await play(client.ask, workload, vocab_size, seed=seed, **how), served
+
+    found, served = asyncio.run(run())
+    summary = ServingReport.of(found.records, found.steps, slo=slo, window=found.window)
+    about: dict[str, str | int] = {"url": url, "model": served}
+    return ServeReport(workload.name, seed, about, record_machine(), summary, found, NOTE)

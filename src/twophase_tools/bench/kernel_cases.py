@@ -1,6 +1,6 @@
 """What `twophase bench kernels` measures: each kernel at serving sizes, with its rivals on the same data.
 
-Rivals of the attention kernels that read no block table get K and V contiguous and in their favourite order.
+torch's attention reads no block table: it gets K and V contiguous.
 """
 
 import math
@@ -23,6 +23,7 @@ from twophase_tools.bench.kernel_linears import linear_cases
 from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
 from twophase_tools.kernels.work import (
+    Work,
     decode_work,
     prefill_work,
     rmsnorm_residual_work,
@@ -233,7 +234,7 @@ class CaseTable:
     def rmsnorm_residual(self, num_tokens: int) -> KernelCase:
         work = rmsnorm_residual_work(num_tokens, self.sizes.hidden, self.dtype.itemsize)
 
-        def make_variants() -> dict[str, MakeVariant]:
+        def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
             x, residual = (self._randn(num_tokens, self.sizes.hidden) for _ in range(2))
             weight = self._randn(self.sizes.hidden)
 
@@ -241,32 +242,34 @@ class CaseTable:
                 total = x + residual
                 return F.rms_norm(total, (self.sizes.hidden,), weight, 1e-5), total
 
-            return {
-                OURS: lambda: Variant(lambda: rmsnorm_residual(x, residual, weight, 1e-5)),
-                "torch eager": lambda: Variant(eager),
-                "torch.compile": lambda: Variant(self._compiled(eager)),
-            }
+            return lambda: rmsnorm_residual(x, residual, weight, 1e-5), eager
 
-        label = f"{num_tokens:,} x {self.sizes.hidden:,}"
-        return KernelCase("rmsnorm_residual", label, work, make_variants, self.tolerance)
+        return self._against_torch("rmsnorm_residual", f"{num_tokens:,} x {self.sizes.hidden:,}", work, make)
 
     def silu_mul(self, num_tokens: int) -> KernelCase:
         width = self.sizes.intermediate
+
+        def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+            gate_up = self._randn(num_tokens, 2 * width)
+            return lambda: silu_mul(gate_up), lambda: F.silu(gate_up[:, :width]) * gate_up[:, width:]
+
         work = silu_mul_work(num_tokens, width, self.dtype.itemsize)
+        return self._against_torch("silu_mul", f"{num_tokens:,} x {width:,}", work, make)
+
+    def _against_torch(
+        self, kernel: str, label: str, work: Work, make: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]
+    ) -> KernelCase:
+        """A kernel against torch's own form of it, as it stands and compiled; `make` gives both on the same data."""
 
         def make_variants() -> dict[str, MakeVariant]:
-            gate_up = self._randn(num_tokens, 2 * width)
-
-            def eager() -> Tensor:
-                return F.silu(gate_up[:, :width]) * gate_up[:, width:]
-
+            ours, eager = make()
             return {
-                OURS: lambda: Variant(lambda: silu_mul(gate_up)),
+                OURS: lambda: Variant(ours),
                 "torch eager": lambda: Variant(eager),
                 "torch.compile": lambda: Variant(self._compiled(eager)),
             }
 
-        return KernelCase("silu_mul", f"{num_tokens:,} x {width:,}", work, make_variants, self.tolerance)
+        return KernelCase(kernel, label, work, make_variants, self.tolerance)
 
     def _compiled(self, function: Callable[[], Any]) -> Callable[[], Any]:
         return compiled(function) if self.may_compile else function

@@ -1,4 +1,4 @@
-"""`twophase bench kernels`: every Triton kernel against torch and others, as time, share of bandwidth and TFLOP/s.
+"""`twophase bench kernels`: every Triton kernel against torch, as time, share of bandwidth and TFLOP/s.
 
 A contender is compared with ours before it is timed: one that does other work gets no time. Only the timer needs a GPU;
 a dry run does everything else, with tiny shapes, on any machine.
@@ -26,17 +26,19 @@ from twophase_tools.bench.machine import (
     measure_read_bandwidth,
     record_machine,
 )
+from twophase_tools.bench.turns import Say
 
 Timer = Callable[[Callable[[], object]], float]
 
 COPY_BYTES = 2 * 1024**3
 MATMUL_SIZE = 8192
+NEEDS_CUDA = "not run here: needs CUDA"
 
 # What torch says, on a GPU and on a CPU, when a forced SDPA backend does not take these inputs; its warnings tell why.
 NO_SUCH_BACKEND = "No available kernel", "No viable backend"
 
 # timed: compared where there is something to compare with, and timed. untimed: the same, without a time. unavailable:
-# not installed, not for this machine, or no room. wrong: it computes something else. failed: anything else.
+# not for this machine, or no room. wrong: it computes something else. failed: anything else.
 Status = Literal["timed", "untimed", "unavailable", "wrong", "failed"]
 
 
@@ -81,11 +83,6 @@ class CaseResult:
         return self.variants[0]
 
     @property
-    def fastest_rival(self) -> VariantResult | None:
-        timed = [variant for variant in self.variants[1:] if variant.elapsed_s is not None]
-        return min(timed, key=lambda variant: variant.elapsed_s or 0.0, default=None)
-
-    @property
     def problems(self) -> Iterator[str]:
         """What makes this case's result worth nothing, or a contender's."""
         name = f"{self.kernel} {self.label}"
@@ -95,6 +92,27 @@ class CaseResult:
         answered = [variant for variant in self.variants if variant.status in ("timed", "untimed", "wrong")]
         if answered == [self.ours]:
             yield f"{name}: nothing to compare with"
+
+    def to_lines(self, roofs: "Roofs | None") -> Iterator[str]:
+        for variant in self.variants:
+            case = f"{self.kernel} {self.label}" if variant is self.ours else ""
+            apart = "" if variant.difference is None else f"{variant.difference:.1e}"
+            start = f"{case:<64} {variant.name:<31} {apart:>8}"
+            if variant.elapsed_s is None or roofs is None:
+                yield f"{start}  {variant.not_run}"
+                continue
+            ratio = variant.elapsed_s / self.ours.elapsed_s if self.ours.elapsed_s else float("nan")
+            share = (
+                self.num_bytes / variant.elapsed_s / (roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth)
+            )
+            yield (
+                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x {self.num_bytes / 1e6:>10.2f} {share:>6.0%} "
+                f"{self.num_flops / variant.elapsed_s / 1e12:>8.2f}"
+            )
+            # Whoever did not run explains itself above; here it may be why a time is not what it seems.
+            yield from (f"{'':<64}   warned: {warning}" for warning in variant.warnings)
+        if self.slowdowns:
+            yield f"{'':<64} slowed down by: {', '.join(self.slowdowns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,43 +152,12 @@ class KernelReport:
         return tuple(problem for result in self.results for problem in result.problems)
 
     def to_text(self) -> str:
-        states = [
-            f"{when}: {state.to_text()}" for when, state in (("before", self.before), ("after", self.after)) if state
-        ]
+        states = {"before": self.before, "after": self.after}
+        told = [f"{when}: {state.to_text()}" for when, state in states.items() if state is not None]
         roofs = "dry run, tiny shapes" if self.roofs is None else self.roofs.to_text()
-        head = [
-            self.machine.to_text(),
-            *(states or ["clocks unknown: nvidia-smi does not tell"]),
-            f"{self.dtype}; {roofs}\n",
-        ]
-        return "\n".join([*head, _HEADER, *(line for result in self.results for line in self._lines(result))])
-
-    def _lines(self, result: CaseResult) -> Iterable[str]:
-        for variant in result.variants:
-            case = f"{result.kernel} {result.label}" if variant is result.ours else ""
-            apart = "" if variant.difference is None else f"{variant.difference:.1e}"
-            start = f"{case:<64} {variant.name:<31} {apart:>8}"
-            if variant.elapsed_s is None:
-                yield f"{start}  {variant.not_run}"
-                continue
-            ratio = variant.elapsed_s / result.ours.elapsed_s if result.ours.elapsed_s else float("nan")
-            yield (
-                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x "
-                f"{result.num_bytes / 1e6:>10.2f} {self.share_of_bandwidth(result, variant):>6.0%} "
-                f"{result.num_flops / variant.elapsed_s / 1e12:>8.2f}"
-            )
-            # Whoever did not run explains itself above; here it may be why a time is not what it seems.
-            yield from (f"{'':<64}   warned: {warning}" for warning in variant.warnings)
-        if result.slowdowns:
-            yield f"{'':<64} slowed down by: {', '.join(result.slowdowns)}"
-
-    def share_of_bandwidth(self, result: CaseResult, variant: VariantResult) -> float:
-        """The least bytes over the time taken, as a share of the measured bandwidth: of a copy, or of reading where a
-        kernel does nothing else; 0 when not timed."""
-        if self.roofs is None or not variant.elapsed_s:
-            return 0.0
-        roof = self.roofs.read_bandwidth if result.only_reads else self.roofs.copy_bandwidth
-        return result.num_bytes / variant.elapsed_s / roof
+        head = [self.machine.to_text(), *(told or ["clocks unknown: nvidia-smi does not tell"])]
+        head += [f"{self.dtype}; {roofs}\n", _HEADER]
+        return "\n".join([*head, *(line for result in self.results for line in result.to_lines(self.roofs))])
 
     def to_dict(self) -> dict[str, object]:
         status = "dry run" if self.roofs is None else "measured"
@@ -179,7 +166,8 @@ class KernelReport:
     def save(self, folder: Path) -> Path:
         """Write `<date>-<gpu>.json` to a folder, and return its path. An older file of that name stays."""
         folder.mkdir(parents=True, exist_ok=True)
-        words = "".join(char if char.isalnum() else " " for char in _device_name(self.machine).lower()).split()
+        device = self.machine.gpus[0].name if self.machine.gpus else self.machine.cpu
+        words = "".join(char if char.isalnum() else " " for char in device.lower()).split()
         name = "-".join([self.machine.date_utc[:10], *words])
         path = folder / f"{name}.json"
         number = 1
@@ -189,61 +177,11 @@ class KernelReport:
         path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         return path
 
-    def plot(self, path: Path) -> None:
-        """One mark per contender and case: share of bandwidth; for prefill, of the matrix-product rate."""
-        from matplotlib.figure import Figure
-
-        by_memory = [result for result in self.results if not result.is_compute_bound]
-        by_compute = [result for result in self.results if result.is_compute_bound]
-        figure = Figure(figsize=(10, 2 + 0.3 * len(self.results)), layout="constrained")
-        top, bottom = figure.subplots(2, 1, height_ratios=[len(by_memory) + 1, len(by_compute) + 1])
-        names = list(dict.fromkeys(variant.name for result in self.results for variant in result.variants))
-        for number, name in enumerate(names):
-            is_ours = name == OURS
-            style = {"s": 70, "marker": "D"} if is_ours else {"s": 24, "marker": "o"}
-            for ax, results in ((top, by_memory), (bottom, by_compute)):
-                rows, shares = self._dots(name, results)
-                # Ours below the others' smaller dots, so that none hides another.
-                ax.scatter(shares, rows, label=name, color=f"C{number}", zorder=2 if is_ours else 3, **style)
-        for ax, results in ((top, by_memory), (bottom, by_compute)):
-            ax.set_yticks(range(len(results)), [f"{r.kernel} {r.label}" for r in results], fontsize=7)
-            ax.set(ylim=(max(len(results), 1) - 0.5, -0.5), xlim=(0, None))
-            ax.axvline(1, color="grey", linewidth=0.8)
-            ax.grid(axis="x", alpha=0.3)
-        top.set(xlabel="share of measured bandwidth", title=f"{_device_name(self.machine)}, {self.dtype}")
-        bottom.set(xlabel="share of measured matrix-product rate")
-        figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-        figure.savefig(path, dpi=150)
-
-    def _dots(self, name: str, results: list[CaseResult]) -> tuple[list[int], list[float]]:
-        rows: list[int] = []
-        shares: list[float] = []
-        if self.roofs is None:
-            return rows, shares
-        for row, result in enumerate(results):
-            for variant in result.variants:
-                if variant.name == name and variant.elapsed_s:
-                    rate = result.num_flops / variant.elapsed_s / self.roofs.matmul_rate
-                    shares.append(rate if result.is_compute_bound else self.share_of_bandwidth(result, variant))
-                    rows.append(row)
-        return rows, shares
-
 
 _HEADER = f"{'case':<64} {'who':<31} {'diff':>8} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8}"
 
 
-def _device_name(machine: MachineRecord) -> str:
-    return machine.gpus[0].name if machine.gpus else machine.cpu
-
-
-def why_not_here() -> str | None:
-    """The reason why kernels cannot be timed on this machine, or None."""
-    if not torch.cuda.is_available():
-        return "needs CUDA"
-    return None
-
-
-def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None) -> KernelReport:
+def bench_kernels(quick: bool = False, say: Say = lambda line: None) -> KernelReport:
     """Measure every case on the current CUDA device; `say` gets the name of each before it begins.
 
     Raises:
@@ -257,8 +195,7 @@ def bench_kernels(quick: bool = False, say: Callable[[str], None] | None = None)
             f"bench kernels times kernels compiled for a GPU; here they are {MEANING[how]}, {reason()}."
         )
     device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16
-    table = CaseTable(QUICK if quick else FULL, dtype, device)
-    return make_report(table, ColdGraphTimer(device), dtype, device, say)
+    return make_report(CaseTable(QUICK if quick else FULL, dtype, device), ColdGraphTimer(device), dtype, device, say)
 
 
 def dry_run() -> KernelReport:
@@ -289,27 +226,23 @@ def make_report(
     timer: Timer | None,
     dtype: torch.dtype,
     device: torch.device,
-    say: Callable[[str], None] | None = None,
+    say: Say = lambda line: None,
 ) -> KernelReport:
     """Compare the contenders of `cases`, and measure them and the machine's roofs if there is a timer."""
     roofs = None if timer is None else measure_roofs(device, dtype)
     before = gpu_state(device)  # by now it is warm
     results = []
     for case in cases:
-        if say is not None:
-            say(f"{case.kernel} {case.label}")
+        say(f"{case.kernel} {case.label}")
         results.append(measure_case(case, timer, device))
-    name, after = str(dtype).removeprefix("torch."), gpu_state(device)
-    return KernelReport(record_machine(), name, roofs, before, after, tuple(results))
+    name = str(dtype).removeprefix("torch.")
+    return KernelReport(record_machine(), name, roofs, before, gpu_state(device), tuple(results))
 
 
 def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
     num_bytes, size = (COPY_BYTES, MATMUL_SIZE) if device.type == "cuda" else (2**20, 64)
-    return Roofs(
-        copy_bandwidth=measure_copy_bandwidth(device, num_bytes),
-        read_bandwidth=measure_read_bandwidth(device, num_bytes),
-        matmul_rate=measure_matmul_rate(device, dtype, size),
-    )
+    copy, read = measure_copy_bandwidth(device, num_bytes), measure_read_bandwidth(device, num_bytes)
+    return Roofs(copy, read, measure_matmul_rate(device, dtype, size))
 
 
 def measure_case(case: KernelCase, timer: Timer | None, device: torch.device) -> CaseResult:
@@ -357,11 +290,7 @@ def _measure_variants(case: KernelCase, timer: Timer | None) -> tuple[VariantRes
 
 
 def _measure_variant(
-    name: str,
-    make: MakeVariant,
-    timer: Timer | None,
-    expected: tuple[torch.Tensor, ...] | None,
-    tolerance: float,
+    name: str, make: MakeVariant, timer: Timer | None, expected: tuple[torch.Tensor, ...] | None, tolerance: float
 ) -> tuple[VariantResult, tuple[torch.Tensor, ...] | None]:
     """Its result, and copies of what the first call gave (later calls may write over it)."""
     try:
@@ -381,8 +310,7 @@ def _time(name: str, variant: Variant, timer: Timer | None, apart: float | None)
     if not variant.is_timed:
         return VariantResult(name, "untimed", not_run="compared only", difference=apart)
     if timer is None:
-        reason = why_not_here()
-        reason = "dry run" if reason is None else f"not run here: {reason}"
+        reason = "dry run" if torch.cuda.is_available() else NEEDS_CUDA
         return VariantResult(name, "untimed", not_run=reason, difference=apart)
     elapsed_s = timer(variant.call)
     if not elapsed_s > 0:
@@ -392,8 +320,6 @@ def _time(name: str, variant: Variant, timer: Timer | None, apart: float | None)
 
 
 def _not_run(name: str, error: Exception) -> VariantResult:
-    if isinstance(error, ModuleNotFoundError):
-        return VariantResult(name, "unavailable", not_run=f"not run: not installed ({error.name})")
     is_unavailable = isinstance(error, (torch.OutOfMemoryError, NotImplementedError)) or str(error).startswith(
         NO_SUCH_BACKEND
     )

@@ -14,8 +14,7 @@ import torch
 
 from twophase.memory import GIB, free_host_memory_bytes
 
-RIVALS = ("flashinfer-python", "flash-attn", "sgl-kernel")  # of `bench kernels`, where they happen to be installed
-PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy", *RIVALS)
+PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy")
 
 
 @dataclass(frozen=True, slots=True)

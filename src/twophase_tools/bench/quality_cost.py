@@ -1,31 +1,18 @@
-"""What fewer bits are for: bytes of the cache and of the weights, and the time of a decode step."""
+"""What fewer bits are for: bytes of the weights, and the time of a decode step."""
 
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 
 import torch
 from torch import Tensor
 
-from twophase.core.errors import ConfigError
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
-from twophase_features.quantization.schemes import SCALE_BYTES
-from twophase_tools.simulate.model_shapes import model_shape
+from twophase_tools.bench.turns import in_turns
 
 DECODE_BATCH, DECODE_CONTEXT, DECODE_STEPS, DECODE_ROUNDS = 8, 256, 6, 4
-
-
-def stored_weight_bytes(llm: LLM) -> int | None:
-    """Bytes of the weights in their few bits and 16 for a scale, as a file has them; None for layers of several kinds,
-    which `twophase plan` does not count."""
-    try:
-        shape = model_shape(str(llm.model_dir))
-    except ConfigError:  # layers of several kinds
-        return None
-    shape = replace(shape, value_bytes=llm.model.weights.dtype.itemsize, scale_bytes=SCALE_BYTES)
-    return shape.quantized(llm.config.quantization).memory_bytes
 
 
 def weight_memory_bytes(weights: object) -> int:
@@ -59,14 +46,17 @@ def decode_step_times(before: LLM, after: LLM, token_ids: Sequence[int]) -> tupl
     """Median seconds of a decode step of `DECODE_BATCH` sequences, the two in turns."""
     prompts = [{"prompt_token_ids": list(token_ids[i : i + DECODE_CONTEXT])} for i in range(DECODE_BATCH)]
     params = SamplingParams(temperature=0, max_tokens=DECODE_STEPS + 1, ignore_eos=True)
-    times_s: tuple[list[float], list[float]] = ([], [])
-    for llm in (before, after):  # the prompts into the prefix cache: from now on all sequences decode together
-        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-    for _ in range(DECODE_ROUNDS):
-        for llm, of_llm in zip((before, after), times_s, strict=True):
-            llm.generate(prompts, params, use_tqdm=False)
-            steps = llm.engine.trace[-DECODE_STEPS:]
-            of_llm += [step.run_s for step in steps if step.num_decodes == len(step.chunks) == DECODE_BATCH]
+
+    def step_times(llm: LLM) -> list[float]:
+        # The warm-up leaves the prompts in the prefix cache: from then on all sequences decode together.
+        llm.generate(prompts, params, use_tqdm=False)
+        steps = llm.engine.trace[-DECODE_STEPS:]
+        return [step.run_s for step in steps if step.num_decodes == len(step.chunks) == DECODE_BATCH]
+
+    ways = {"before": lambda _: step_times(before), "after": lambda _: step_times(after)}
     # A model so broken that its requests end with errors decodes nothing.
+    times_s = [
+        [step_s for steps_s in rounds for step_s in steps_s] for rounds in in_turns(ways, DECODE_ROUNDS).values()
+    ]
     before_s, after_s = (statistics.median(of_llm) if of_llm else math.inf for of_llm in times_s)
     return before_s, after_s

@@ -5,7 +5,8 @@ independent (batch means; Law, Simulation Modeling, 9.5.3).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twophase.llm import LLM
+from twophase.model.weights import ModelWeights
 from twophase_tools.bench.perplexity import step_logits
 
 STRETCH = 64  # tokens whose mean counts as one independent observation
@@ -78,3 +80,14 @@ def estimate(values: Float[Tensor, "n"]) -> Estimate:
     # NaN anywhere is as bad as it gets, and must not look like a number that compares false.
     mean = float(values.mean())
     return Estimate(mean, margin) if math.isfinite(mean + margin) else Estimate(math.inf, 0.0)
+
+
+@contextmanager
+def replaced_weights(llm: LLM, weights: ModelWeights) -> Iterator[None]:
+    """The model computes with these; with its own again at the end."""
+    own = llm.model.weights
+    llm.model.weights = weights
+    try:
+        yield
+    finally:
+        llm.model.weights = own

@@ -1,6 +1,6 @@
-"""What a quantised cache or quantised weights may cost: a bound for each line of the gate, and one for all together.
+"""What a quantised cache or quantised weights may cost: a bound for each line of the gate.
 
-**Bounds.** One line beyond its bound fails the gate. Those of a cache and of weights in 8 bits (`Bounds()`):
+One line beyond its bound fails the gate. Those of a cache and of weights in 8 bits (`Bounds()`):
 
     perplexity ratio   1.02   0.1 on LLaMA-7B's 5.68 (WikiText-2), which KVQuant (arXiv:2401.18079) and those after it
                               count as no loss worth having
@@ -22,45 +22,15 @@ to the lenient side: `FOUR_BITS`. The same two sources have Q4_0 and Q4_1, plain
 so that 8 bits need no allowance. Answers may be lost no more than elsewhere: whoever asks does not see what was saved.
 
 Of means over a text, their 95 % confidence limit on the bad side must keep the bound.
-
-**All together.** Each line has used some of what it is allowed: its loss, over the loss at its bound. 0 is nothing
-lost, 1 is at the bound, more counts as 1. The gate's figure is the weighted mean over the lines that tell something,
-
-    used = sum(weight * min(1, used of the line)) / sum(weight),
-
-and must be at most 0.5. One line near its bound may be bad luck. If all are more than half way there, none fails, and
-the model is worse all the same.
-
-Weights are equal for each use (predictions, long texts, structured output, arithmetic, code, refusals), shared by its
-lines: who knows what a model is for gives others.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from twophase.core.errors import ConfigError
-from twophase.core.rules import shown
 from twophase_tools.bench.quality_drift import Drift, Estimate
 from twophase_tools.bench.quality_probes import Slice
 from twophase_tools.bench.quality_tasks import FIELDS, Answers
-
-WEIGHTS: Mapping[str, int] = {
-    "perplexity": 2,
-    "mean KL divergence": 2,
-    "same top token": 2,
-    "needles found": 6,
-    "guided JSON valid": 2,
-    "free JSON valid": 2,
-    "guided JSON fields": 2,
-    "one-digit sums": 3,
-    "two-digit sums": 3,
-    "code continued": 6,
-    "refusals preferred": 2,
-    "harmful refused": 2,
-    "harmless answered": 2,
-    "own choices": 6,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +44,6 @@ class Bounds:
     objects_lost: int = 0
     equal_fields: int | float = 0.9
     answers_kept: int | float = 0.9
-    mean_used: int | float = 0.5
 
 
 FOUR_BITS = Bounds(perplexity_ratio=1.03, mean_kl=0.035, top1_agreement=0.915)
@@ -88,7 +57,6 @@ class Verdict:
         value: What is compared with the bound: for an estimate, its confidence limit on the bad side.
         passed: None where the unquantised model does too badly itself for the line to tell anything.
         text: What was measured, and the bound.
-        used: The share of what may be lost that is lost: 0 is nothing, 1 is all. Infinite where nothing may be.
         times_text: Where the confidence interval holds the bound, and the line fails because too little was read: so
             many times the text would decide, if the mean stays where it is. 0 where it is decided.
     """
@@ -98,38 +66,7 @@ class Verdict:
     bound: int | float
     passed: bool | None
     text: str
-    used: int | float = 0.0
     times_text: int | float = 0
-
-
-def mean_used(verdicts: Sequence[Verdict], weights: Mapping[str, int | float] = WEIGHTS) -> float:
-    """The weighted mean of what the lines that tell anything have used of their allowances, in [0, 1]."""
-    telling = [(weights[each.name], min(1, each.used)) for each in verdicts if each.passed is not None]
-    total = sum(weight for weight, _ in telling)
-    # Weightless lines may still fail by their bounds.
-    return sum(weight * used for weight, used in telling) / total if total else 0.0
-
-
-def read_weights(words: Sequence[str]) -> dict[str, int | float]:
-    """The weights of all lines, with those given as 'LINE=W' in place of the usual ones.
-
-    Raises:
-        ConfigError: There is no such line, or the weight is no finite number of at least 0.
-    """
-    weights: dict[str, int | float] = dict(WEIGHTS)
-    for word in words:
-        name, _, number = word.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if name not in weights or not 0 <= weight < math.inf:
-            raise ConfigError(
-                f"--weight must be LINE=W, a finite number of at least 0 for one of the lines {', '.join(WEIGHTS)}; "
-                f"got {shown(word)}."
-            )
-        weights[name] = weight
-    return weights
 
 
 def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
@@ -138,17 +75,16 @@ def drift_verdicts(drift: Drift, bounds: Bounds) -> Iterator[Verdict]:
     low, ratio, high = (math.exp(min(log_ratio.mean + side * log_ratio.margin, 700)) for side in (-1, 0, 1))
     limit = bounds.perplexity_ratio
     text = f"{ratio:.4f} [{low:.4f}, {high:.4f}] of before, at most {limit:g}"
-    used = _share(log_ratio.mean + log_ratio.margin, math.log(limit) if limit > 0 else -math.inf)
     times = _times_text(log_ratio, math.log(limit)) if low <= limit < high else 0
-    yield Verdict("perplexity", high, limit, high <= limit, text, used, times)
+    yield Verdict("perplexity", high, limit, high <= limit, text, times)
     worst, limit = kl.mean + kl.margin, bounds.mean_kl
     text = f"{kl.mean:.5f} +- {kl.margin:.5f} nats, at most {limit:g}"
     times = _times_text(kl, limit) if kl.mean - kl.margin <= limit < worst else 0
-    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, _share(worst, limit), times)
+    yield Verdict("mean KL divergence", worst, limit, worst <= limit, text, times)
     worst, limit = top1.mean - top1.margin, bounds.top1_agreement
     text = f"{top1.mean:.2%} +- {top1.margin:.2%}, at least {limit:.2%}"
     times = _times_text(top1, limit) if worst < limit <= top1.mean + top1.margin else 0
-    yield Verdict("same top token", worst, limit, worst >= limit, text, _share(1 - worst, 1 - limit), times)
+    yield Verdict("same top token", worst, limit, worst >= limit, text, times)
 
 
 def _times_text(found: Estimate, limit: int | float) -> float:
@@ -166,43 +102,33 @@ def answer_verdicts(before: Answers, after: Answers, bounds: Bounds) -> Iterator
     )
     for name, old, new, limit in counts:
         num_lost = _num_lost(old, new)
-        tells = 2 * sum(old) >= len(old)
         text = f"{sum(new)} of {len(new)}, before {sum(old)}; {num_lost} lost, at most {limit}"
-        yield Verdict(name, num_lost, limit, num_lost <= limit if tells else None, text, _share(num_lost, limit))
+        yield Verdict(name, num_lost, limit, num_lost <= limit if 2 * sum(old) >= len(old) else None, text)
     num_fields = len(FIELDS) * len(before.objects)
     num_equal = sum(
         field in old and field in new and old[field] == new[field]
         for old, new in zip(before.objects, after.objects, strict=True)
         for field in FIELDS
     )
-    share, limit_share = num_equal / num_fields, bounds.equal_fields
-    text = f"{num_equal} of {num_fields} as before, at least {limit_share:.0%}"
-    used = _share(1 - share, 1 - limit_share)
-    yield Verdict("guided JSON fields", share, limit_share, share >= limit_share, text, used)
+    share, least = num_equal / num_fields, bounds.equal_fields
+    text = f"{num_equal} of {num_fields} as before, at least {least:.0%}"
+    yield Verdict("guided JSON fields", share, least, share >= least, text)
 
 
 def probe_verdicts(before: Mapping[str, Slice], after: Mapping[str, Slice], bounds: Bounds) -> Iterator[Verdict]:
-    """A line for each slice of tasks; where the unquantised model does little better than chance, it proves nothing."""
+    """A line for each slice of tasks; where the unquantised model fails at half of them, it proves nothing."""
     for name, old in before.items():
-        new = after[name]
+        new, limit = after[name], bounds.answers_kept
         clear = [outcome.is_clear for outcome in old.outcomes]
         num_clear, num_lost = sum(clear), _num_lost(clear, [outcome.passed for outcome in new.outcomes])
-        kept, limit = 1 - num_lost / max(1, num_clear), bounds.answers_kept
+        kept = 1 - num_lost / max(1, num_clear)
         text = (
             f"{new.num_passed} of {len(new.outcomes)}, before {old.num_passed}; "
             f"{num_lost} of {num_clear} clear ones lost, at least {limit:.0%} kept"
         )
-        used = _share(1 - kept, 1 - limit)
-        yield Verdict(name, kept, limit, kept >= limit if old.tells else None, text, used)
+        yield Verdict(name, kept, limit, kept >= limit if old.tells else None, text)
 
 
 def _num_lost(before: Sequence[bool], after: Sequence[bool]) -> int:
     """Right before, not right after. What is right only afterwards makes up for nothing."""
     return sum(was and not still for was, still in zip(before, after, strict=True))
-
-
-def _share(lost: int | float, allowed: int | float) -> float:
-    """What is lost, of what may be lost. A gain is no loss."""
-    if not lost > 0:
-        return 0.0
-    return lost / allowed if allowed > 0 else math.inf

@@ -1,20 +1,19 @@
-"""What the scheduler itself costs per step, without a model: `python -m twophase_tools.bench.scheduling [--json]`.
+"""`twophase bench scheduling`: what the scheduler itself costs per step, without a model.
 
 Every place is taken by a decoding sequence, and a queue waits behind them. Timed are `schedule` and `update` with all
 the block bookkeeping they cause: a slot for each sequence, a new block and a published one every block_size steps.
 """
 
-import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from twophase.cache.manager import CacheManager
 from twophase.core.plan import SampledToken
 from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.scheduler import Scheduler, SchedulerConfig
+from twophase_tools.bench.turns import elapsed_s
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 512
@@ -48,19 +47,18 @@ def measure_scheduling(num_running: int = 256, num_waiting: int = 0, num_steps: 
     for step in range(num_steps):
         start = time.perf_counter()
         plan = scheduler.schedule()
-        planned = time.perf_counter()
+        schedule_s.append(time.perf_counter() - start)
         sampled = {chunk.seq_id: (SampledToken(step),) for chunk in plan.chunks}
-        ran = time.perf_counter()
+        start = time.perf_counter()
         scheduler.update(plan, sampled)
-        update_s.append(time.perf_counter() - ran)
-        schedule_s.append(planned - start)
+        update_s.append(time.perf_counter() - start)
         assert plan.num_decodes == num_running
     step_s = [a + b for a, b in zip(schedule_s, update_s, strict=True)]
     probes = [_request(f"probe-{i}", 1) for i in range(200)]
-    add_s = [_elapsed_s(scheduler.add, probe) for probe in probes]
+    add_s = [elapsed_s(lambda probe=probe: scheduler.add(probe)) for probe in probes]  # type: ignore[misc]
     stride = max(1, num_waiting // len(probes))
     victims = [f"waiting-{i}" for i in range(0, num_waiting, stride)] or [probe.request_id for probe in probes]
-    abort_s = [_elapsed_s(scheduler.abort, victim) for victim in victims]
+    abort_s = [elapsed_s(lambda victim=victim: scheduler.abort(victim)) for victim in victims]  # type: ignore[misc]
     return SchedulingTiming(
         num_running=num_running,
         num_waiting=num_waiting,
@@ -94,12 +92,6 @@ def _request(request_id: str, max_tokens: int, prompt_len: int = 4, first_token:
     return Request(request_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
 
 
-def _elapsed_s(call: Callable[..., object], *args: object) -> float:
-    start = time.perf_counter()
-    call(*args)
-    return time.perf_counter() - start
-
-
 def to_text(timings: Sequence[SchedulingTiming]) -> str:
     """A row per queue length, in microseconds."""
     first = timings[0]
@@ -111,18 +103,3 @@ def to_text(timings: Sequence[SchedulingTiming]) -> str:
         times_s = (t.schedule_s, t.update_s, t.step_s, t.step_p99_s, t.add_s, t.abort_s)
         lines.append(f"{t.num_waiting:>9,} " + " ".join(f"{time_s * 1e6:>9.1f}" for time_s in times_s))
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m twophase_tools.bench.scheduling", description=__doc__)
-    parser.add_argument("--running", type=int, default=256, help="decoding sequences (default 256)")
-    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 1_000, 10_000, 100_000], help="queue lengths")
-    parser.add_argument("--steps", type=int, default=300, help="steps to time (default 300)")
-    parser.add_argument("--json", action="store_true", help="print JSON (seconds)")
-    args = parser.parse_args()
-    timings = [measure_scheduling(args.running, num_waiting, args.steps) for num_waiting in args.waiting]
-    print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
-
-
-if __name__ == "__main__":
-    main()

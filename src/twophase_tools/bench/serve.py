@@ -10,24 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
-
-import torch
+from typing import Any, Protocol, final, runtime_checkable
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput, SamplingParams
-from twophase_tools.bench.contenders import Setup
-from twophase_tools.bench.engine import resolve_setup
 from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.workloads import TimedRequest, Workload, num_pool_blocks, token_ids_of
-
-if TYPE_CHECKING:
-    from twophase.llm import LLM
 
 BLOCK_SIZE = 16
 MAX_SLEEP_S = 0.5  # Ctrl-C and the duration limit should be felt soon
@@ -81,7 +74,6 @@ class ServingRun:
         window: [start, end] of the run.
         refusals: (request id, why) of those that the engine refused when they were added.
         was_cut: Whether the duration limit ended it.
-        statuses: How often a server refused, by HTTP status; a retry that was refused counts again.
     """
 
     records: tuple[RequestRecord, ...]
@@ -89,7 +81,6 @@ class ServingRun:
     window: tuple[float, float]
     refusals: tuple[tuple[str, str], ...]
     was_cut: bool
-    statuses: tuple[tuple[str, int], ...] = ()
 
 
 def serve(
@@ -230,9 +221,8 @@ class ServeReport:
 
     Attributes:
         engine: What the options came to.
-        refusals, statuses: See `ServingRun`.
-        was_cut: Whether the duration limit ended the run.
-        note: What else the reader of the latencies must know.
+        run: What happened.
+        note: What the reader of the latencies must know.
     """
 
     workload: str
@@ -240,107 +230,54 @@ class ServeReport:
     engine: dict[str, str | int]
     machine: MachineRecord
     summary: ServingReport
-    refusals: tuple[tuple[str, str], ...]
-    was_cut: bool
-    statuses: tuple[tuple[str, int], ...] = ()
+    run: ServingRun
     note: str = "Latencies count from when a request was due."
 
     def to_text(self) -> str:
-        notes = ["", "The duration limit ended the run: what was unfinished is aborted."] if self.was_cut else []
-        if self.refusals:
-            request_id, why = self.refusals[0]
-            notes += ["", f"{len(self.refusals):,} requests were refused; the first, {request_id!r}: {why}"]
-        if self.statuses:
-            notes += ["", "refusals by status: " + ", ".join(f"{status} {count:,}x" for status, count in self.statuses)]
+        run = self.run
+        notes = ["", "The duration limit ended the run: what was unfinished is aborted."] if run.was_cut else []
+        if run.refusals:
+            request_id, why = run.refusals[0]
+            notes += ["", f"{len(run.refusals):,} requests were refused; the first, {request_id!r}: {why}"]
+        head = [f"workload     {self.workload}, seed {self.seed}", self.summary.to_text(), *notes, ""]
         used = ", ".join(f"{name} {value}" for name, value in self.engine.items())
-        return "\n".join(
-            [
-                f"workload     {self.workload}, seed {self.seed}",
-                self.summary.to_text(),
-                *notes,
-                "",
-                f"{self.note} Percentiles interpolate linearly.",
-                used,
-                self.machine.to_text(),
-            ]
-        )
+        return "\n".join([*head, f"{self.note} Percentiles interpolate linearly.", used, self.machine.to_text()])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"summary": self.summary.to_dict()}
+        """All but the steps and records one by one."""
+        about = {"workload": self.workload, "seed": self.seed, "engine": self.engine, "note": self.note}
+        ended = {"refusals": self.run.refusals, "was_cut": self.run.was_cut}
+        return about | ended | {"summary": self.summary.to_dict(), "machine": asdict(self.machine)}
 
 
 def bench_serve(
-    model: str,
-    config: EngineConfig,
-    workload: Workload,
-    *,
-    seed: int = 0,
-    duration_limit_s: float | int | None = None,
-    concurrency: int | None = None,
-    slo: Slo | None = None,
-    say: Callable[[str], None] = lambda line: None,
-) -> tuple[ServeReport, ServingRun]:
-    """Load the model, warm it up, serve the workload, summarise.
+    model: str, config: EngineConfig, workload: Workload, *, slo: Slo | None = None, seed: int = 0, **how: Any
+) -> ServeReport:
+    """Load the model, warm it up, serve the workload, summarise. `how` is as of `serve`.
 
     Raises:
         ConfigError: An option that cannot work.
         ModelFolderError, BackendUnavailableError: As `LLM`.
     """
-    setup, vocab_size = resolve_setup(
-        model, config.device, config.dtype, config.attention_backend, torch.get_num_threads()
-    )
-    llm = _load(config, setup, workload)
-    limits = llm.scheduler.config
-    say(f"serving {workload.name!r}")
-    run = serve(
-        llm.engine,
-        workload,
-        vocab_size,
-        seed=seed,
-        duration_limit_s=duration_limit_s,
-        concurrency=concurrency,
-        slo=slo,
-        say=say,
-    )
+    from twophase.llm import LLM
+
+    num_blocks = config.num_kv_blocks or num_pool_blocks(workload, BLOCK_SIZE)
+    sizes: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_kv_blocks": num_blocks, "max_trace_steps": None}
+    llm = LLM(model, config, skip_tokenizer_init=True, **sizes)
+    # No request should pay for what happens only once. Less than a block, so that nothing stays in the prefix cache.
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [0]}, params, use_tqdm=False)
+    run = serve(llm.engine, workload, llm.model_config.vocab_size, seed=seed, slo=slo, **how)
     engine: dict[str, str | int] = {
-        "model": setup.folder,
-        "device": setup.device,
-        "dtype": setup.dtype,
-        "attention": setup.backend,
+        "model": str(llm.model_dir),
+        "device": str(llm.kv_cache.device),
+        "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
+        "attention": llm.model.backend.name,
         "block size": BLOCK_SIZE,
         "KV blocks": llm.scheduler.cache.num_blocks,
         "policy": repr(llm.scheduler.policy),
-        "admission": config.admission,
-        "preemption": config.preemption_mode,
-        "max seqs": limits.max_num_seqs,
-        "max batched tokens": limits.max_num_batched_tokens,
-        "loop": loop_of(concurrency),
+        "max seqs": llm.scheduler.config.max_num_seqs,
+        "max batched tokens": llm.scheduler.config.max_num_batched_tokens,
     }
     summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window, block_size=BLOCK_SIZE)
-    return ServeReport(workload.name, seed, engine, record_machine(), summary, run.refusals, run.was_cut), run
-
-
-def loop_of(concurrency: int | None) -> str:
-    """How requests come, for a report."""
-    return "open" if concurrency is None else f"closed, {concurrency} clients"
-
-
-def _load(config: EngineConfig, setup: Setup, workload: Workload) -> "LLM":
-    """The model with an idle engine that has run once, so that no request pays for what happens only once."""
-    from twophase.llm import LLM
-
-    llm = LLM(
-        setup.folder,
-        config,
-        device=setup.device,
-        dtype=setup.dtype,
-        attention_backend=setup.backend,
-        block_size=BLOCK_SIZE,
-        num_kv_blocks=config.num_kv_blocks or num_pool_blocks(workload, BLOCK_SIZE),
-        skip_tokenizer_init=True,
-        max_trace_steps=None,
-    )
-    # Less than a block, so that nothing of it stays in the prefix cache.
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    llm.generate({"prompt_token_ids": [0]}, params, use_tqdm=False)
-    return llm
+    return ServeReport(workload.name, seed, engine, record_machine(), summary, run)

@@ -112,15 +112,6 @@ class ServerProcess:
         except (OSError, KeyError, ValueError):
             return None
 
-    def cpu_s(self) -> float | None:
-        """Seconds of processor time that it has used; None where the system has no /proc."""
-        try:
-            text = (Path("/proc") / str(self._process.pid) / "stat").read_text()
-        except OSError:
-            return None
-        user, system = text.rpartition(")")[2].split()[11:13]  # fields 14 and 15 of proc(5); 2 is a name in brackets
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
     def last_words(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
 

@@ -1,12 +1,14 @@
 """What an option's value may be. A type turns a word of the command line into a value, or tells argparse the rule."""
 
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, _ArgumentGroup
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from twophase.core.errors import ConfigError, InvalidRequestError
 
+Options = ArgumentParser | _ArgumentGroup
 MOST = 10_000_000  # of blocks, say: the bookkeeping of so many fits into a few GB
 
 
@@ -57,3 +59,9 @@ def read_standard_input() -> str:
         raise InvalidRequestError(f"standard input must be UTF-8 text ({error.reason}).") from error
     except OSError as error:
         raise InvalidRequestError(f"standard input cannot be read: {error.strerror}.") from error
+
+
+def add_options(parser: Options, *rows: tuple[str, Callable[[str], Any], str, str]) -> None:
+    """Options that are None unless given: flag, type, what stands for the value, and what it says."""
+    for flag, kind, metavar, said in rows:
+        parser.add_argument(flag, type=kind, metavar=metavar, help=said)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from twophase.config import EngineConfig
-from twophase.core.errors import ConfigError, ModelFolderError
+from twophase.core.errors import ModelFolderError
 from twophase_features.model_store import prepare
 from twophase_tools import extras
 from twophase_tools.cli.diagnosis import Check, Finding
@@ -240,31 +239,6 @@ def check_model() -> Findings:
         yield Finding("model", "broken", str(error), f"Delete {folder} and run `twophase model prepare`.")
         return
     yield Finding("model", "ok", f"{prepare.DEFAULT_MODEL}, checksums verified, in {_abbreviated(folder)}")
-
-
-def check_weights(model: str = prepare.DEFAULT_MODEL, config: EngineConfig | None = None) -> Findings:
-    """What the weights of a model on this machine take with these options; nothing is loaded or downloaded."""
-    from twophase_tools.capacity.weights_here import weights_here
-
-    folder = prepare.default_model_dir() if model == prepare.DEFAULT_MODEL else Path(model).expanduser()
-    if not folder.is_dir():
-        yield Finding("weights", "not run", f"{model} is no folder on this machine")
-        return
-    config = config or EngineConfig()
-    try:
-        found = weights_here(folder, config)
-    except ConfigError as error:
-        if config.quantization is None:
-            yield Finding("weights", "not run", str(error))
-        else:
-            yield Finding("weights", "advice", str(error), "Choose another --quantization, or leave it out.")
-        return
-    detail = f"{_abbreviated(folder) if folder.name != model else model} in {found.to_text()}"
-    if found.fits:
-        yield Finding("weights", "ok", detail)
-    else:
-        cure = "Close other programs, or choose a smaller model or fewer bits (--quantization)."
-        yield Finding("weights", "advice", f"{detail}; {found.free_bytes / GIB:.2f} GiB are free", cure)
 
 
 def _abbreviated(folder: Path) -> str:

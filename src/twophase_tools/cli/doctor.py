@@ -6,27 +6,21 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from typing import Any
 
-from twophase.config import EngineConfig
-from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_tools.cli.checks import CHECKS, check_weights
+from twophase_tools.cli.checks import CHECKS
 from twophase_tools.cli.diagnosis import Check, Diagnosis, Finding
-from twophase_tools.cli.engine_options import engine_config
 
 
-def diagnose(model: str = DEFAULT_MODEL, config: EngineConfig | None = None) -> Diagnosis:
-    """Look at everything; takes a few seconds. Never raises: a check that fails is a finding itself.
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("doctor", help="check this machine; every problem comes with its cure")
+    parser.add_argument("--json", action="store_true", help="machine-readable verdict")
+    parser.set_defaults(run=run)
 
-    Args:
-        model: Whose weights are weighed, as an engine with `config` would keep them.
-    """
 
-    def check_the_weights() -> Iterable[Finding]:
-        return check_weights(model, config)
-
-    checks: tuple[Check, ...] = (*CHECKS, check_the_weights)
-    return Diagnosis(tuple(finding for check in checks for finding in _findings_of(check)))
+def diagnose() -> Diagnosis:
+    """Look at everything; takes a few seconds. Never raises: a check that fails is a finding itself."""
+    return Diagnosis(tuple(finding for check in CHECKS for finding in _findings_of(check)))
 
 
 def _findings_of(check: Check) -> list[Finding]:
@@ -40,7 +34,7 @@ def _findings_of(check: Check) -> list[Finding]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdict; 0 when the machine is usable, else 1."""
-    diagnosis = diagnose(args.model, engine_config(args))
+    diagnosis = diagnose()
     if args.json:
         print(json.dumps(diagnosis.to_dict(), indent=2))
     elif sys.stdout.isatty():

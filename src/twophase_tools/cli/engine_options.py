@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from twophase.config import BACKENDS, DEFAULTS, EngineConfig
+from twophase_features.speculation.config import SpeculativeConfig
 from twophase_tools.cli.arguments import text, whole
 
 FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-sinks"}  # of all others: their names
@@ -32,7 +33,7 @@ def add_engine_options(parser: Parser, *names: str) -> None:
 
 
 def add_speculative_options(options: argparse._ArgumentGroup, default: str | None) -> None:
-    """`--speculative` and its number of tokens, for `generate.speculative_config`."""
+    """`--speculative` and its number of tokens, for `speculative_config`."""
     options.add_argument(
         "--speculative",
         default=default,
@@ -94,3 +95,13 @@ def _kind(name: str) -> dict[str, Any]:
     if "int" in annotation:
         return {"type": whole(), "metavar": METAVARS.get(name, "N")}
     return {"type": text, "metavar": METAVARS.get(name, name.upper())}
+
+
+def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
+    """What `--speculative` and `--num-speculative-tokens` ask for."""
+    if args.speculative is None:
+        return None
+    num_tokens = args.num_speculative_tokens
+    if args.speculative == "ngram":
+        return SpeculativeConfig(num_speculative_tokens=num_tokens)
+    return SpeculativeConfig(method="draft_model", model=args.speculative, num_speculative_tokens=num_tokens)

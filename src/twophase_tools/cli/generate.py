@@ -6,17 +6,22 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.pairs import check_pairs
-from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_tools.cli.arguments import read_standard_input, read_text
-from twophase_tools.cli.engine_options import engine_options
+from twophase_tools.cli.arguments import read_standard_input, read_text, text, whole
+from twophase_tools.cli.engine_options import (
+    add_engine_options,
+    add_speculative_options,
+    engine_options,
+    speculative_config,
+)
 from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
 
 if TYPE_CHECKING:
@@ -24,6 +29,61 @@ if TYPE_CHECKING:
 
     from twophase.engine.request_state import Prompt
     from twophase.llm import LLM
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("generate", help="continue a prompt")
+    parser.add_argument(
+        "prompt", type=text, metavar="PROMPT", help="the text to continue; '-' reads it from standard input"
+    )
+    parser.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
+    options = parser.add_argument_group("model and machine")
+    options.add_argument(
+        "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
+    )
+    add_engine_options(
+        options, "attention_backend", "device", "dtype", "quantization", "sliding_window", "num_attention_sinks",
+        "tensor_parallel_size", "enable_expert_parallel",
+    )  # fmt: skip
+    options.add_argument(
+        "--disaggregate",
+        action="store_true",
+        help="compute the prompt in one process and the tokens after the first in another, started here likewise",
+    )
+    add_speculative_options(options, default=None)
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument(
+        "--max-tokens", type=whole(), default=64, metavar="N", help="at most N new tokens (default 64)"
+    )
+    sampling.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    sampling.add_argument(
+        "--top-k", type=whole(), default=0, metavar="K", help="keep the K likeliest tokens; 0 keeps all"
+    )
+    sampling.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep this much probability mass")
+    sampling.add_argument("--seed", type=int, metavar="S", help="makes sampling reproducible")
+    sampling.add_argument(
+        "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before TEXT; repeatable"
+    )
+    ways = sampling.add_mutually_exclusive_group()
+    ways.add_argument("--n", type=whole(most=100_000), default=1, metavar="N", help="completions of the prompt")
+    ways.add_argument(
+        "--beam-width", type=whole(1, 100_000), metavar="N", help="the N likeliest completions that N beams find"
+    )
+    ways.add_argument(
+        "--best-of", type=whole(1, 100_000), metavar="N", help="of N completions the one whose tokens are likeliest"
+    )
+    guided = parser.add_argument_group("the form of the text").add_mutually_exclusive_group()
+    guided.add_argument("--json-schema", metavar="FILE", help="JSON that this JSON Schema accepts")
+    guided.add_argument("--regex", type=text, metavar="R", help="text that matches R as a whole")
+    guided.add_argument(
+        "--choice", type=text, action="append", metavar="TEXT", help="TEXT, or another choice; repeatable"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    output.add_argument(
+        "--stream", action="store_true", help="print text as it comes, also when standard output is no terminal"
+    )
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -165,16 +225,6 @@ def _open(args: argparse.Namespace, config: EngineConfig) -> "AbstractContextMan
     from twophase.llm import LLM
 
     return LLM(args.model, config)
-
-
-def speculative_config(args: argparse.Namespace) -> SpeculativeConfig | None:
-    """What `--speculative` and `--num-speculative-tokens` ask for."""
-    if args.speculative is None:
-        return None
-    num_tokens = args.num_speculative_tokens
-    if args.speculative == "ngram":
-        return SpeculativeConfig(num_speculative_tokens=num_tokens)
-    return SpeculativeConfig(method="draft_model", model=args.speculative, num_speculative_tokens=num_tokens)
 
 
 def _through_chat_template(llm: "LLM", text: str) -> "Prompt":

@@ -50,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
     from twophase.core.errors import ConfigError
-    from twophase_tools.profiling.record import profile_steps
-    from twophase_tools.profiling.steps import StepShape
+    from twophase_tools.profiling.steps import StepShape, profile_steps
 
     file = Path(args.output)
     if file.is_dir() or not file.resolve().parent.is_dir():
         raise ConfigError(f"--output must name a file in a folder that exists, got {args.output!r}.")
     shape = StepShape(args.step, args.batch, tuple(args.prompt_lens))
     report = profile_steps(args.model, engine_config(args), shape, args.steps, file, _say)
+    _say(f"wrote {file}; ui.perfetto.dev opens it")
     print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if args.json else report.to_text())
     return 0
 

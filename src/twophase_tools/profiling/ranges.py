@@ -33,7 +33,7 @@ import twophase.engine.model_run as model_run_module
 import twophase.engine.runner as runner_module
 from twophase.llm import LLM
 
-# Of a step, in this order; the vocabulary is that of `twophase_tools.load.perfetto`, in more detail.
+# Of a step, in this order.
 PHASES = ("schedule", "draft", "run", "trace", "update", "report")
 STEP = "step"
 

@@ -1,14 +1,24 @@
-"""The steps that are profiled: prompts alone, decodes alone, or both in one step."""
+"""The steps that are profiled: prompts alone, decodes alone, or both in one step; and torch's profiler around them."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
 
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
+from twophase_tools.bench.machine import record_machine
+from twophase_tools.bench.turns import Say
+from twophase_tools.profiling.ranges import ranged
+from twophase_tools.profiling.report import ProfileReport, tables_of
 
+WARM_UP_STEPS = 2
+ENDINGS = (".json", ".json.gz")
 KINDS = ("prefill", "decode", "mixed")
 
 
@@ -32,20 +42,68 @@ class StepShape:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"a step is {', '.join(KINDS)}, got {self.kind!r}.")
-        least = 2 if self.kind == "mixed" else 1
-        if self.batch < least:
-            raise ConfigError(f"a {self.kind} step needs at least {least} requests, got {self.batch}; raise --batch.")
-        if not self.prompt_lens or min(self.prompt_lens) < 1:
-            raise ConfigError(f"prompts have at least 1 token, got {', '.join(map(str, self.prompt_lens)) or 'none'}.")
+        if self.kind == "mixed" and self.batch < 2:
+            raise ConfigError(f"a mixed step needs at least 2 requests, got {self.batch}; raise --batch.")
 
     @property
     def num_prompts(self) -> int:
         """Requests whose prompts are computed in the step."""
         return {"prefill": self.batch, "decode": 0, "mixed": self.batch // 2}[self.kind]
 
-    @property
-    def num_decodes(self) -> int:
-        return self.batch - self.num_prompts
+
+def profile_steps(
+    model: str, config: EngineConfig, shape: StepShape, num_steps: int, file: Path, say: Say = lambda line: None
+) -> ProfileReport:
+    """Load the model, warm it up, profile steps, write the trace to `file`, and tell where the time went.
+
+    Raises:
+        ConfigError: An option that cannot work.
+        ModelFolderError, BackendUnavailableError, InvalidRequestError: As `LLM`.
+    """
+    if not file.name.endswith(ENDINGS):
+        raise ConfigError(f"a trace's file must end in {' or '.join(ENDINGS)}, got {file.name!r}.")
+    with LLM(model, replace(config, max_num_seqs=shape.batch)) as llm:
+        events = record(llm, shape, num_steps, file, say)
+        about = {
+            "model": str(llm.model_dir),
+            "device": str(llm.kv_cache.device),
+            "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
+            "attention": llm.model.backend.name,
+        }
+    lens = ", ".join(map(str, shape.prompt_lens))
+    what = f"{num_steps} {shape.kind} steps of {shape.batch} requests, prompts of {lens} tokens"
+    return ProfileReport(what, *tables_of(events), about, record_machine())
+
+
+def record(llm: LLM, shape: StepShape, num_steps: int, file: Path, say: Say = lambda line: None) -> Any:
+    """Write the trace of `num_steps` steps, and return the profiler's events; the engine is idle before and after."""
+    steps = Steps(llm, shape)
+    activities = [ProfilerActivity.CPU]
+    if llm.kv_cache.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    try:
+        say(f"warming up: {WARM_UP_STEPS} {shape.kind} steps")
+        for _ in range(WARM_UP_STEPS):
+            steps.arrange()
+            llm.engine.step()
+            steps.done()
+        steps.arrange()  # the decodes' prompts may take some steps, and are not asked for
+        say(f"profiling: {num_steps} {shape.kind} steps")
+        with profile(activities=activities) as profiler:
+            with record_function("first range"):  # the profiler's own start-up is charged to it
+                pass
+            for number in range(num_steps):
+                if number:
+                    steps.arrange()
+                with ranged(llm):
+                    llm.engine.step()
+                    if llm.kv_cache.device.type == "cuda":
+                        torch.cuda.synchronize()  # a step's kernels should lie beside it
+                steps.done()
+        profiler.export_chrome_trace(str(file))
+        return profiler.events()
+    finally:
+        steps.close()
 
 
 @final
@@ -70,7 +128,7 @@ class Steps:
         """
         engine = self._llm.engine
         if not self._decoding:
-            self._decoding = self._add(self._shape.num_decodes)
+            self._decoding = self._add(self._shape.batch - self._shape.num_prompts)
             started: set[str] = set()
             while not started.issuperset(self._decoding):
                 started |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
@@ -100,19 +158,18 @@ class Steps:
         self._decoding = self._beside = ()
 
     def _add(self, num_requests: int) -> tuple[str, ...]:
-        return tuple(self._add_one(self._shape.prompt_lens) for _ in range(num_requests))
+        names = []
+        for _ in range(num_requests):
+            names.append(f"profiled-{self._num_requests}")
+            num_tokens = self._shape.prompt_lens[self._num_requests % len(self._shape.prompt_lens)]
+            self._num_requests += 1
+            token_ids = self._random.choices(range(self._llm.model_config.vocab_size), k=num_tokens)
+            # As many tokens as the context has room for: a decode should last.
+            room = max(1, self._llm.scheduler.config.max_model_len - num_tokens)
+            params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
+            self._llm.engine.add_request(names[-1], {"prompt_token_ids": token_ids}, params)
+        return tuple(names)
 
-    def _add_one(self, lens: Sequence[int]) -> str:
-        request_id = f"profiled-{self._num_requests}"
-        num_tokens = lens[self._num_requests % len(lens)]
-        self._num_requests += 1
-        token_ids = self._random.choices(range(self._llm.model_config.vocab_size), k=num_tokens)
-        # As many tokens as the context has room for: a decode should last.
-        room = max(1, self._llm.scheduler.config.max_model_len - num_tokens)
-        params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
-        self._llm.engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
-        return request_id
-
-    def _abort(self, request_ids: Sequence[str]) -> None:
+    def _abort(self, request_ids: tuple[str, ...]) -> None:
         for request_id in request_ids:
             self._llm.engine.abort(request_id)

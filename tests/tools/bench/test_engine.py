@@ -1,285 +1,149 @@
-"""`bench engine`: the arithmetic on made-up runs, then every part for real on a tiny model."""
+"""`bench engine`: turns and tables of made-up contenders, then everything for real on a tiny model."""
 
 import json
-import re
 import sys
 
 import pytest
 
 from tests.tools.bench.peers import fakes
-from twophase.core.errors import ConfigError
-from twophase_tools.bench import entries
-from twophase_tools.bench.contenders import CONTENDERS, Contender, PeerRecord, Run, Setup
-from twophase_tools.bench.engine import (
-    HOPELESS,
-    bench_engine,
-    count_equal,
-    medians,
-    resolve_setup,
-    summarise,
-    take_turns,
-)
-from twophase_tools.bench.engine_report import EngineReport
-from twophase_tools.bench.entries import ENTRIES, Entry
-from twophase_tools.bench.machine import record_machine
-from twophase_tools.bench.memory import MeasurementError, peak_memory_bytes
+from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
+from twophase_tools.bench import engine
+from twophase_tools.bench.engine import ENTRIES, HOPELESS, Workload, take_turns
 from twophase_tools.bench.peers import process
 from twophase_tools.bench.peers.process import PeerFailedError
-from twophase_tools.bench.workload import Workload, engine_workloads
 
-MIB = 1024**2
 WORKLOAD = Workload("made up", ((1, 2), (3,)), (2, 3))
-TOKENS = ((7, 8), (9, 9, 9))
 
 
-def made_up_run(elapsed_s, ttft_s=(1.0, 3.0), tokens=TOKENS):
-    return Run(elapsed_s, ttft_s, tokens)
-
-
-def made_up_table(times, ours, absent=(), num_equal=(), weights="fp32", workload=WORKLOAD):
-    """A table of contenders that took so long in each of their runs."""
-    results = [
-        medians(name, workload, [made_up_run(t) for t in of_name], 10 * MIB * i or None)
-        for i, (name, of_name) in enumerate(times.items())
-    ]
-    return summarise(workload, weights, "torch", results, ours, dict(absent), dict(num_equal))
-
-
-def test_summary_takes_medians_and_the_fastest_on_either_side():
-    times = {"slow": [7.0], "ours": [9.0, 2.0, 1.0], "ours, 8 bits": [3.0], "fast": [5.0, 5.0, 50.0]}
-    result = made_up_table(times, ["ours", "ours, 8 bits"], {"gone": "not run: no reason"}, {"slow": 2, "fast": 1})
-    assert (result.fastest_rival, result.ratio) == ("fast", 2.5)
-    assert [each.name for each in result.contenders] == ["ours", "ours, 8 bits", "slow", "fast"]
-    ours = result.contenders[0]
-    assert (ours.elapsed_s, ours.num_runs, ours.tokens_per_s, ours.ttft_p50_s) == (2.0, 3, 2.5, 2.0)
-    lines = list(result.to_lines())
-    assert lines[0] == ("2.50x  made up, fp32: 2 requests, 3 prompt tokens, 5 generated; the fastest rival is 'fast'")
-    assert "10 MiB" in lines[2]
-    assert "not measured" in lines[4]
-    assert "2 of 2 equal" in lines[4]
-    assert "1 of 2 equal" in lines[5]
-    assert lines[6].split(maxsplit=1) == ["gone", "not run: no reason"]
-
-
-@pytest.mark.parametrize("times", [{}, {"ours": [1.0]}, {"rival": [1.0]}])
-def test_who_is_alone_has_no_ratio(times):
-    result = made_up_table(times, ["ours"])
-    assert result.ratio is None
-    assert next(result.to_lines()).startswith("no ratio  made up, fp32: 2 requests")
-
-
-def test_tokens_are_compared_with_our_first():
-    other = ((7, 8), (9, 9, 1))
-    runs = {"ours": [made_up_run(1.0)], "ours, 8 bits": [made_up_run(1.0, tokens=other)]}
-    runs |= {"same": [made_up_run(1.0)], "rival": [made_up_run(1.0, tokens=other)]}
-    assert count_equal(runs, ["ours", "ours, 8 bits"]) == {"same": 2, "rival": 1}
-    assert count_equal({"rival": [made_up_run(1.0)]}, []) == {}
-
-
-def test_a_table_for_a_page():
-    one = Workload("one", ((1,),), (2,))
-    report = EngineReport(
-        record_machine(),
-        "folder",
-        "cpu",
-        2,
-        (
-            made_up_table({"ours": [1.0], "rival": [4.0]}, ["ours"], {"gone": "not run: no reason"}, workload=one),
-            made_up_table({"ours": [1.0], "batch": [5.0], "rival": [10.0]}, ["ours"], {"gone": "failed: late"}),
-            made_up_table({"ours, int4": [0.5]}, ["ours, int4"], weights="int4", workload=one),
-        ),
-        (),
-    )
-    lines = report.to_markdown().splitlines()
-    assert lines[:8] == [
-        "| weights |  | one: tokens/s | TTFT p50 | peak memory | made up: tokens/s | TTFT p50 | peak memory |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| fp32 | ours | 2.0 | 2.00 s | not measured | 5.0 | 2.00 s | not measured |",
-        "| fp32 | batch |  |  |  | 1.0 | 2.00 s | 10 MiB |",
-        "| fp32 | rival | 0.5 | 2.00 s | 10 MiB | 0.5 | 2.00 s | 20 MiB |",
-        "| fp32 | gone | not run |  |  | failed |  |  |",
-        "| int4 | ours, int4 | 4.0 | 2.00 s | not measured |  |  |  |",
-        "",
-    ]
-    assert lines[8:10] == ["- gone: not run: no reason", "- gone: failed: late"]
-    assert lines[11] == "folder on cpu, attention torch, 2 threads"
-
-
-class MadeUp(Contender):
+class MadeUp(process.PeerProcess):
     """Takes the time it is told to, and writes its name into `log` for each real run; fails in run `fails_in`."""
 
     def __init__(self, name, elapsed_s, log, fails_in=None):
         self.name, self.elapsed_s, self.log, self.fails_in = name, elapsed_s, log, fails_in
 
-    def run(self, workload):
+    def run(self, prompts, output_lens):
         if self.log.count(self.name) == self.fails_in:
             raise PeerFailedError("no more")
-        if workload is WORKLOAD:
+        if output_lens == WORKLOAD.output_lens:
             self.log.append(self.name)
-        return made_up_run(self.elapsed_s)
+        return {"elapsed_s": self.elapsed_s}
 
 
-def turns(*contenders, repeats, failed=()):
-    log = []
-    made_up = {name: MadeUp(name, elapsed_s, log, *rest) for name, elapsed_s, *rest in contenders}
-    ours = [name for name in made_up if name.startswith("ours")]
-    runs, why = take_turns(made_up, ours, WORKLOAD, repeats, log.append)
-    assert why == dict.fromkeys(failed, "failed: no more")
+def turns(*contenders, repeats):
+    """Who ran in each round, and who failed."""
+    log, absent = [], {}
+    peers = {name: MadeUp(name, elapsed_s, log, *rest) for name, elapsed_s, *rest in contenders}
+    ours = [name for name in peers if name.startswith("ours")]
+    runs = take_turns(peers, ours, WORKLOAD, repeats, absent, lambda line: None)
     assert {name: len(of_name) for name, of_name in runs.items()} == {
-        name: log.count(name) for name, *_ in contenders if name not in failed
+        name: log.count(name) for name in peers if name not in absent
     }
-    return [entry for entry in log if ":" not in entry]
-
-
-def test_contenders_take_turns():
-    assert turns(("ours", 1.0), ("a", 2.0), ("b", 2.0), repeats=2) == ["ours", "a", "b", "ours", "a", "b"]
+    assert set(absent.values()) <= {"failed: no more"}
+    return log, list(absent)
 
 
 def test_a_hopeless_rival_runs_once_and_ours_always():
-    slow = 1.01 * HOPELESS
-    log = turns(("ours", 9.0), ("ours, 8 bits", 8.0), ("a", 1.0), ("b", slow), repeats=3)
-    assert log == ["ours", "ours, 8 bits", "a", "b", *["ours", "ours, 8 bits", "a"] * 2]
+    log, _ = turns(("ours", 9.0), ("ours, 8 bits", 8.0), ("a", 1.0), ("b", 1.01 * HOPELESS), repeats=3)
+    assert log == ["ours", "ours, 8 bits", "a", "b", "a", "ours, 8 bits", "ours", "ours", "ours, 8 bits", "a"]
 
 
 @pytest.mark.parametrize("fails_in", [0, 1])
 def test_a_rival_that_fails_is_out_and_the_others_go_on(fails_in):
     """In its warm-up or in a later round: with it no rival was faster, so the slow one is no longer hopeless."""
-    log = turns(("ours", 1.0), ("a", 1.0, fails_in), ("b", 9.0), repeats=3, failed=["a"])
-    assert log == ["ours", *["a"] * fails_in, "b", "ours", *["b"] * (1 - fails_in), "ours", "b"]
+    log, failed = turns(("ours", 1.0), ("a", 1.0, fails_in), ("b", 9.0), repeats=3)
+    assert failed == ["a"]
+    assert log.count("a") == fails_in
+    assert log[-2:] == ["ours", "b"]
 
 
-def test_alone():
-    assert turns(("ours", 1.0), repeats=2) == ["ours", "ours"]
+def result(name, elapsed_s, is_ours=False, memory=2**20, equal=None):
+    return engine.ContenderResult(name, is_ours, 2, elapsed_s, 10 / elapsed_s, 0.5, memory, equal, {"package": "1"})
 
 
-@pytest.fixture(scope="module")
-def setup(tiny_folder):
-    return resolve_setup(str(tiny_folder), "cpu", "auto", "auto", num_threads=1)
-
-
-def test_setup_resolves_auto(setup, tiny_folder):
-    assert setup[0] == Setup(str(tiny_folder), "cpu", "float32", "torch", 1)
-
-
-def test_every_contender_generates_the_same_tokens(setup):
-    setup, vocab_size = setup
-    workload = engine_workloads(vocab_size, quick=True)["ragged"]
-    runs = {name: contender(setup, workload).run(workload) for name, contender in CONTENDERS.items()}
-    for name, run in runs.items():
-        assert tuple(map(len, run.token_ids)) == workload.output_lens, name
-        assert all(0 < ttft_s <= run.elapsed_s for ttft_s in run.ttft_s), name
-    assert len({run.token_ids for run in runs.values()}) == 1
-
-
-def test_end_of_text_is_ignored_by_all(setup, monkeypatch):
-    """Every token counts as end-of-text in the models' own configurations, and nobody may stop."""
-    setup, vocab_size = setup
-    workload = engine_workloads(vocab_size, quick=True)["ragged"]
-    for contender in CONTENDERS.values():
-        loaded = contender(setup, workload)
-        if contender.name == "twophase":
-            monkeypatch.setattr(loaded.llm.engine, "_eos_token_ids", frozenset(range(vocab_size)))
-        else:
-            loaded.model.config.eos_token_id = list(range(vocab_size))
-        assert tuple(map(len, loaded.run(workload).token_ids)) == workload.output_lens
-
-
-def test_memory_of_a_child_process(setup):
-    setup, vocab_size = setup
-    peak = peak_memory_bytes("twophase", setup, "single", vocab_size, quick=True)
-    # The tiny model is under 1 MiB; what a process takes besides is libraries at work.
-    assert peak is None or 0 < peak < 1024**3
-
-
-def test_a_child_that_fails_says_why(tmp_path):
-    setup = Setup(str(tmp_path / "nowhere"), "cpu", "float32", "torch", 1)
-    with pytest.raises(MeasurementError, match="nowhere"):
-        peak_memory_bytes("twophase", setup, "single", 100, quick=True)
-
-
-def test_quick_report(setup, tiny_folder, monkeypatch):
-    monkeypatch.setattr("twophase_tools.bench.engine.peak_memory_bytes", lambda *args: 5 * 1024**2)
-    said = []
-    report = bench_engine(str(tiny_folder), device="cpu", num_threads=1, quick=True, say=said.append)
-    found = json.loads(json.dumps(report.to_dict()))
-    assert found.keys() == {"machine", "model", "device", "num_threads", "results", "notes"}
-    single, ragged = found["results"]
-    assert [contender["name"] for contender in single["contenders"]] == ["twophase", "transformers, one by one"]
-    assert [contender["name"] for contender in ragged["contenders"]] == list(CONTENDERS)
-    assert all(equal == result["num_requests"] for result in (single, ragged) for equal in result["num_equal"].values())
-    assert single["absent"] == ragged["absent"]
-    assert single["absent"] == {
-        "vLLM": "not run: give --vllm-python, an interpreter that has it",
-        "llama.cpp": "not run: give --llama-cpp-python, an interpreter that has it",
-    }
-    ours = report.results[1].contenders[0]
-    assert f"ragged, fp32: round 1 of 1, twophase: {ours.elapsed_s:.2f} s" in said
-    text = report.to_text()
-    assert text.startswith(f"{report.results[0].ratio:.2f}x  single, fp32:")
-    assert "5 MiB" in text
-
-
-def test_with_peers(tiny_folder, tmp_path, monkeypatch):
-    """One that runs (a stand-in), and one whose interpreter does not have it, with plain and with rounded weights."""
-    for name, value in fakes.install(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(process, "NOT_FOR_PEERS", ())
-    monkeypatch.setattr("twophase_tools.bench.engine.peak_memory_bytes", lambda *args: None)
-    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise ImportError('libllama.so is missing')")
-    monkeypatch.setattr("twophase_tools.bench.peers.contender.gguf_weights.find", lambda *args: tmp_path)
-    pythons = {"vLLM": sys.executable, "llama.cpp": sys.executable}
-    report = bench_engine(
-        str(tiny_folder), device="cpu", num_threads=1, quick=True, weights=("bf16", "int8"), pythons=pythons
+def test_a_table_for_a_page():
+    ours, rival = result("ours", 1.0, True, None), result("rival", 4.0, equal=1)
+    results = (
+        engine.WorkloadResult("one", "fp32", 1, 1, 2, (ours, rival), {"gone": "not run: no reason"}, 4.0),
+        engine.WorkloadResult(
+            "two", "fp32", 2, 3, 5, (ours, result("batch", 5.0), rival), {"gone": "failed: late"}, 4.0
+        ),
+        engine.WorkloadResult("one", "int4", 1, 1, 2, (result("ours, int4", 0.5, True),), {}, None),
     )
-    assert [(result.weights, result.name) for result in report.results] == [
-        (weights, name) for weights in ("bf16", "int8") for name in ("single", "ragged")
+    report = engine.EngineReport(engine.record_machine(), "folder", "cpu", "torch", 2, results)
+    lines = report.to_markdown().splitlines()
+    assert lines[:8] == [
+        "| weights |  | one: tokens/s | TTFT p50 | peak memory | two: tokens/s | TTFT p50 | peak memory |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fp32 | ours | 10.0 | 0.50 s | not measured | 10.0 | 0.50 s | not measured |",
+        "| fp32 | batch |  |  |  | 2.0 | 0.50 s | 1 MiB |",
+        "| fp32 | rival | 2.5 | 0.50 s | 1 MiB | 2.5 | 0.50 s | 1 MiB |",
+        "| fp32 | gone | not run |  |  | failed |  |  |",
+        "| int4 | ours, int4 | 20.0 | 0.50 s | 1 MiB |  |  |  |",
+        "",
     ]
-    for result in report.results:
-        peer = result.contenders[-1]
-        assert peer.name == {"bf16": "vLLM", "int8": "vLLM, W8A8"}[result.weights]
-        assert isinstance(peer.peer, PeerRecord)
-        assert result.absent[{"bf16": "llama.cpp", "int8": "llama.cpp, Q8_0"}[result.weights]] == (
-            "not run: its interpreter cannot import it: ImportError: libllama.so is missing"
-        )
-        assert result.num_equal == {}  # bf16 rounds differently everywhere
-        assert result.weights == "bf16" or "transformers, int8" in result.absent
-    text = report.to_text()
-    assert "A peer that waits while others run uses at most" in text
-    assert re.search(r"^  vLLM: .*Python 3\.", text, flags=re.MULTILINE)
+    assert lines[8:10] == ["- gone: not run: no reason", "- gone: failed: late"]
+    assert lines[11:13] == ["folder on cpu, attention torch, 2 threads", "  ours: package 1"]
+    text = report.to_text().splitlines()
+    assert text[0].startswith("4.00x  one, fp32: 1 requests, 1 prompt tokens, 2 generated; requests with our greedy")
+    assert text[2].startswith("no ratio  one, int4")
 
 
-def test_every_engine_has_its_row_for_all_weights():
+def test_every_engine_has_its_rows():
     for weights, rows in ENTRIES.items():
-        who = {entry.who.partition(",")[0] for entry in rows}
-        assert who == {"twophase", "transformers", "vLLM", "llama.cpp"}, weights
+        assert {entry.who for entry in rows} >= {"twophase", "vLLM", "llama.cpp"}, weights
         assert len({entry.name for entry in rows}) == len(rows)
-        assert rows[0].is_ours
+        assert rows[0].who == "twophase"
 
 
-def test_what_a_model_cannot_be_rounded_to_is_not_run(setup, tmp_path, monkeypatch):
-    """Only of quantised rows: a plain one that cannot be opened is the user's mistake, and is raised."""
+def test_all_engines_on_a_tiny_model(twophase, tiny_folder, tmp_path, monkeypatch):  # noqa: F811
+    """Ours and transformers' as they are, which write the same tokens; a stand-in for vLLM; and a llama.cpp that is not
+    where it should be."""
+    for name, value in fakes.install(tmp_path).items():
+        if name != "PYTHONPATH":  # ours would find the stand-in for torch
+            monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("raise ImportError('libllama.so is missing')")
+    monkeypatch.setattr("twophase_tools.bench.peers.launches.gguf_weights.find", lambda *args: tmp_path)
+    words = ("bench", "engine", "--quick", "--json", "--model", tiny_folder, "--device", "cpu", "--threads", 1)
+    exit_code, out, err = twophase(*words, "--vllm-python", python, "--llama-cpp-python", python)
+    assert exit_code == 0, err
+    found = json.loads(out)
+    single, ragged = found["results"]
+    names = ["twophase", "transformers, one batch", "transformers, one by one", "vLLM"]
+    assert [each["name"] for each in single["contenders"]] == [names[0], *names[2:]], single["absent"]
+    assert [each["name"] for each in ragged["contenders"]] == names
+    assert [each["num_equal"] for each in ragged["contenders"][:3]] == [None, 3, 3]
+    assert all(each["peak_memory_bytes"] is None or each["peak_memory_bytes"] > 0 for each in ragged["contenders"])
+    assert ragged["absent"] == {
+        "llama.cpp": "not run: its interpreter cannot import it: ImportError: libllama.so is missing"
+    }
+    assert "single, round 1 of 1, twophase: " in err
 
-    def refuse(setup, workload):
-        raise ConfigError("groups do not divide it")
 
-    setup, _ = setup
-    monkeypatch.setitem(CONTENDERS, "twophase", refuse)
-    peers = entries.Peers({}, tmp_path, 1.0)
-    with pytest.raises(entries.NotRunError, match="groups do not divide it"):
-        entries.open_contender(Entry("twophase", "bfloat16", "int4"), setup, WORKLOAD, peers)
-    with pytest.raises(ConfigError):
-        entries.open_contender(Entry("twophase", "bfloat16"), setup, WORKLOAD, peers)
+@pytest.mark.full
+def test_what_our_engine_cannot_be_rounded_to_is_a_row_that_failed(tiny_folder, monkeypatch):
+    monkeypatch.setattr(process, "LAST_WORDS_S", 1)
+    report = engine.bench_engine(str(tiny_folder), device="cpu", num_threads=1, quick=True, weights=("int4",))
+    for each in report.results:
+        assert each.ratio is None
+        assert "groups" in each.absent["twophase, int4"]
+        assert each.absent["vLLM, W4A16"].startswith("not run: give --vllm-python")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("words", "said"),
     [
-        ({"repeats": 0}, "at least 1"),
-        ({"num_threads": 0}, "at least 1"),
-        ({"weights": ("fp32", "int3")}, "--weights must be names of fp32, .*; got int3"),
-        ({"weights": ("fp32",), "dtype": "bfloat16"}, "--dtype bfloat16 cannot be given"),
+        (("--json", "--markdown"), "choose one"),
+        (("--vllm-python", "/no/python"), "vLLM must be a file that can be run"),
+        (("--llama-cpp-python", "/no/python"), "llama.cpp must be a file that can be run"),
+        (("--weights", "fp32,int3"), "got int3"),
+        (("--weights", "fp32", "--dtype", "bfloat16"), "--dtype bfloat16 cannot be given"),
+        (("--repeats", "0"), "at least 1"),
     ],
 )
-def test_bad_options(tiny_folder, options, said):
-    with pytest.raises(ConfigError, match=said):
-        bench_engine(str(tiny_folder), device="cpu", **options)
+def test_options_that_cannot_be(twophase, words, said):  # noqa: F811
+    exit_code, out, err = twophase("bench", "engine", *words)
+    assert (exit_code, out) == (2, "")
+    assert said in err

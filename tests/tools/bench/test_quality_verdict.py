@@ -1,12 +1,11 @@
-"""Each line of the gate passes and fails alone; all together are a weighted mean with a bound of its own."""
+"""Each line of the gate passes and fails alone."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 
 from tests.mutation import KillTable, Mutant
-from twophase.core.errors import ConfigError
 from twophase_tools.bench import quality_verdict
 from twophase_tools.bench.quality_drift import Drift, Estimate
 from twophase_tools.bench.quality_probes import Outcome, Slice
@@ -39,17 +38,6 @@ def check_drift_verdicts(module) -> None:
         verdicts = list(module.drift_verdicts(drift_of(**drift), module.Bounds()))
         assert tuple(verdict.passed for verdict in verdicts) == passed, drift
         assert tuple(verdict.times_text > 0 for verdict in verdicts) == is_open, drift
-
-
-def check_used_by_drift(module) -> None:
-    """Half of each allowance, by the limit on the bad side; a gain uses nothing; without an allowance any loss is too much."""
-    half = drift_of((math.log(1.02) / 2 - 0.001, 0.001), (0.008, 0.002), (0.985, 0.01))
-    assert [each.used for each in module.drift_verdicts(half, module.Bounds())] == pytest.approx([0.5, 0.5, 0.5])
-    gain = drift_of((-0.1, 0.01), (0.0, 0.0), (1.0, 0.0))
-    assert [each.used for each in module.drift_verdicts(gain, module.Bounds())] == [0, 0, 0]
-    strict = module.Bounds(perplexity_ratio=1, mean_kl=0, top1_agreement=1)
-    assert [each.used for each in module.drift_verdicts(half, strict)] == [math.inf] * 3
-    assert [each.used for each in module.drift_verdicts(drift_of(), strict)] == [0, 0, 0]
 
 
 def check_times_text(module) -> None:
@@ -86,8 +74,6 @@ def check_answer_verdicts(module) -> None:
     for before, after, expected in cases:
         verdicts = module.answer_verdicts(before, after, module.Bounds())
         assert tuple(verdict.passed for verdict in verdicts) == expected, after
-    lost = module.answer_verdicts(ALL_RIGHT, changed(found=(T, T, T, F), free_valid=(F, T)), module.Bounds())
-    assert [verdict.used for verdict in lost] == [1, 0, math.inf, 0]
 
 
 def passes(num_passed, num_tasks=20) -> tuple[bool, ...]:
@@ -102,56 +88,31 @@ def slice_of(tasks) -> Slice:
 
 def check_probe_verdicts(module) -> None:
     cases = [
-        (passes(20), passes(20), 0, T, 0),
-        (passes(20), passes(19), 0, T, 0.5),
-        (passes(20), passes(18), 0, T, 1),
-        (passes(20), passes(17), 0, F, 1.5),
+        (passes(20), passes(20), T),
+        (passes(20), passes(18), T),
+        (passes(20), passes(17), F),
         # Of ten that were right one is lost; what is right only afterwards makes up for nothing.
-        (passes(10), (F, *passes(19, 19)), 0, T, 1),
-        (passes(10), (F, F, *passes(18, 18)), 0, F, 2),
-        # Below the half way from chance to all nothing is proved.
-        (passes(10), passes(0), 0, F, 10),
-        (passes(9), passes(0), 0, None, 10),
-        (passes(14), passes(0), 0.5, None, 10),
-        (passes(15), passes(0), 0.5, F, 10),
-        (passes(0), passes(0), 0, None, 0),
+        (passes(10), (F, *passes(19, 19)), T),
+        (passes(10), (F, F, *passes(18, 18)), F),
+        # Below half nothing is proved.
+        (passes(10), passes(0), F),
+        (passes(9), passes(0), None),
+        (passes(0), passes(0), None),
         # What was a close call may fall either way; what was clear is kept as long as it is right at all.
-        ((2.0, 0.9, 0.1, 1.0), (0.1, -0.1, -3.0, 0.1), 0, T, 0),
-        ((2.0, 0.9, 0.1, 1.0), (0.1, 2.0, 3.0, 0.0), 0, F, 5),
-        ((0.9, 0.9), (-1.0, -1.0), 0, None, 0),
+        ((2.0, 0.9, 0.1, 1.0), (0.1, -0.1, -3.0, 0.1), T),
+        ((2.0, 0.9, 0.1, 1.0), (0.1, 2.0, 3.0, 0.0), F),
+        ((0.9, 0.9), (-1.0, -1.0), None),
     ]
-    for before, after, chance, passed, used in cases:
-        before_slices, after_slices = ({"sums": replace(slice_of(each), chance=chance)} for each in (before, after))
-        (verdict,) = module.probe_verdicts(before_slices, after_slices, module.Bounds())
-        assert (verdict.name, verdict.passed) == ("sums", passed), (before, after, chance)
-        assert verdict.used == pytest.approx(used), (before, after, chance)
-
-
-def line(module, name, used, passed=True):
-    return module.Verdict(name, 0, 0, passed, "", used)
-
-
-def check_mean_used(module) -> None:
-    weights = {"a": 3, "b": 1, "c": 6}
-    cases = [
-        ([("a", 0, T), ("b", 0, T)], 0),
-        ([("a", 0.2, T), ("b", 0.6, T)], (3 * 0.2 + 0.6) / 4),
-        ([("a", 0.2, T), ("b", 7, F)], (3 * 0.2 + 1) / 4),  # beyond its bound is as bad as at it: it fails by itself
-        ([("a", 0.2, T), ("b", math.inf, F)], (3 * 0.2 + 1) / 4),
-        ([("a", 0.2, T), ("c", 9, None)], 0.2),  # what proves nothing does not count
-        ([("c", 9, None)], 0),
-    ]
-    for lines, expected in cases:
-        assert module.mean_used([line(module, *each) for each in lines], weights) == pytest.approx(expected), lines
+    for before, after, passed in cases:
+        (verdict,) = module.probe_verdicts({"sums": slice_of(before)}, {"sums": slice_of(after)}, module.Bounds())
+        assert (verdict.name, verdict.passed) == ("sums", passed), (before, after)
 
 
 CHECKS = (
     check_drift_verdicts,
     check_times_text,
-    check_used_by_drift,
     check_answer_verdicts,
     check_probe_verdicts,
-    check_mean_used,
 )
 
 
@@ -168,18 +129,12 @@ MUTANTS = [
     ("what has failed for good is open", "if low <= limit < high else 0", "if limit < high else 0"),
     ("margins shrink with what is read", "(found.margin / gap) ** 2 if", "found.margin / gap if"),
     ("found makes up for lost", "return sum(was and not still for was, still in zip(before, after, strict=True))", "return sum(before) - sum(after)"),
-    ("judged by what it never could", "num_lost <= limit if tells else None", "num_lost <= limit"),
+    ("judged by what it never could", "num_lost <= limit if 2 * sum(old) >= len(old) else None", "num_lost <= limit"),
     ("tasks judged by what it never could", "kept >= limit if old.tells else None", "kept >= limit"),
     ("missing fields are equal", "field in old and field in new and old[field] == new[field]", "old.get(field) == new.get(field, old.get(field))"),
     ("kept of all tasks", "1 - num_lost / max(1, num_clear)", "1 - num_lost / len(old.outcomes)"),
     ("close calls count", "clear = [outcome.is_clear for", "clear = [outcome.passed for"),
     ("what was clear must stay clear", "[outcome.passed for outcome in new.outcomes])", "[outcome.is_clear for outcome in new.outcomes])"),
-    ("one line may use more than all", "(weights[each.name], min(1, each.used))", "(weights[each.name], each.used)"),
-    ("what proves nothing counts", "if each.passed is not None]", "]"),
-    ("all lines weigh the same", "sum(weight * used for weight, used in telling) / total", "sum(used for _, used in telling) / len(telling)"),
-    ("a gain makes up for losses", "if not lost > 0:", "if lost == 0:"),
-    ("without an allowance nothing is too much", "lost / allowed if allowed > 0 else math.inf", "lost / allowed if allowed > 0 else 0.0"),
-    ("the ratio's excess instead of its logarithm", "math.log(limit) if limit > 0", "limit - 1 if limit > 0"),
 ]  # fmt: skip
 
 
@@ -201,34 +156,3 @@ def test_four_bits_may_drift_further_and_lose_no_more_answers():
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_k_m, four)] == [True, True, True]
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_k_m, eight)] == [False, False, False]
     assert [each.passed for each in quality_verdict.drift_verdicts(q4_0, four)][:2] == [False, False]
-
-
-def test_each_use_weighs_the_same():
-    uses = (
-        ("perplexity", "mean KL divergence", "same top token"),
-        ("needles found",),
-        ("guided JSON valid", "free JSON valid", "guided JSON fields"),
-        ("one-digit sums", "two-digit sums"),
-        ("code continued",),
-        ("refusals preferred", "harmful refused", "harmless answered"),
-        ("own choices",),
-    )
-    assert {name for use in uses for name in use} == set(quality_verdict.WEIGHTS)
-    assert {sum(quality_verdict.WEIGHTS[name] for name in use) for use in uses} == {6}
-
-
-def test_weights_of_the_users():
-    weights = quality_verdict.read_weights(["code continued=0", "needles found=12.5"])
-    assert (weights["code continued"], weights["needles found"], weights["perplexity"]) == (0, 12.5, 2)
-    assert quality_verdict.read_weights([]) == quality_verdict.WEIGHTS
-    for word in (
-        "code continued",
-        "code=1",
-        "code continued=-1",
-        "code continued=x",
-        "perplexity=inf",
-        "perplexity=nan",
-        "",
-    ):
-        with pytest.raises(ConfigError, match="--weight must be LINE=W"):
-            quality_verdict.read_weights([word])

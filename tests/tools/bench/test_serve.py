@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.conftest import tiny_model  # noqa: F401  (a fixture)
 from tests.engine.engines import check_idle, make_engine
@@ -237,39 +236,16 @@ def test_the_real_engine_on_a_clock_of_its_own(tiny_model):  # noqa: F811
 ARGS = ("bench", "serve", "--device", "cpu", "--workload", "quick", "--requests", 3, "--rate", 200, "--model")
 
 
-def test_the_command(twophase, tiny_folder, tmp_path):  # noqa: F811
-    files = [tmp_path / name for name in ("trace.json", "metrics.txt", "run.png")]
-    options = ("--perfetto", files[0], "--prometheus", files[1], "--plot", files[2], "--slo-ttft", 60)
-    exit_code, out, err = twophase(*ARGS, tiny_folder, *options)
+def test_the_command(twophase, tiny_folder):  # noqa: F811
+    exit_code, out, err = twophase(*ARGS, tiny_folder, "--slo-ttft", 60)
     assert exit_code == 0, err
     assert "3 of 3 completed" in out
     assert "within TTFT <= 60 s: 3 of 3 (100.0 %)" in out
-    assert [line for line in err.splitlines() if line.startswith("wrote")] == [f"wrote {file}" for file in files]
-    threads = {
-        event["args"]["name"]
-        for event in json.loads(files[0].read_text())["traceEvents"]
-        if event["name"] == "thread_name"
-    }
-    assert threads == {"steps", "0", "1", "2"}
-    families = {family.name: family for family in text_string_to_metric_families(files[1].read_text())}
-    assert families["twophase:generation_tokens"].samples[0].labels == {"model_name": str(tiny_folder)}
-    assert files[2].read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_in_json_replays_a_trace(twophase, tiny_folder, tmp_path):  # noqa: F811
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,3\n0.01,9,2\n0.01,100000,2\n")
-    exit_code, out, err = twophase(
-        "bench", "serve", "--device", "cpu", "--json", "--trace", trace, "--model", tiny_folder
-    )
-    assert exit_code == 0, err
+    exit_code, out, err = twophase(*ARGS, tiny_folder, "--json", "--concurrency", 2)
     found = json.loads(out)
-    assert (found["workload"], found["report"]["num_completed"], found["report"]["num_failed"]) == ("trace.csv", 2, 1)
-    assert [row["num_output_tokens"] for row in found["requests"]] == [3, 2, 0]
-    assert found["refusals"][0][0] == "line-4"
+    assert (found["workload"], found["summary"]["num_completed"], found["refusals"]) == ("quick", 3, [])
     assert found["machine"]["num_cores"] >= 1
-    assert found["steps"][0]["blocks_cached"] == 0  # the warm-up left nothing behind
-    assert found["steps"][0]["start_s"] >= found["requests"][0]["arrival_s"]
+    assert found["engine"]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -277,45 +253,16 @@ def test_the_command_in_json_replays_a_trace(twophase, tiny_folder, tmp_path):  
     [
         (("--workload", "nonsense"), "'nonsense'"),
         (("--rate", 0), "arrival rate"),
-        (("--rate", "nan"), "arrival rate"),
         (("--requests", -1), "--requests: must be at least 1"),
         (("--cv", "inf"), "coefficient"),
         (("--slo-ttft", 0), "ttft_s"),
         (("--slo-tpot", "nan"), "tpot_s"),
         (("--duration-limit", 0), "duration limit"),
-        (("--plot", "x.docx"), ".png"),
-        (("--perfetto", "no/such/folder/x.json"), "--perfetto"),
-        (("--prometheus", "."), "--prometheus"),
-        (("--trace", "nowhere.csv"), "no such file"),
         (("--num-kv-blocks", 0), "num_kv_blocks"),
-        (("--max-num-seqs", 0), "max_num_seqs"),
+        (("--concurrency", 0), "--concurrency: must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(twophase, tiny_folder, options, message):  # noqa: F811
     exit_code, out, err = twophase("bench", "serve", "--device", "cpu", "--model", tiny_folder, *options)
     assert (exit_code, out) == (2, "")
     assert message in err
-
-
-def test_the_command_reads_a_dataset(twophase, tiny_folder, tmp_path):  # noqa: F811
-    data = tmp_path / "data.jsonl"
-    turns = [{"from": "human", "value": "The fox"}, {"from": "gpt", "value": "jumps"}]
-    data.write_text(json.dumps({"conversations": turns}) + '\n{"prompt": "dog", "output_len": 3}\n')
-    options = ("bench", "serve", "--device", "cpu", "--json", "--dataset", data, "--model", tiny_folder)
-    exit_code, out, err = twophase(*options, "--burst", 2)
-    assert exit_code == 0, err
-    found = json.loads(out)
-    assert (found["workload"], found["report"]["num_completed"]) == ("data.jsonl in bursts of 2", 2)
-    assert found["requests"][1]["num_output_tokens"] == 3
-    exit_code, _, err = twophase(*options, "--trace", "x.csv")
-    assert exit_code == 2
-    data.write_text("{}")
-    exit_code, _, err = twophase(*options)
-    assert exit_code == 2
-    assert "data.jsonl, line 1 must have" in err
-
-
-def test_a_trace_has_its_own_rate(twophase, tmp_path):  # noqa: F811
-    exit_code, _, err = twophase("bench", "serve", "--trace", "x.csv", "--rate", 3, "--cv", 2)
-    assert exit_code == 2
-    assert "--rate and --cv" in err

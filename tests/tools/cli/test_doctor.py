@@ -1,7 +1,6 @@
 """The doctor: right about this machine, and able to notice each thing it looks for."""
 
 import json
-import shutil
 import sys
 from importlib import metadata
 
@@ -10,10 +9,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tests.model.tiny import make_folder
 from tests.tools.cli.conftest import run_cli
 from twophase.attention.torch_backend import TorchBackend
-from twophase.config import EngineConfig
 from twophase_kernels._triton import MEANING
 from twophase_kernels.choice import choice_here
 from twophase_tools.cli import checks, selftest
@@ -103,14 +100,14 @@ def test_the_shown_versions_are_the_installed_ones(here):
 
 
 def test_command_in_json(twophase, here, monkeypatch):
-    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda *_: here)
+    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda: here)
     exit_code, out, _ = twophase("doctor", "--json")
     assert exit_code == 0
     assert json.loads(out) == here.to_dict()
 
 
 def test_command_exit_code_when_broken(twophase, monkeypatch):
-    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda *_: Diagnosis((BROKEN,)))
+    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda: Diagnosis((BROKEN,)))
     exit_code, out, _ = twophase("doctor")
     assert exit_code == 1
     assert "cure: repair it" in out
@@ -119,7 +116,7 @@ def test_command_exit_code_when_broken(twophase, monkeypatch):
 def test_table_for_terminals_holds_the_same_facts(twophase, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(
-        "twophase_tools.cli.doctor.diagnose", lambda *_: Diagnosis((ADVICE, Finding("x", "ok", "[brackets]")))
+        "twophase_tools.cli.doctor.diagnose", lambda: Diagnosis((ADVICE, Finding("x", "ok", "[brackets]")))
     )
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _, out, _ = twophase("doctor")
@@ -229,49 +226,6 @@ def test_a_pin_for_another_system_does_not_count(monkeypatch):
 def test_low_memory(monkeypatch):
     monkeypatch.setattr("twophase.memory.free_host_memory_bytes", lambda: 300 * 1024**2)
     assert named(checks.check_memory(), "memory").status == "advice"
-
-
-def weighed(folder, **options):
-    (finding,) = checks.check_weights(str(folder), EngineConfig(device="cpu", **options))
-    return finding
-
-
-def test_weights_are_weighed_as_they_will_be_kept(tiny_folder, monkeypatch):
-    assert weighed(tiny_folder).status == "ok"
-    assert "in float32: 0.00 GiB of weights on cpu" in weighed(tiny_folder).detail
-    rounded = weighed(tiny_folder, quantization="int8_dynamic", dtype="bfloat16")
-    assert "bfloat16, quantization=int8_dynamic: 0.00 GiB" in rounded.detail
-    monkeypatch.setattr("twophase_tools.capacity.weights_here.free_host_memory_bytes", lambda: 1000)
-    assert weighed(tiny_folder).status == "advice"
-    assert "--quantization" in weighed(tiny_folder).cure
-
-
-def test_weights_that_cannot_be_weighed(tiny_folder, tmp_path):
-    assert weighed(tmp_path / "nowhere").status == "not run"
-    refused = weighed(tiny_folder, quantization="int4_g128")
-    assert refused.status == "advice"
-    assert "groups of 128, which do not divide a layer of 48 inputs" in refused.detail
-    shutil.copytree(tiny_folder, tmp_path / "gguf")
-    for path in (tmp_path / "gguf").glob("*.safetensors"):
-        path.unlink()
-    (tmp_path / "gguf" / "model.gguf").write_bytes(b"GGUF")
-    assert weighed(tmp_path / "gguf").status == "not run"
-    mixed, _ = make_folder("gemma3", tmp_path)
-    assert "layers that see a window" in weighed(mixed).detail
-
-
-def test_the_command_weighs_what_it_is_asked_to(twophase, monkeypatch, tiny_folder):
-    asked = []
-    monkeypatch.setattr("twophase_tools.cli.doctor.diagnose", lambda *args: asked.append(args) or Diagnosis((OK,)))
-    twophase("doctor")
-    twophase("doctor", "--model", str(tiny_folder), "--quantization", "int4", "--dtype", "bfloat16")
-    assert asked == [
-        ("smollm2-135m-instruct", EngineConfig()),
-        (str(tiny_folder), EngineConfig(quantization="int4", dtype="bfloat16")),
-    ]
-    exit_code, _, told = twophase("doctor", "--quantization", "int3")
-    assert exit_code == 2
-    assert "quantization must be one of int8" in told
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
 
 from tests.tools.cli.conftest import run_cli, start_cli
 from twophase import __version__
 from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError, OutOfBlocksError
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_tools.cli.engine_options import engine_options
-from twophase_tools.cli.main import DEFAULT_MODEL, build_parser
+from twophase_tools.cli.main import build_parser
 
 
 def test_generate_defaults():
@@ -77,7 +77,7 @@ def test_an_error_is_one_message(twophase, monkeypatch, error, exit_code):
     def run(args):
         raise error
 
-    monkeypatch.setitem(sys.modules, "twophase_tools.cli.doctor", types.SimpleNamespace(run=run))
+    monkeypatch.setattr("twophase_tools.cli.doctor.run", run)
     assert twophase("doctor") == (exit_code, "", "twophase: the rule\n")
 
 
@@ -85,7 +85,7 @@ def test_a_bug_keeps_its_traceback(twophase, monkeypatch):
     def run(args):
         raise KeyError("ours to repair")
 
-    monkeypatch.setitem(sys.modules, "twophase_tools.cli.doctor", types.SimpleNamespace(run=run))
+    monkeypatch.setattr("twophase_tools.cli.doctor.run", run)
     with pytest.raises(KeyError):
         twophase("doctor")
 

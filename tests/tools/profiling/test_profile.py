@@ -1,9 +1,8 @@
-"""`twophase profile`: the trace is valid, its ranges lie in each other, and the table's phases sum to the step."""
+"""`twophase profile`: the trace is valid, its ranges lie in each other, and the table's rows sum to the step."""
 
 import gzip
 import json
-import sys
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +14,8 @@ from tests.tools.cli.conftest import twophase  # noqa: F401  (a fixture)
 from twophase.core.errors import ConfigError
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
-from twophase_tools.profiling import record as record_module
 from twophase_tools.profiling import report as report_module
-from twophase_tools.profiling import tree as tree_module
+from twophase_tools.profiling import steps as steps_module
 from twophase_tools.profiling.ranges import PHASES, ranged
 from twophase_tools.profiling.steps import StepShape
 
@@ -31,32 +29,19 @@ def llm(tiny_folder):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def mixed(llm, tmp_path_factory):
-    """The trace of two mixed steps, as JSON."""
+    """The trace of two mixed steps, as JSON, and the profiler's events."""
     file = tmp_path_factory.mktemp("profile") / "trace.json"
-    record_module.record(llm, StepShape("mixed", 3, (5, 9)), 2, file)
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def ranges_of(trace):
-    return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "user_annotation"]
-
-
-def test_the_file_is_what_perfetto_reads(mixed):
-    """'Trace Event Format': a list of events; a span has a name, a start, a duration, a process and a thread."""
-    assert {event["ph"] for event in mixed["traceEvents"]} <= {"X", "M", "i", "s", "f"}
-    for event in mixed["traceEvents"]:
-        if event["ph"] == "X":
-            assert isinstance(event["name"], str)
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
-            assert {"pid", "tid"} <= event.keys()
-    assert any(event.get("cat") == "cpu_op" for event in mixed["traceEvents"])
+    events = steps_module.record(llm, StepShape("mixed", 3, (5, 9)), 2, file)
+    return json.loads(file.read_text(encoding="utf-8")), events
 
 
 def test_every_phase_is_there_in_order_and_inside_its_step(mixed):
-    ranges = sorted(ranges_of(mixed), key=lambda event: event["ts"])
+    """'Trace Event Format': a list of events; a span has a name, a start, a duration, a process and a thread."""
+    events = [event for event in mixed[0]["traceEvents"] if event["ph"] == "X"]
+    assert all({"name", "ts", "dur", "pid", "tid"} <= event.keys() for event in events)
+    assert any(event.get("cat") == "cpu_op" for event in events)
+    ranges = sorted((event for event in events if event["cat"] == "user_annotation"), key=lambda event: event["ts"])
     steps = [event for event in ranges if event["name"].startswith("step ")]
-    assert len(steps) == 2
     first, second = (int(step["name"].split()[1]) for step in steps)
     assert second == first + 1
     for step in steps:
@@ -67,19 +52,10 @@ def test_every_phase_is_there_in_order_and_inside_its_step(mixed):
         assert sum(event["name"] == "mlp" for event in inside) == 2  # layers
 
 
-def test_ranges_nest(mixed):
-    """Two ranges are apart, or one lies in the other; times are rounded to a nanosecond."""
-    spans = [(event["ts"], event["ts"] + event["dur"]) for event in ranges_of(mixed)]
-    for start, end in spans:
-        for other_start, other_end in spans:
-            if start < other_start < end - 0.01:
-                assert other_end <= end + 0.01
-
-
 @pytest.mark.parametrize(("kind", "decodes", "prompts"), [("prefill", 0, 3), ("decode", 3, 0), ("mixed", 2, 1)])
 def test_steps_are_of_their_kind(llm, tmp_path, kind, decodes, prompts):
     before = len(llm.engine.trace)
-    record_module.record(llm, StepShape(kind, 3, (5,)), 2, tmp_path / "trace.json")
+    steps_module.record(llm, StepShape(kind, 3, (5,)), 2, tmp_path / "trace.json")
     profiled = llm.engine.trace[before:][-2:]
     assert [step.num_decodes for step in profiled] == [decodes, decodes]
     assert [len(step.chunks) - step.num_decodes for step in profiled] == [prompts, prompts]
@@ -101,92 +77,97 @@ def test_nothing_stays_wrapped(llm):
     assert model_run_module.sample is sampler_module.sample
 
 
-# -- the table, from a trace made by hand
+# -- the table, from events made by hand
 
 
-def span(name, start, end, category="user_annotation", tid=1):
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start}
+def event(name, elapsed_us, *inside, is_range=False, device="CPU"):
+    return SimpleNamespace(
+        name=name,
+        is_user_annotation=is_range,
+        device_type=SimpleNamespace(name=device),
+        time_range=SimpleNamespace(elapsed_us=lambda: elapsed_us),
+        cpu_children=list(inside),
+    )
 
 
-def op(name, start, end, tid=1):
-    return span(name, start, end, "cpu_op", tid)
+def span(name, elapsed_us, *inside):
+    return event(name, elapsed_us, *inside, is_range=True)
 
 
-BY_HAND = [
-    span("first range", 0, 5),
-    op("aten::empty", 6, 7),
-    span("step 7", 10, 110),
-    span("schedule", 10, 30),
-    span("run", 30, 90),
-    op("aten::mm", 40, 70),
-    op("aten::copy_", 50, 60),
-    span("sample", 70, 80),
-    op("aten::max", 72, 76),
-    op("aten::add", 95, 100),
-    span("step 8", 200, 300),
-    span("run", 210, 290),
-    op("aten::mm", 220, 230),
-    op("aten::mm", 230, 240),
-    op("aten::mm", 20, 21, tid=2),
-    span("gemm", 0, 4, "kernel", tid=9),
-    span("gemm", 5, 7, "kernel", tid=9),
-    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {}},
-]
+def with_children(*roots):
+    """All events, as the profiler lists them."""
+    return [each for root in roots for each in (root, *with_children(*root.cpu_children))]
 
 
-def report_by_hand():
-    trees = tree_module.trees_of(list(reversed(BY_HAND)))
-    from twophase_tools.bench.machine import record_machine
+BY_HAND = with_children(
+    span("first range", 5),
+    event("aten::empty", 1),
+    span(
+        "step 7",
+        100,
+        span("schedule", 20),
+        span("run", 60, event("aten::mm", 30, event("aten::copy_", 10)), span("sample", 10, event("aten::max", 4))),
+        event("aten::add", 5),
+    ),
+    span("step 8", 100, span("run", 80, event("aten::mm", 10), event("aten::mm", 10)), span("report", 2)),
+    event("gemm", 4, device="CUDA"),
+    event("gemm", 2, device="CUDA"),
+    event("run", 50, is_range=True, device="CUDA"),
+)
 
-    return report_module.ProfileReport.of(trees, StepShape(), "x.json", {}, record_machine())
+
+def check_table(module):
+    """Per step, in microseconds: (calls, total, Python)."""
+    num_steps, step_s, ranges, operators, kernels = module.tables_of(BY_HAND)
+    assert (num_steps, step_s) == (2, pytest.approx(100e-6))
+    assert {row.name: (row.calls, round(2e6 * row.total_s), round(2e6 * row.python_s)) for row in ranges} == {
+        "step": (1, 200, 200 - 30 - 4 - 5 - 20),
+        "step/schedule": (0.5, 20, 20),
+        "step/run": (1, 140, 140 - 30 - 4 - 20),
+        "step/run/sample": (0.5, 10, 6),
+        "step/report": (0.5, 2, 2),
+    }
+    assert [row.name for row in ranges][2:4] == ["step/run", "step/run/sample"]
+    assert [(row.name, row.calls, round(2e6 * row.total_s), row.share) for row in operators] == [
+        ("aten::mm", 1.5, 40, 0.2),
+        ("aten::copy_", 0.5, 10, 0.05),
+        ("aten::add", 0.5, 5, 0.025),
+        ("aten::max", 0.5, 4, 0.02),
+    ]
+    assert [(row.name, row.calls, row.total_s) for row in kernels] == [("gemm", 1, pytest.approx(3e-6))]
 
 
 def test_the_table_by_hand():
-    """Per step, in microseconds: (calls, total, Python)."""
-    report = report_by_hand()
-    found = {" ".join(p.path): (p.calls, round(2e6 * p.total_s), round(2e6 * p.python_s)) for p in report.phases}
-    assert found == {
-        "step": (1, 200, 200 - 30 - 4 - 5 - 20),
-        "step schedule": (0.5, 20, 20),
-        "step run": (1, 140, 140 - 30 - 4 - 20),
-        "step run sample": (0.5, 10, 6),
-        "step run between": (0.5, 50, 20),
-        "step between": (1, 40, 35),
-    }
-    assert report.step_s == pytest.approx(100e-6)
-    assert [(each.name, each.calls, round(2e6 * each.own_s)) for each in report.operators] == [
-        ("aten::mm", 1.5, 40),
-        ("aten::copy_", 0.5, 10),
-        ("aten::add", 0.5, 5),
-        ("aten::max", 0.5, 4),
-    ]
-    assert report.kernels == (("gemm", pytest.approx(3e-6)),)
-    assert "gemm" in report.to_text()
+    check_table(report_module)
 
 
-def check_sums(report):
-    """The children of each range sum up to it."""
-    of_path = {phase.path: phase for phase in report.phases}
-    for path, phase in of_path.items():
-        children = [child for child in report.phases if child.path[:-1] == path]
-        if children and any(child.path[-1] == "between" for child in children):
-            assert sum(child.python_s for child in children) <= phase.python_s + 1e-9
-    top = [phase for phase in report.phases if len(phase.path) == 2]
-    assert sum(phase.total_s for phase in top) == pytest.approx(report.step_s)
-    assert sum(phase.share for phase in top) == pytest.approx(1)
-    assert sum(phase.python_s for phase in top) == pytest.approx(report.python_s)
+def test_the_table_of_real_steps_adds_up(mixed):
+    num_steps, step_s, ranges, operators, _ = report_module.tables_of(mixed[1])
+    whole = ranges[0]
+    assert (num_steps, whole.name, whole.total_s, whole.share) == (2, "step", pytest.approx(step_s), pytest.approx(1))
+    phases = [row for row in ranges if row.name.count("/") == 1]
+    assert [row.name.partition("/")[2] for row in phases] == list(PHASES)
+    assert sum(row.total_s for row in phases) <= step_s
+    assert 0 < whole.python_s < step_s
+    assert sum(row.total_s for row in operators) <= (step_s - whole.python_s) * 1.001
 
 
-def test_phases_sum_to_the_step(mixed):
-    from twophase_tools.bench.machine import record_machine
+MUTANTS = [
+    ("an inner operator counts twice", "    if not _is_range(event):\n        return _elapsed_us(event)\n    return math.fsum(", "    return (0 if _is_range(event) else _elapsed_us(event)) + math.fsum("),
+    ("own time keeps that of the children", "_elapsed_us(event) - inside_us", "_elapsed_us(event)"),
+    ("ranges on the GPU are kernels", 'if event.device_type.name != "CPU" and not event.is_user_annotation', 'if event.device_type.name != "CPU"'),
+    ("sums instead of means", "us / 1e6 / len(steps), us / whole_us", "us / 1e6, us / whole_us"),
+    ("Python is everything", "_elapsed_us(event) - _operators_us(event)", "_elapsed_us(event)"),
+    ("shortest operators first", "key=lambda row: -row.total_s", "key=lambda row: row.total_s"),
+]  # fmt: skip
 
-    trees = tree_module.trees_of(mixed["traceEvents"])
-    report = report_module.ProfileReport.of(trees, StepShape("mixed", 3), "x", {}, record_machine())
-    assert report.num_steps == 2
-    check_sums(report)
-    check_sums(report_by_hand())
-    assert 0 < report.python_s < report.step_s
-    assert sum(each.own_s for each in report.operators) == pytest.approx(report.step_s - report.python_s, rel=1e-3)
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    "mutant", [Mutant(name, report_module.__name__, old, new) for name, old, new in MUTANTS], ids=lambda m: m.name
+)
+def test_mutants(mutant):
+    KillTable.record(mutant, check_table)
 
 
 # -- the command
@@ -199,13 +180,12 @@ def test_the_command(twophase, tiny_folder, tmp_path):  # noqa: F811
     exit_code, out, err = twophase(*ARGS, "--model", tiny_folder, "--output", file)
     assert exit_code == 0, err
     assert out.startswith("1 decode steps of 2 requests, prompts of 5, 7 tokens")
-    assert "Python outside of operators" in out
+    assert "ui.perfetto.dev" in err
     with gzip.open(file, "rt") as text:
         assert json.load(text)["traceEvents"]
     exit_code, out, _ = twophase(*ARGS, "--model", tiny_folder, "--output", file, "--json", "--step", "prefill")
     found = json.loads(out)
-    assert (exit_code, found["shape"]["kind"], found["num_steps"]) == (0, "prefill", 1)
-    assert found["phases"][0]["path"] == ["step"]
+    assert (exit_code, found["num_steps"], found["ranges"][0]["name"]) == (0, 1, "step")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +198,6 @@ def test_the_command(twophase, tiny_folder, tmp_path):  # noqa: F811
         (("--prompt-lens", 100_000), "100000"),
         (("--output", "x.txt"), ".json.gz"),
         (("--output", "no/such/folder/x.json"), "--output"),
-        (("--output", "."), "--output"),
         (("--num-kv-blocks", 0), "num_kv_blocks"),
         (("--steps", 0), "--steps"),
     ],
@@ -236,37 +215,5 @@ def test_a_step_that_the_engine_cannot_make_is_told(tiny_folder, tmp_path):  # n
         tiny_folder, device="cpu", num_kv_blocks=10, max_model_len=150, max_num_seqs=4, enable_prefix_caching=False
     )
     with pytest.raises(ConfigError, match="raise --max-num-batched-tokens or --num-kv-blocks"):
-        record_module.record(llm, StepShape("mixed", 4, (60,)), 2, tmp_path / "x.json")
+        steps_module.record(llm, StepShape("mixed", 4, (60,)), 2, tmp_path / "x.json")
     assert not llm.engine.has_unfinished_requests()
-
-
-def with_module(name):
-    """The table's test on a mutated module of this package."""
-
-    def check(module: ModuleType) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys.modules[__name__], name, module)
-            test_the_table_by_hand()
-
-    return check
-
-
-TREE, REPORT = "twophase_tools.profiling.tree", "twophase_tools.profiling.report"
-MUTANTS = [
-    Mutant("an inner operator counts twice", TREE, "if not self.is_range:\n            return self.duration_us", "if not self.children:\n            return self.duration_us"),
-    Mutant("own time keeps that of the children", TREE, "return self.duration_us - math.fsum(child.duration_us for child in self.children)", "return self.duration_us"),
-    Mutant("what touches lies inside", TREE, "node.start_us >= above[-1]", "node.start_us > above[-1]"),
-    Mutant("equal starts in any order", TREE, '(event["ts"], -event["dur"])', '(event["ts"], event["dur"])'),
-    Mutant("other threads count", TREE, ' and (e["pid"], e["tid"]) in threads', ""),
-    Mutant("kernels overwrite each other", TREE, 'kernels_us.get(event["name"], 0.0) + event["dur"]', 'event["dur"]'),
-    Mutant("sums instead of means", REPORT, "total / 1e6 / len(steps), total / whole_us", "total / 1e6, total / whole_us"),
-    Mutant("between has the whole", REPORT, "left_us = node.duration_us - math.fsum(child.duration_us for child in inside)", "left_us = node.duration_us"),
-    Mutant("Python is everything", REPORT, "(calls, total_us, total_us - operators_us)", "(calls, total_us, total_us)"),
-    Mutant("shortest operators first", REPORT, "sums.items(), key=lambda each: -each[1][1]", "sums.items(), key=lambda each: each[1][1]"),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_mutants(mutant):
-    KillTable.record(mutant, with_module("tree_module" if mutant.module == TREE else "report_module"))

@@ -1,14 +1,13 @@
-"""What runs under a peer's interpreter: `python child.py ADAPTER SETTINGS` loads a model and generates on request.
+"""What runs under a contender's interpreter: `python child.py ADAPTER SETTINGS` loads a model and generates on request.
 
 Lines of JSON on standard input and output, for which nothing but the standard library is needed:
 
     out  {"versions": {...}}                                  the model is loaded
     in   {"prompts": [[...], ...], "output_lens": [...]}      a run: request i generates exactly output_lens[i] tokens
-    out  {"elapsed_s": ..., "ttft_s": [...], "token_ids": [[...], ...], ...}
+    out  {"elapsed_s": ..., "ttft_s": [...], "token_ids": [[...], ...], "peak_memory_bytes": ...}
     out  {"missing": "..."} or {"error": "..."}               instead, at any time; the process ends
 
-It ends at the end of its input, so it never outlives the process that started it. While it waits it blocks in a read;
-`waiting_cpu_s` tells what its threads used all the same since the last answer, `waited_s` how long that was.
+It ends at the end of its input, so it never outlives the process that started it. While it waits it blocks in a read.
 """
 
 import contextlib
@@ -22,14 +21,15 @@ from typing import Any, TextIO
 
 
 def main(adapter: str, settings: dict[str, Any]) -> int:
-    answers = _only_for_answers()
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")  # for this file alone
+    os.dup2(2, 1)  # what libraries print goes to standard error
     try:
         module = import_module(adapter)
     except Exception as error:  # of the wrong version of something else, say
         _say(answers, {"missing": f"{type(error).__name__}: {error}"})
         return 1
     sys.path.pop(0)  # this folder: its names should not stand before anyone's
-    imported_bytes = resident_bytes("VmRSS")  # code is not the engine's memory
+    imported_bytes = _resident_bytes("VmRSS")  # code is not the engine's memory
     try:
         engine = module.Engine(settings)
         _say(answers, {"versions": _versions(module.PACKAGES)})
@@ -41,29 +41,27 @@ def main(adapter: str, settings: dict[str, Any]) -> int:
 
 
 def _serve(engine: Any, answers: TextIO, imported_bytes: int | None) -> None:
-    cpu_s, since_s = time.process_time(), time.perf_counter()
     for line in sys.stdin:
-        waiting = {"waiting_cpu_s": time.process_time() - cpu_s, "waited_s": time.perf_counter() - since_s}
         task = json.loads(line)
         start_s = time.perf_counter()
         first_token_s, token_ids = engine.run(task["prompts"], task["output_lens"])
         elapsed_s = time.perf_counter() - start_s
-        peak_bytes = resident_bytes("VmHWM")
         answer = {
             "elapsed_s": elapsed_s,
             "ttft_s": [at_s - start_s for at_s in first_token_s],
             "token_ids": token_ids,
-            "peak_memory_bytes": None if peak_bytes is None or imported_bytes is None else peak_bytes - imported_bytes,
+            "peak_memory_bytes": _peak_bytes(imported_bytes),
         }
-        _say(answers, {**answer, **waiting})
-        cpu_s, since_s = time.process_time(), time.perf_counter()
+        _say(answers, answer)
 
 
-def _only_for_answers() -> TextIO:
-    """Standard output for this file alone: what libraries print goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return answers
+def _peak_bytes(imported_bytes: int | None) -> int | None:
+    """On a GPU what torch allocated; else what was resident beyond the imports."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return int(torch.cuda.max_memory_allocated())
+    peak_bytes = _resident_bytes("VmHWM")
+    return None if peak_bytes is None or imported_bytes is None else peak_bytes - imported_bytes
 
 
 def _say(answers: TextIO, answer: dict[str, Any]) -> None:
@@ -78,7 +76,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     return {**versions, "Python": platform.python_version()}
 
 
-def resident_bytes(field: str) -> int | None:
+def _resident_bytes(field: str) -> int | None:
     """VmRSS (now) or VmHWM (peak) of this process (proc(5)); None where there is no /proc."""
     try:
         with open("/proc/self/status") as file:

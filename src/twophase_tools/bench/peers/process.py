@@ -1,4 +1,4 @@
-"""A peer's process: started with its own interpreter, asked for runs, ended when it does not answer."""
+"""A contender's process: started with its own interpreter, asked for runs, ended when it does not answer."""
 
 import contextlib
 import json
@@ -6,10 +6,11 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from twophase.core.errors import TwophaseError
 
 LAST_WORDS_S = 10  # between the end of its answers and its own
 CHILD = Path(__file__).with_name("child.py")
-# Ours, set when twophase was imported; a peer has its own idea of how long a thread should spin.
+# Ours, set when twophase was imported; others have their own idea of how long a thread should spin.
 NOT_FOR_PEERS = ("GOMP_SPINCOUNT", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -26,41 +27,44 @@ class NotRunError(TwophaseError):
 
 
 class PeerFailedError(TwophaseError):
-    """A peer that took part and died, failed or was silent for too long; says which, and what it said last."""
+    """One that took part and died, failed or was silent for too long; says which, and what it said last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a peer.
+    """How to start a contender.
 
     Attributes:
-        adapter: Which file beside `child` knows the peer: 'with_vllm' or 'with_llama_cpp'.
+        adapter: Which file beside `child` knows the engine, such as 'with_vllm'.
         settings: What its `Engine` gets.
         environment: Variables on top of this process's own.
-        limit_s: How long loading may take, and each run.
     """
 
     python: str
     adapter: str
     settings: Mapping[str, Any]
-    environment: Mapping[str, str]
-    limit_s: int | float
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class PeerProcess:
-    """A peer that has loaded its model. Close it, or its memory stays taken."""
+    """A contender that has loaded its model and stays loaded between runs. Close it, or its memory stays taken.
 
-    def __init__(self, launch: Launch) -> None:
-        """Start it and wait until the model is loaded.
+    Attributes:
+        versions: Package -> version.
+    """
+
+    def __init__(self, launch: Launch, limit_s: int | float) -> None:
+        """Start it and wait until the model is loaded, `limit_s` at most, as for each run.
 
         Raises:
-            NotRunError: There is no such interpreter, or the peer is not installed there.
+            NotRunError: There is no such interpreter, or the engine is not installed there.
             PeerFailedError: It could not load the model.
         """
-        self._limit_s = launch.limit_s
+        self._limit_s = limit_s
         # Standard error: a pipe that nobody reads would fill up.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
-        environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_PEERS}
+        unwanted = () if launch.python == sys.executable else NOT_FOR_PEERS
+        environment = {name: value for name, value in os.environ.items() if name not in unwanted}
         try:
             self._process = subprocess.Popen(
                 [launch.python, str(CHILD), launch.adapter, json.dumps(dict(launch.settings))],

@@ -128,7 +128,7 @@ def install(folder: Path) -> dict[str, str]:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"VOCAB_SIZE = {VOCAB_SIZE}\n{text}")
     (folder / "torch").mkdir()  # the real one takes a second to import
-    (folder / "torch" / "__init__.py").write_text("")
+    (folder / "torch" / "__init__.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
     return {"PYTHONPATH": str(folder), "SEEN": str(folder / "seen.jsonl")}
 
 

@@ -31,12 +31,3 @@ class Engine:
             raise ValueError("does not fit")
         if what == "hang":
             time.sleep(60)
-        if what == "spin":
-            import threading
-
-            threading.Thread(target=spin, daemon=True).start()
-
-
-def spin():
-    while True:
-        pass
