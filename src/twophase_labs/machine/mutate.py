@@ -165,7 +165,8 @@ def quotients(node: ast.AST) -> Iterator[ast.AST]:
         case ast.BinOp(op=ast.Div(), right=right):
             yield _with(node, op=ast.FloorDiv())
             yield _call("round", node, ast.Constant(3))
-            yield _with(node, right=ast.BinOp(copy.deepcopy(right), ast.Add(), ast.Constant(1e-5)))
+            if not isinstance(right, ast.Constant):
+                yield _with(node, right=ast.BinOp(copy.deepcopy(right), ast.Add(), ast.Constant(1e-5)))
 
 
 OPERATORS: Mapping[type[ast.operator], type[ast.operator]] = {

@@ -8,6 +8,45 @@ STOPS, WEIGHS, CARRIES = "stops at the last token", "weighs keys by their scores
 MATCHES_A, LARGE = "matches a loop over positions", "survives large scores"
 SURVIVES_ANY, UNUSED = "survives any level of scores", "keeps unused slots out"
 
+SLOTS_BY_A_MASK = """
+@triton.jit
+def paged_decode_kernel(
+    q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out_ptr, qk_scale, table_row_stride,
+    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    G: tl.constexpr = H // H_KV
+    seq_len = tl.load(seq_lens_ptr + sequence)
+    table_ptr = block_tables_ptr + sequence * table_row_stride
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    heads = kv_head * G + offs_m
+    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]
+    offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
+    q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(0, seq_len, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        in_range = positions < seq_len
+        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)
+        rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + (positions & (PAGE - 1))
+        offs_kv = rows[:, None] * D + offs_d[None, :]
+        mask_kv = in_range[:, None] & (offs_d < D)[None, :]
+        k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
+        v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        scores = tl.where(in_range[None, :], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
+    out = acc / row_sum[:, None]
+    tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
+"""
 A_1E4_FOR_MINUS_INFINITY = """
 @triton.jit
 def paged_decode_kernel(
@@ -134,7 +173,7 @@ BANKS = {
         wrong("a mean over the tile", "row_sum[:, None]", "seq_len", by=WEIGHS),
         wrong("forgets earlier tiles", "qk_scale, row_max, row_sum, acc)", "qk_scale, row_max, row_sum * 0, acc * 0)",
               by=CARRIES),
-        wrong("slots by a mask", "% PAGE", "& PAGE - 1", by=MATCHES_A),
+        wrong("slots by a mask", SLOTS_BY_A_MASK, by=MATCHES_A),
         wrong("no maximum", "row_max, row_sum, acc = fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)",
               'p = tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale), 0.0)\n        row_sum, acc = row_sum + tl.sum(p, axis=1), acc + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
               by=LARGE),

@@ -26,7 +26,7 @@ class Ladder:
             self.troubled = now_s
         elif self.level and now_s >= self.troubled + 10:
             self.level -= 1
-            self.changed = self.troubled = now_s
+            self.troubled = now_s
         return self.level
 """
 COUNTING = """

@@ -34,7 +34,7 @@ class EventReader:
         found = []
         while (match := re.search(r"(?:^|\n)\r?\n", self.text)) is not None:
             block, self.text = self.text[: match.start()], self.text[match.end() :]
-            values = [m[1] for line in block.split("\n") if (m := re.fullmatch(r"data(?:: ?([^\r]*))?\r?", line))]
+            values = [m[1] for line in block.split("\n") if (m := re.fullmatch(r"data(?:: ?(.*?))?\r?", line))]
             if values:
                 found.append("\n".join(value or "" for value in values))
         return found
