@@ -5,10 +5,12 @@ oracles are `jsonschema` and `re`.
 """
 
 import functools
+import itertools
 import json
 import re
 import subprocess
 import sys
+from datetime import date
 
 import jsonschema
 import numpy as np
@@ -30,6 +32,7 @@ from twophase.engine.sampler import SampleRow, sample
 from twophase_features import score_edits
 from twophase_features.structured_outputs import guidance as guidance_module
 from twophase_features.structured_outputs.guidance import Guidance, GuidanceError
+from twophase_features.structured_outputs.schema_rules import FORMATS
 
 NUM_PADDING = 7  # rows of the embedding that no token belongs to, as many models have
 PERSON = {
@@ -351,6 +354,43 @@ def chain_of(length: int):
     return {"$ref": "#/$defs/d0", "$defs": refs | {f"d{length}": {"type": "boolean"}}}
 
 
+def is_date(text: str) -> bool:
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+class TestFormats:
+    def test_every_day_that_there_is(self):
+        """Of each kind of year, all days that a month might have; Python knows which of them there are."""
+        pattern = re.compile(FORMATS["date"]["pattern"])
+        for year in ("0000", "0001", "0004", "0100", "0400", "1900", "2000", "2023", "2024", "2100", "9999"):
+            texts = [f"{year}-{month:02}-{day:02}" for month in range(14) for day in range(33)]
+            assert [text for text in texts if pattern.fullmatch(text)] == [text for text in texts if is_date(text)]
+
+    @pytest.mark.parametrize(
+        ("name", "good", "bad"),
+        [
+            ("date", ["2024-02-29"], ["2023-02-29", "2024-2-9"]),
+            ("time", ["02:04:59Z", "23:59:59.25+01:30"], ["02:04:60Z", "24:00:00Z", "02:04:59"]),
+            ("date-time", ["2024-02-29T02:04:59Z"], ["2023-02-29T02:04:59Z", "2024-02-29T02:04:60Z"]),
+            ("hostname", ["a.b-c.de"], ["-a.de", f"{'a' * 64}.de", ".".join(["abc"] * 64)]),
+        ],
+    )
+    def test_what_no_reader_accepts_is_not_written(self, name, good, bad):
+        schema = {"properties": {"format": {"type": "string", "format": name}}, "required": ["format"]}
+        codec = byte_level()
+        grammar = guidance_of(codec.tokenizer.to_str(), codec.end_id).compile(guided(json=schema))
+        accepted = [text for text in good + bad if grammar.accepts(json.dumps({"format": text}))]
+        assert accepted == good
+
+    def test_data_is_no_schema(self, model):
+        params = [guided(json={"const": {"format": "date"}})]
+        (output,) = run(guided_engine(model), [prompt_of(0, 4)], params)
+        assert json.loads(output.outputs[0].text) == {"format": "date"}
+
+
 class TestDoor:
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -366,6 +406,7 @@ class TestDoor:
             ({"json": {"$ref": "#"}}, r"structured_outputs.json cannot be enforced: \w+\.$"),
             ({"json": {"minimum": float("nan")}}, "structured_outputs.json cannot be enforced: expected value"),
             ({"json": {"type": "integer", "minimum": 10**400}}, "structured_outputs.json cannot be enforced: "),
+            ({"json": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}}, r"exclusiveMinimum=0 with maximum=0.5, less than 1 away.*minimum=0.005"),
             ({"json": {"$ref": "#there", "$defs": {"a": {"$anchor": "there"}}}}, r"\$ref='#there'; refer to a place in the schema"),
             ({"json": {"$defs": {"a": {"$id": "b"}}}}, r"\$id='b' inside of a schema"),
             ({"json": {"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "null"}}}}, r"/\^a/ and /b\$/ are not disjoint"),
@@ -576,6 +617,48 @@ def check_json(module) -> None:
             guidance.compile(guided(json=wrong))
 
 
+def check_exclusive_bounds(module) -> None:
+    """Every number that is accepted lies within its bounds; where the library would let a bound through, it is refused."""
+    codec = byte_level()
+    guidance = unlimited(module, codec)
+    near = [-1.5, -1, -0.5, 0, 0.25, 0.5, 1, 1.5]
+    num_refused = 0
+    for low, high in itertools.combinations(near, 2):
+        for names in itertools.product(("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+            bounds = dict(zip(names, (low, high), strict=True))
+            try:
+                grammar = guidance.compile(guided(json={"type": "number"} | bounds))
+            except InvalidRequestError:
+                num_refused += 1
+                continue
+            for text in ("-1.5", "-1", "-1.0", "-0.5", "-0", "0", "0.0", "0.25", "0.5", "1", "1.0", "1.5"):
+                x = float(text)
+                is_inside = low <= x <= high and not (
+                    x in (low, high) and bounds.get(f"exclusive{'Minimum' if x == low else 'Maximum'}") == x
+                )
+                assert is_inside or not grammar.accepts(text), f"{text} under {bounds}"
+    assert 0 < num_refused < 40
+    apart = {
+        "$defs": {"a": {"allOf": [{"maximum": 1.5}]}},
+        "exclusiveMinimum": 1,
+        "$ref": "#/$defs/a",
+        "type": "number",
+    }
+    listed = {"x y": [apart, {"exclusiveMinimum": 1}], "allOf": [{"$ref": "#/x%20y/1"}, {"maximum": 1.5}]}
+    for schema in (apart, {"properties": {"x": {"anyOf": [apart]}}, "$defs": apart["$defs"]}, listed):
+        with pytest.raises(InvalidRequestError, match=r"exclusiveMinimum=1 with maximum=1.5, less than 1 away"):
+            guidance.compile(guided(json=schema))
+    elsewhere = {"properties": {"a": {"exclusiveMinimum": 1, "type": "number"}, "b": {"maximum": 1.5}}}
+    assert guidance.compile(guided(json=elsewhere)).accepts('{"a": 1.2, "b": 1}')
+    for factors in ((65537, 65536), (3, 0.000000001)):
+        with pytest.raises(InvalidRequestError, match=r"multipleOf=.* of one number"):
+            guidance.compile(guided(json={"type": "integer", "allOf": [{"multipleOf": each} for each in factors]}))
+
+
+def test_exclusive_bounds():
+    check_exclusive_bounds(guidance_module)
+
+
 def test_a_guide_is_a_function_of_the_tokens():
     check_guide(guidance_module)
 
@@ -603,6 +686,7 @@ GUIDE_CHECKS = {
     "score_edits": check_masks,
     "guide": check_guide,
     "json": check_json,
+    "bounds": check_exclusive_bounds,
 }
 MUTANTS = [
     ("mask not applied", "score_edits", ".masked_fill_(forbidden, -math.inf)", "", "score_edits"),
@@ -623,6 +707,10 @@ MUTANTS = [
     ("escaped names", "guidance", "'\"\\\\bfnrt'", "'\"\\\\bfnrtu'", "json"),
     ("white space by x-guidance", "guidance", '    "whitespace_flexible": False,\n', "", "json"),
     ("lenient by x-guidance", "guidance", '    "lenient": False,', "", "json"),
+    ("exclusive bounds let through", "schema_rules", "if bound in near", "if None in near", "bounds"),
+    ("bounds from below only", "schema_rules", "(math.floor, math.ceil)", "(math.floor,)", "bounds"),
+    ("bounds of other parts", "schema_rules", "stack += joined.get(id(each), ())", "pass", "bounds"),
+    ("multiples modulo 2**32", "schema_rules", ">= MAX_MULTIPLE", "< 0", "bounds"),
     ("minProperties by repetition", "schema_rules", "at_least > max(1, num_required)", "at_least > max(2, num_required)", "json"),
 ]  # fmt: skip
 

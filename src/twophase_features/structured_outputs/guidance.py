@@ -16,7 +16,7 @@ from jaxtyping import UInt32
 from twophase.core.errors import InvalidRequestError, TwophaseError
 from twophase.core.request import SamplingParams
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_features.structured_outputs.schema_rules import check_schema
+from twophase_features.structured_outputs.schema_rules import enforceable
 from twophase_features.structured_outputs.worker_process import WorkerProcess, WorkLimitError
 
 WORD_BITS = 32  # tokens per word of a mask
@@ -261,8 +261,7 @@ def _grammar_text(outputs: StructuredOutputs) -> str:
     from llguidance import LLMatcher, regex_to_lark
 
     if isinstance(outputs.json, str):
-        check_schema(json.loads(outputs.json))
-        return LLMatcher.grammar_from_json_schema(outputs.json, overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(enforceable(outputs.json), overrides=JSON_OPTIONS)
     if outputs.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
     assert outputs.choice is not None
