@@ -45,6 +45,6 @@ def test_every_bank_is_of_its_exercises(number):
 def test_every_proof_holds(number, only):
     with Grader(WORKBOOK) as grader:
         rows = prove(grader, WORKBOOK.lab(number), only=only)
-        threads = [lane.num_threads for lane in grader._lanes]
+        threads = [lane.num_threads for lane in grader._idle]
     assert [row for row in rows if not row.holds] == []
     assert set(threads) == {1}, "a worker with more than one thread cannot be forked safely"
