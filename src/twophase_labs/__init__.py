@@ -20,7 +20,8 @@ load a model through a cached function of your lab's package, for the notebook's
 labsolutions). In markdown, a line `<!-- card 1.3 -->` becomes the exercise's title, points, minutes and size.
 `<!-- minutes: 14 -->` under a `## ` heading says how long the section takes, reading and thinking included (`14 + 8`: 8
 for *Going further*), and `<!-- map -->` becomes the table of the sections (of the exercises, in a lab without minutes).
-`<!-- glossary -->` becomes the table of terms. No magics.
+`<!-- glossary -->` becomes the table of terms. No magics. `# NBVAL_CHECK_OUTPUT` in a cell's first line says that its
+output is the same in every run: for all that is not timed.
 
     # %% tags=["setup"]
     import torch
@@ -62,10 +63,14 @@ which they follow it; every property has its own hint, the docstring, which fits
         compare(answer.greedy(toy_model, ids, 3), expected, what="the ids", axes=("position",))
 
 `answer` holds the learner's objects by name; `draw` makes random inputs, new in each run; cases go from small to
-large. Helpers are in checks.py: `compare`, `unchanged`, `fresh`, `finite`, `raises`, `reject`. The oracle is
-independent of the solution: a naive loop, arithmetic, transformers. Test behaviour, never how it was written.
+large. Several columns run side by side, first with first; `{...}, {...}` are cases written out. A narrow property
+goes before a random one, which would reject everything first. Helpers are in checks.py: `compare`, `unchanged`,
+`fresh`, `finite`, `raises`, `reject`. The oracle is independent of the solution: a naive loop, arithmetic,
+transformers. Test behaviour, never how it was written.
 `uses=("1.1",)` names exercises whose answers this one calls; a check never sees a broken one, the reference stands in
 and is labelled.
+`lines=7, difficulty=2` go on the card; `is_extra=True` for what stands under *Going further*: its points are a bonus.
+An exercise in the middle of a lab takes the next free number: progress is stored under the ids, so none changes.
 `needs=("cpu",)`, `("triton",)`, `("gpu",)`, `("model",)`; what is missing makes the exercise 'not run here'.
 
 An exercise is *open* if its one blank is the body of a function, all but the docstring. Its docstring names shapes or
@@ -81,10 +86,11 @@ came, and the grader wants a number.
 **Banks.** `wrong("drops the last token", "logits[-1:]", "logits[:-1]", by="picks the most likely token")` is the
 solution with one text, which occurs once, replaced by another; more pairs may follow. In place of pairs:
 `{1: "logits[:-1]"}`, blanks by number, the rest being right, or a whole cell. `right(title, ...)` likewise (bank.py).
-At least five wrong and two different right answers per code exercise; every property rejects a wrong one. Edits
-that mutate.py makes by itself are not written down. tests/labs/machine/test_labs.py proves every lab it finds.
-`prove 01 --seeds 20` finds verdicts that luck decides, `prove 01 --mutate` small edits of the solution that the check
-accepts.
+Five to eight wrong answers and two different right ones per code exercise, one or two for a property. Edits that
+mutate.py makes by itself are not written down. tests/labs/machine/test_labs.py proves every lab it finds. `prove
+--exercise 1.3` proves one exercise; with `--seeds 20` it finds verdicts that luck decides, with `--mutate` small
+edits of the solution that the check accepts. Such a survivor means a missing case; or it changes nothing, and stands
+with its reason in tests/labs/<chapter>/equivalent.py.
 
 The machine (machine/), file by file
 ====================================

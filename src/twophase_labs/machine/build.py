@@ -168,7 +168,12 @@ def drift(lab: Lab, root: Path) -> list[str]:
         found.append(f"{solved.relative_to(root)} differs from {lab.source.relative_to(root)}")
     elif any(c.cell_type == "code" and c.execution_count is None for c in written.cells):
         found.append(f"{solved.relative_to(root)} was not executed")
-    return found + lint.problems(lab, learner_notebook(lab)) + rules.problems(lab)
+    return found
+
+
+def broken_rules(lab: Lab) -> list[str]:
+    """What the lab's source has to mend, in words."""
+    return lint.problems(lab, learner_notebook(lab)) + rules.problems(lab)
 
 
 def _sources(notebook: NotebookNode) -> list[tuple[str, str, str]]:
@@ -202,9 +207,10 @@ def _build(labs: list[Lab], workbook: Workbook) -> int:
 
 
 def _check(labs: list[Lab], root: Path) -> int:
-    problems = [problem for lab in labs for problem in drift(lab, root)]
+    problems = [f"drift: {problem}; run `make labs`" for lab in labs for problem in drift(lab, root)]
+    problems += [f"rule: {problem}" for lab in labs for problem in broken_rules(lab)]
     for problem in problems:
-        print(f"drift: {problem}; run `make labs`", file=sys.stderr)
+        print(problem, file=sys.stderr)
     if not problems:
         print(f"{len(labs)} notebook(s) match their source")
     return 1 if problems else 0

@@ -115,11 +115,11 @@ class Exercise:
             "a prediction is a Number": self.kind != "prediction" or isinstance(self.question, Number),
             "is a kernel if it is compiled": self.compiled is None or self.kind == "kernel",
             "has distinct property names": len({p.name for p in self.checks}) == len(self.checks),
-            "has a hint for each property": all(p.hint for p in self.checks),
         }
-        broken = [rule for rule, holds in rules.items() if not holds]
+        broken = [f"an exercise {rule}" for rule, holds in rules.items() if not holds]
+        broken += [f"{p.name!r} needs a hint, its function's docstring" for p in self.checks if not p.hint]
         if broken:
-            raise ValueError(f"exercise {self.id}: an exercise {'; '.join(broken)}")
+            raise ValueError(f"exercise {self.id} breaks a rule: {'; '.join(broken)}")
 
     @property
     def worth(self) -> str:

@@ -1,6 +1,6 @@
 """The proofs of a lab's checks, as a table.
 
-    python -m twophase_labs.machine.prove 01
+    python -m twophase_labs.machine.prove 01                     or --exercise 1.3, with each of these
     python -m twophase_labs.machine.prove 01 --seeds 20          answers whose verdict luck decides
     python -m twophase_labs.machine.prove 01 --mutate            small edits of the solutions that the checks accept
 
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from nbformat import NotebookNode
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -51,7 +52,7 @@ def prove(grader: Grader, lab: Lab, seed: int | None = 0, only: str | None = Non
 
     `seed` is of the bank's random inputs; None draws new ones, as for a learner.
     """
-    rows = [*_as_a_whole(grader, lab), *_bank_sizes(lab)]
+    rows = [*_as_a_whole(grader, lab, only), *_bank_sizes(lab)]
     tried = [(i, answer) for i, bank in lab.banks.items() if only in (None, i) for answer in bank]
     jobs = [Job(i, answer.source(lab.templates[i]), fall_back=lab.all_uses(i), seed=seed) for i, answer in tried]
     rows += [_row(i, answer, got) for (i, answer), got in zip(tried, grader.run_all(lab, jobs), strict=True)]
@@ -59,10 +60,14 @@ def prove(grader: Grader, lab: Lab, seed: int | None = 0, only: str | None = Non
     return sorted((row for row in rows if only in (None, row.exercise)), key=lambda row: order.index(row.exercise))
 
 
-def _as_a_whole(grader: Grader, lab: Lab) -> Iterator[Row]:
-    shipped = grader.judge(lab, code_cells(learner_notebook(lab)))
-    solved = grader.judge(lab, code_cells(solved_notebook(lab)))
-    for i in lab.exercises:
+def _as_a_whole(grader: Grader, lab: Lab, only: str | None) -> Iterator[Row]:
+    named = {only, *lab.all_uses(only)} if only else set(lab.exercises)
+
+    def judged(notebook: NotebookNode) -> dict[str, Verdict]:
+        return grader.judge(lab, [c for c in code_cells(notebook) if c.exercise is None or c.exercise in named])
+
+    shipped, solved = judged(learner_notebook(lab)), judged(solved_notebook(lab))
+    for i in (i for i in lab.exercises if i in named):
         got = shipped[i].verdict
         yield Row(i, "shipped", "as shipped", "not_attempted", got, got == "not_attempted", shipped[i].reason)
         says = _said(solved[i])

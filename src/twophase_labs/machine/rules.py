@@ -114,7 +114,7 @@ def _open(lab: Lab, exercise: Exercise) -> Iterator[str]:
         yield f"{where} its docstring names no shape, such as [B, T], and no unit"
     examples = [example for example in doctest.DocTestParser().get_examples(docstring) if example.want]
     if len(examples) < NUM_EXAMPLES:
-        yield f"{where} its docstring has {len(examples)} examples with a result (>>>); {NUM_EXAMPLES} at least"
+        yield f"{where} its docstring has {NUM_EXAMPLES} examples with a result (>>>) or more, found {len(examples)}"
     if len(exercise.hints) != MAX_HINTS:
         yield f"{where} it has {len(exercise.hints)} hints; {MAX_HINTS}, the last a skeleton"
     elif exercise.hints[-1].count("\n") < 2:

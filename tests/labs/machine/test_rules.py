@@ -124,7 +124,11 @@ BROKEN = {
     "an unknown link": ("https://a.b/c", "https://a.b/d", "https://a.b/d is not in SOURCES of tests.labs.timed"),
     "another box": ("**In production, 2026.**", "**In production.**", "a box begins"),
     "no shape": ("The mean up to each position, for x of shape [T].", "The mean.", "names no shape"),
-    "one example": ("    >>> running_mean(torch.ones(1)).tolist()\n    [1.0]\n", "", "has 1 examples with a result"),
+    "one example": (
+        "    >>> running_mean(torch.ones(1)).tolist()\n    [1.0]\n",
+        "",
+        "with a result (>>>) or more, found 1",
+    ),
 }
 
 
