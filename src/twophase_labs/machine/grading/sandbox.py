@@ -9,9 +9,11 @@ Not bubblewrap, though it does the same: it starts a program, and an answer must
 imported torch already.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import select
 import signal
 import socket
@@ -26,7 +28,8 @@ NAMESPACES = "namespaces and limits"
 LIMITS_ONLY = "limits only"
 MAX_BYTES = 2**22  # that `call` hears of
 END_S = 2  # for a process that has closed its descriptor to be gone
-MAX_PROCESSES = 256  # of an answer; the system does not hold root to it
+MAX_PROCESSES = 256  # of an answer; of root's where numbers are each namespace's own, since Linux 6.14
+MAX_FILES = 1024  # open at once in a process: each may hold a buffer of the kernel's
 
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000  # mount, user, pid, network, ipc
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT, _DETACH = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32, 2
@@ -35,7 +38,7 @@ _PR_CAPBSET_DROP, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 24, 4, 38
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "ssl", "nsswitch.conf")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_SCRATCH_BYTES = 2**30
+_SCRATCH_BYTES, _SCRATCH_FILES = 2**30, 2**16
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,30 @@ def _settle(world: World) -> None:
     import resource
 
     _raise_loopback()
+    _limit_the_system()
     _build_root(world)
     _drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+
+
+def _limit_the_system() -> None:
+    """Of these namespaces, what limits of a process do not hold; where the system has no such file, it stays so.
+
+    Namespaces inside would give every capability back, to mount memory without a limit; shared memory is nobody's.
+    """
+    limits = {
+        "user/max_user_namespaces": 0,
+        "kernel/shmall": 2**16,
+        "kernel/msgmni": 16,
+        "kernel/sem": "250 4000 32 16",
+    }
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if release and (int(release[1]), int(release[2])) >= (6, 14):  # before, it was the machine's
+        limits["kernel/pid_max"] = 300 + MAX_PROCESSES  # 300 are kept for the first to run
+    for name, most in {**{f"sys/{n}": m for n, m in limits.items()}, "self/oom_score_adj": 1000}.items():
+        with contextlib.suppress(OSError):
+            Path("/proc", name).write_text(str(most))
 
 
 def _build_root(world: World) -> None:
@@ -208,7 +232,9 @@ def _build_root(world: World) -> None:
     _mount("tmpfs", "/new", "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
     for name in ("proc", "dev", "tmp"):
         os.mkdir(f"/new/{name}")
-    _mount("tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
+    _mount(
+        "tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
+    )
     for path in places:
         _show(path)
     for link, place in links.items():
@@ -260,7 +286,7 @@ def _special_files() -> None:
         _mount("proc", "/new/proc", "proc", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
     except OSError:  # withheld where a container hides parts of its own; an answer does without
         _mount("tmpfs", "/new/proc", "tmpfs", _NOSUID | _NODEV, "mode=555,size=4k")
-    _mount("tmpfs", "/new/dev", "tmpfs", _NOSUID, f"mode=755,size={_SCRATCH_BYTES}")
+    _mount("tmpfs", "/new/dev", "tmpfs", _NOSUID, f"mode=755,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}")
     os.mkdir("/new/dev/shm", 0o777)
     cards = [name for name in os.listdir("/old/dev") if name.startswith("nvidia")]
     for name in (*_DEVICES, *cards):
