@@ -37,6 +37,10 @@ HOSTILE = {
         ["for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"],
         ("passed", "error", "timeout"),
     ),
+    "computes in forty processes": (
+        ["for _ in range(40):", "    if os.fork() == 0:", "        while True: pass", "time.sleep(60)"],
+        ("error",),
+    ),
     "leaves a fork to answer": (["if os.fork() == 0: return x.cumsum(-1)", "return x * 2"], ("failed",)),
     "leaves a daemon": (["if os.fork() == 0:", "    os.setsid()", "    time.sleep(71.3)"], ("passed",)),
     "writes to every descriptor": (
