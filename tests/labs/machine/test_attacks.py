@@ -37,6 +37,10 @@ HOSTILE = {
         ["for _ in range(100):", "    if os.fork() == 0: time.sleep(71.3)"],
         ("passed", "error", "timeout"),
     ),
+    "computes in forty processes": (
+        ["for _ in range(40):", "    if os.fork() == 0:", "        while True: pass", "time.sleep(60)"],
+        ("error",),
+    ),
     "leaves a fork to answer": (["if os.fork() == 0: return x.cumsum(-1)", "return x * 2"], ("failed",)),
     "leaves a daemon": (["if os.fork() == 0:", "    os.setsid()", "    time.sleep(71.3)"], ("passed",)),
     "writes to every descriptor": (
@@ -133,6 +137,11 @@ def test_nothing_outside_can_be_reached(lane, tmp_path):
                 "import ctypes; c = ctypes.CDLL(None); assert c.unshare(0x10020000) == c.umount2(b'/proc', 2) == 0",
                 "unmounted in a namespace of its own",
             ),
+            ("import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0", "got every capability back"),
+            ("import ctypes; assert ctypes.CDLL(None).shmget(0, 2**29, 0o1600) >= 0", "had memory beyond its limit"),
+            ("assert open('/proc/self/oom_score_adj').read() != '1000\\n'", "outlived others where memory ended"),
+            ("[os.mknod(f'{n}') for n in range(2**17)]", "made files without end"),
+            ("import resource; assert resource.getrlimit(7)[0] > 1024", "opened files without end"),
         )
     assert reason == "your code raised ValueError: []"
     assert submission.read_text() == "hers"

@@ -143,9 +143,9 @@ def files_of(contents):
     return lambda folder: [text(content, name)(folder) for name, content in contents.items()]
 
 
-def zipped(contents):
+def zipped(contents, compression=zipfile.ZIP_DEFLATED):
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(made, "w", compression) as archive:
         for name, content in contents.items():
             archive.writestr(name, content)
     return made.getvalue()
@@ -169,6 +169,8 @@ ONE = zipped({"01_demo.ipynb": GOOD})
 CLASS = zipped({f"{name} in a zip.zip": ONE for name in ("bob", "cleo")})
 DEEP = zipped({"c.zip": zipped({"b.zip": zipped({"a.zip": ONE})})})
 LOCKED = ONE.replace(b"\x14\x03\x14\x00\x00", b"\x14\x03\x14\x00\x01")  # a bit that says so
+WHOLE = zipped({"01_demo.ipynb": GOOD}, zipfile.ZIP_LZMA)
+DAMAGED = WHOLE[:60] + bytes(9) + WHOLE[69:]
 HELPER, HELPED = "def one():\n    return 1", counter("self.value += one()\n        return self.value")
 
 # A lecturer's day, likewise; each name is the learner's.
@@ -239,6 +241,11 @@ DAY = {
     "called a zip": (at_top(GOOD), "cannot be unpacked: File is not a zip file"),
     "a zip with a password": (at_top(LOCKED), "password"),
     "a zip of many files": (at_top(zipped({f"{i}.ipynb": "" for i in range(40)})), "holds more than 30 files"),
+    "a damaged LZMA zip": (at_top(DAMAGED), "cannot be unpacked: Corrupt input data"),
+    "a deep zip": (at_top(zipped({"a/" * 60 + "01_demo.ipynb": GOOD})), "nested more than 50 deep"),
+    "a YAML bomb": (text("# ---\n# a: &a [x, x]\n# b: [*a, *a]\n# ---\n\n# %%\nx = 1\n", "01_demo.py"), "has anchors (&)"),
+    "cells without end": (text('{"cells": [' + "{}," * 5_000 + "{}]}"), "5,001 cells; at most 5,000"),
+    "spaces without end": (text(notebook(e1_8=" " * 200_000 + "x x")), 1),
     "a zip bomb": (at_top(zipped({"01_demo.ipynb": b"\0" * 2**21})), "or 1 MiB"),
 }  # fmt: skip
 

@@ -30,6 +30,8 @@ MUTANTS = [
     Mutant("devices are read", FILES, "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):", "if False:"),
     Mutant("files of any size", FILES, "if len(content) > MAX_MIB * 2**20:", "if False:"),
     Mutant("code of any size", FILES, "if size > MAX_CODE:", "if False:"),
+    Mutant("cells without end", FILES, 'if len(data["cells"]) > MAX_CELLS:', "if False:"),
+    Mutant("YAML bombs", FILES, "and ANCHOR.search(header[0])", "and False"),
     Mutant("a byte order mark is text", FILES, 'content.decode("utf-8-sig")', 'content.decode("utf-8")'),
     Mutant("deep progress stops", FILES, "AttributeError, RecursionError, MemoryError", "AttributeError"),
     Mutant("escapes reach the terminal", FILES, "return shown +", "return str(text) +"),

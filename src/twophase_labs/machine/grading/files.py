@@ -18,7 +18,8 @@ from twophase_labs.machine.notebooks import jupytext, nbformat
 from twophase_labs.machine.progress import progress_path
 
 MAX_MIB = 64  # outputs with pictures are a few
-MAX_CODE = 2**21  # characters in all cells; their syntax trees take hundreds of times as many bytes
+MAX_CELLS = 5_000
+MAX_CODE = 2**18  # characters in all cells; their syntax trees take hundreds of times as many bytes
 # What is handed in for a notebook, by its first bytes.
 KINDS = (
     (rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype|html|\?xml)", "an HTML export"),
@@ -28,6 +29,8 @@ KINDS = (
     (rb"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
 )
 CELL_MARK = re.compile(r"^# (?:%%|In\[)", re.MULTILINE)  # of Python files that jupytext or nbconvert wrote
+# Of a Python export: the comments it begins with may be YAML, and an anchor there lets a few lines stand for gigabytes.
+HEADER, ANCHOR = re.compile(r"(?:#.*(?:\n|\Z))*"), re.compile(r"[\s\[{,:?-]&\S")
 MAX_SHOWN = 4000  # characters of one text in a report
 # What a terminal obeys, what reorders a line, what is no line end but looks like one, and what UTF-8 cannot hold.
 UNSHOWABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -101,7 +104,12 @@ def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
     if not text.strip():
         raise NotGradableError(f"{path} is empty")
     if path.suffix.lower() == ".py" or CELL_MARK.search(text):
-        return _within_limit(jupytext.reads(text[: MAX_CODE + 1], fmt="py:percent"), path)
+        text = text[: MAX_CODE + 1]
+        if (header := HEADER.match(text)) and "---" in header[0] and ANCHOR.search(header[0]):
+            raise NotGradableError(
+                f"{path} has anchors (&) in its header; save it as a notebook, or without its header"
+            )
+        return _within_limit(jupytext.reads(text, fmt="py:percent"), path)
     try:
         data = json.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
@@ -121,6 +129,8 @@ def parse_notebook(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def _within_limit(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    if len(data["cells"]) > MAX_CELLS:
+        raise NotGradableError(f"{path} has {len(data['cells']):,} cells; at most {MAX_CELLS:,} are graded")
     size = sum(len(source_of(cell)) for cell in data["cells"])
     if size > MAX_CODE:
         raise NotGradableError(f"the cells of {path} hold {size:,} characters; at most {MAX_CODE:,} are graded")

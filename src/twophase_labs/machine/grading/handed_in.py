@@ -2,12 +2,11 @@
 
 import os
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import mkdtemp
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 from twophase_labs.machine.grading.files import NotGradableError, opened
 
@@ -16,7 +15,7 @@ FOLDERS_PASSED_OVER = re.compile(r"\.(?!\.)|__MACOSX|__pycache__|labsolutions$")
 FILES_PASSED_OVER = re.compile(r"\.|00_|.*\.progress\.|.*\.csv$")  # lab 0 has no exercises
 # 'Ann Lee_123_assignsubmission_file_' of Moodle, 'leeann_LATE_123_456_lab.ipynb' of Canvas
 PLATFORM = re.compile(r"(?P<learner>.+?)(?:_LATE)?_\d{3,}_(?:assignsubmission_|\d{3,}_).*")
-UNPACKING = (BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError)  # RuntimeError: it has a password
+MAX_PARTS = 50  # of a path inside an archive; Python removes folders by recursion
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,12 @@ class Collector:
                 if min(self.room) < 0:
                     limits = f"{MAX_ENTRIES:,} files or {MAX_MIB:,} MiB"
                     raise NotGradableError(f"{archive} holds more than {limits}, archives inside it included")
+                if any(m.filename.count("/") >= MAX_PARTS for m in members):
+                    raise NotGradableError(f"{archive} has folders nested more than {MAX_PARTS} deep")
                 entries.extractall(into, members)  # leaves out '..' and a leading '/'
-        except UNPACKING as error:
+        except NotGradableError:
+            raise
+        except Exception as error:  # of every kind: a password, a codec's own (LZMAError), a disk that is full
             raise NotGradableError(f"{archive} cannot be unpacked: {error}") from None
 
 

@@ -84,7 +84,7 @@ def as_python(source: str) -> str:
         source = re.sub(rf"\A\s*%%{OTHER_LANGUAGES}.*", "pass", source, flags=re.DOTALL)
         source = re.sub(r"\A(\s*)%%.*", r"\1pass", source)
         source = re.sub(r"^([ \t]*)(?:%[A-Za-z]|![^=]|\?{1,2}\w).*$", r"\1pass", source, flags=re.MULTILINE)
-        source = re.sub(r"^([ \t]*[\w, ]+=[ \t]*)[%!][A-Za-z].*$", r"\1None", source, flags=re.MULTILINE)
+        source = re.sub(r"^([ \t]*\w[\w, ]*=[ \t]*)[%!][A-Za-z].*$", r"\1None", source, flags=re.MULTILINE)
         source = re.sub(r"^([ \t]*)[\w.*%]+\?{1,2}[ \t]*$", r"\1pass", source, flags=re.MULTILINE)
         tree = parsed(source)
     lines = source.split("\n")

@@ -9,9 +9,11 @@ Not bubblewrap, though it does the same: it starts a program, and an answer must
 imported torch already.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import re
 import select
 import signal
 import socket
@@ -26,7 +28,10 @@ NAMESPACES = "namespaces and limits"
 LIMITS_ONLY = "limits only"
 MAX_BYTES = 2**22  # that `call` hears of
 END_S = 2  # for a process that has closed its descriptor to be gone
-MAX_PROCESSES = 256  # of an answer; the system does not hold root to it
+MAX_PROCESSES = 256  # of an answer; of root's where numbers are each namespace's own, since Linux 6.14
+MAX_RUNNING, MAX_RESIDENT = 8, 6 * 2**30  # threads that compute, for WATCHES in a row; bytes of all processes together
+WATCH_S, WATCHES = 0.25, 3
+MAX_FILES = 1024  # open at once in a process: each may hold a buffer of the kernel's
 
 _NEW_NAMESPACES = 0x00020000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000  # mount, user, pid, network, ipc
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REC, _BIND, _PRIVATE, _REMOUNT, _DETACH = 1, 2, 4, 8, 0x4000, 0x1000, 1 << 18, 32, 2
@@ -35,7 +40,7 @@ _PR_CAPBSET_DROP, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 24, 4, 38
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime", "ssl", "nsswitch.conf")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_SCRATCH_BYTES = 2**30
+_SCRATCH_BYTES, _SCRATCH_FILES = 2**30, 2**16
 
 
 @dataclass(frozen=True)
@@ -132,17 +137,39 @@ def _keep(
 
 def _told_by(child: int, heard: int, caller: int, deadline: float) -> tuple[bytes, bool]:
     """What comes from the child up to the end of a line or of the child, and whether the deadline came first."""
-    told, process = b"", os.pidfd_open(child)
+    told, process, greedy = b"", os.pidfd_open(child), 0
     while not told.endswith(b"\n") and len(told) < MAX_BYTES:
-        ready, _, _ = select.select([heard, process, caller], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        left_s = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([heard, process, caller], [], [], min(WATCH_S, left_s))
+        if not ready and left_s < WATCH_S:
             return told, True
+        if not ready:
+            running, resident = _taken()
+            greedy = greedy + 1 if running > MAX_RUNNING else 0
+            if greedy == WATCHES or resident > MAX_RESIDENT:
+                break
+            continue
         piece = os.read(heard, 2**16) if heard in ready else b""
         if not piece:  # its end, or that of the caller
             select.select([process, caller], [], [], END_S)
             break
         told += piece
     return told, False
+
+
+def _taken() -> tuple[int, int]:
+    """Threads inside that compute, and bytes; limits of a process hold neither, and both are taken from others."""
+    running = resident = 0
+    if os.path.exists("/proc/self"):  # no namespaces, or not yet: their /proc does not know this process
+        return 0, 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            pages = (process / "statm").read_text().split()
+            resident += (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGESIZE")
+            running += sum(
+                (task / "stat").read_text().rpartition(")")[2].split()[0] == "R" for task in process.glob("task/*")
+            )
+    return running, resident
 
 
 def importable() -> Iterator[Path]:
@@ -184,9 +211,30 @@ def _settle(world: World) -> None:
     import resource
 
     _raise_loopback()
+    _limit_the_system()
     _build_root(world)
     _drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
+
+
+def _limit_the_system() -> None:
+    """Of these namespaces, what limits of a process do not hold; where the system has no such file, it stays so.
+
+    Namespaces inside would give every capability back, to mount memory without a limit; shared memory is nobody's.
+    """
+    limits = {
+        "user/max_user_namespaces": 0,
+        "kernel/shmall": 2**16,
+        "kernel/msgmni": 16,
+        "kernel/sem": "250 4000 32 16",
+    }
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if release and (int(release[1]), int(release[2])) >= (6, 14):  # before, it was the machine's
+        limits["kernel/pid_max"] = 300 + MAX_PROCESSES  # 300 are kept for the first to run
+    for name, most in {**{f"sys/{n}": m for n, m in limits.items()}, "self/oom_score_adj": 1000}.items():
+        with contextlib.suppress(OSError):
+            Path("/proc", name).write_text(str(most))
 
 
 def _build_root(world: World) -> None:
@@ -208,7 +256,9 @@ def _build_root(world: World) -> None:
     _mount("tmpfs", "/new", "tmpfs", _NOSUID | _NODEV, f"mode=755,size={2**24}")
     for name in ("proc", "dev", "tmp"):
         os.mkdir(f"/new/{name}")
-    _mount("tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES}")
+    _mount(
+        "tmpfs", "/new/tmp", "tmpfs", _NOSUID | _NODEV, f"mode=1777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
+    )
     for path in places:
         _show(path)
     for link, place in links.items():
@@ -260,7 +310,7 @@ def _special_files() -> None:
         _mount("proc", "/new/proc", "proc", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
     except OSError:  # withheld where a container hides parts of its own; an answer does without
         _mount("tmpfs", "/new/proc", "tmpfs", _NOSUID | _NODEV, "mode=555,size=4k")
-    _mount("tmpfs", "/new/dev", "tmpfs", _NOSUID, f"mode=755,size={_SCRATCH_BYTES}")
+    _mount("tmpfs", "/new/dev", "tmpfs", _NOSUID, f"mode=755,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}")
     os.mkdir("/new/dev/shm", 0o777)
     cards = [name for name in os.listdir("/old/dev") if name.startswith("nvidia")]
     for name in (*_DEVICES, *cards):

@@ -98,7 +98,7 @@ def explain_death(exercise: Exercise, ended: sandbox.Ended) -> Verdict:
         why = "Recursion without end can do that, and ctypes."
     elif os.WIFSIGNALED(status):
         reason = f"your code's process was killed ({signal.Signals(os.WTERMSIG(status)).name})"
-        why = "It may have wanted too much memory."
+        why = "It may have wanted too much memory, or computed in too many processes or threads."
     else:
         reason = "your code ended its process before it could be judged"
         why = f"It ended with status {os.waitstatus_to_exitcode(status)}. Look for os._exit."
