@@ -151,7 +151,9 @@ class Access:
 def _raise(launcher: Any, fault: Fault, values: Sequence[Any]) -> NoReturn:
     site, name = launcher.metadata.sites[fault.site], launcher.metadata.name
     verb = VERBS.get(fault.kind, "touches")
-    access = Access(name, tuple(fault.program), verb, site["file"], fault.line or site["line"])
+    # A notebook's cell is a file that only its process can read, and the kernel may have been compiled by another.
+    file = site["file"] if linecache.getlines(site["file"]) else launcher.file
+    access = Access(name, tuple(fault.program), verb, file, fault.line or site["line"])
     if fault.kind == ASSERT:
         raise AssertionFailedError(
             f"{name}, program {access.program}: device_assert failed: {site['message']}.{access.where}"

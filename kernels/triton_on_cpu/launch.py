@@ -27,10 +27,11 @@ class Launcher:
     Attributes:
         metadata: Triton's: name, hash, `checked`, and `arguments` and `sites` of generate.py.
         places: For each argument of the C function, its place among the Python function's parameters.
+        file: Of the Python function.
     """
 
     def __init__(self, driver: Any, source: Any, metadata: Any) -> None:
-        self.driver, self.metadata = driver, metadata
+        self.driver, self.metadata, self.file = driver, metadata, source.fn.fn.__code__.co_filename
         names = [argument["name"] for argument in metadata.arguments]
         kinds = [source.signature.get(name) for name in names]
         if unknown := [name for name, kind in zip(names, kinds, strict=True) if not isinstance(kind, str)]:
