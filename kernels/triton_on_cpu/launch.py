@@ -27,7 +27,7 @@ class Launcher:
     Attributes:
         metadata: Triton's: name, hash, `checked`, and `arguments` and `sites` of generate.py.
         places: For each argument of the C function, its place among the Python function's parameters.
-        file: Of the Python function.
+        file: Where the Python function stands.
     """
 
     def __init__(self, driver: Any, source: Any, metadata: Any) -> None:
