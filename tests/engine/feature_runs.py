@@ -182,7 +182,7 @@ def check_features(names, seed: int, folder) -> None:
         for turn in range(1 if is_slow else 2):
             outputs = generate(prompts, params)
             got, wanted = [*map(results_of, outputs)], [*map(results_of, expected)]
-            assert got == wanted, f"seed {seed}, {names}, turn {turn}: {options}"
+            assert got == wanted, f"seed {seed}, {names}, turn {turn}: {options}\ngot    {got}\nwanted {wanted}"
             for output, one in zip(outputs, expected, strict=True):
                 check_prompt_logprobs(output, one)
         assert not complain.called, f"seed {seed}, {names}: {complain.call_args}, {options}"
@@ -247,6 +247,7 @@ def ranks_in_threads():
         except BaseException as error:
             failures.append(error)
             barrier.abort()
+            lines[1, 0].put(error)
 
     def both(model, config):
         if config.tensor_parallel_size > 1:

@@ -1,5 +1,6 @@
 """Ranks in threads of one process: what they say to each other goes over queues, one for each pair of them."""
 
+import faulthandler
 import queue
 import threading
 
@@ -37,13 +38,23 @@ class ThreadPeers(Peers):
     def _swap(self, parts):
         for dst, part in enumerate(parts):
             self._lines[self.rank, dst].put(part.clone())
-        return [self._lines[src, self.rank].get(timeout=60) for src in range(self.world_size)]
+        return [self._from(src) for src in range(self.world_size)]
+
+    def _from(self, src):
+        try:
+            said = self._lines[src, self.rank].get(timeout=60)
+        except queue.Empty:
+            faulthandler.dump_traceback(all_threads=True)  # where the other rank is
+            raise
+        if isinstance(said, BaseException):
+            raise AssertionError(f"rank {src} failed") from said
+        return said
 
     def call(self, message, dst, what):
         self._lines[self.rank, dst].put(message.clone())
 
     def wait_for_call(self, message, src, what):
-        message.copy_(self._lines[src, self.rank].get(timeout=60))
+        message.copy_(self._from(src))
 
     def send(self, tensor, dst, what):
         self.call(tensor, dst, what)
