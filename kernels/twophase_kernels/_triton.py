@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from twophase_kernels.choice import INTERPRET_OFF, INTERPRET_ON, Choice, choice_here
+from twophase_kernels.choice import INTERPRET_OFF, INTERPRET_ON, Choice, choice_here, interpret_here
 
 
 class KernelsUnavailableError(RuntimeError):
@@ -28,7 +28,7 @@ def _decide() -> Choice | None:
     except ValueError:
         return None
     if decided.mode == "interpreted" and "triton" not in sys.modules:
-        os.environ["TRITON_INTERPRET"] = "1"  # what triton reads when it is imported
+        interpret_here()
     return decided
 
 

@@ -61,8 +61,21 @@ def choose(environment: Mapping[str, str], has_gpu: bool, has_compiler: bool) ->
 
 
 def choice_here() -> Choice:
-    """`choose` for this process, as its environment is now."""
-    return choose(os.environ, torch.cuda.device_count() > 0, has_compiler())
+    """`choose` for this process, as its environment is now but for what `interpret_here` has set."""
+    environment = dict(os.environ)
+    if _interprets_by_itself and environment.get("TRITON_INTERPRET") == "1":
+        del environment["TRITON_INTERPRET"]
+    return choose(environment, torch.cuda.device_count() > 0, has_compiler())
+
+
+_interprets_by_itself = False
+
+
+def interpret_here() -> None:
+    """Triton, when it is imported, will interpret kernels in this process."""
+    global _interprets_by_itself
+    _interprets_by_itself = os.environ.get("TRITON_INTERPRET", "") == ""
+    os.environ["TRITON_INTERPRET"] = "1"  # what triton reads when it is imported
 
 
 def has_compiler() -> bool:

@@ -205,7 +205,10 @@ def test_without_a_compiler(tmp_path):
     pytest.importorskip("triton", reason="not run here: no triton")
     hidden = {"PATH": str(tmp_path)}
     because = "from twophase_kernels._triton import reason; print(reason())"
-    assert run(SAY + because, **hidden) == ["interpreted", "because there is neither a GPU nor a C compiler"]
+    no_compiler = "because there is neither a GPU nor a C compiler"
+    assert run(SAY + because, **hidden) == ["interpreted", no_compiler]
+    again = "; from twophase_kernels.choice import choice_here; print(choice_here().reason)"  # as doctor asks
+    assert run(SAY + because + again, **hidden) == ["interpreted", no_compiler, no_compiler]
     (line,) = run("import triton" + SAY, **hidden)
     assert line.startswith("Kernels are to be interpreted, because there is neither a GPU nor a C compiler, but triton")
     (line,) = run(SAY, **hidden, TRITON_INTERPRET="0")
