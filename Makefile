@@ -6,6 +6,7 @@
 #   make test-full [PART=1/3]           what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
 #   make gpu                            on an NVIDIA GPU: doctor, the GPU tests, the kernels' times (docs/gpu.md)
+#   make vllm                           vLLM for this processor, in .venv-vllm: lab 9 then asks its scheduler
 #   make bench                          the benchmarks (not tests: nothing here is timed against the clock)
 #   make labs                           rebuild the notebooks from labsolutions/*.py
 #   make pictures                       redraw the README's pictures and tables
@@ -31,7 +32,7 @@ TESTS = $(PYTEST) -p no:nbval
 # its time on a busy machine; whoever runs the tests bounds the whole. The notebooks of most cells come first.
 NBVAL = TWOPHASE_PROGRESS_DIR=$$(mktemp -d) $(PYTEST) --loadscope-reorder --nbval-lax --nbval-current-env --nbval-cell-timeout=1800 -W default
 
-.PHONY: lab serve test test-full gpu grade bench labs lint pictures docs model clean
+.PHONY: vllm lab serve test test-full gpu grade bench labs lint pictures docs model clean
 .DEFAULT_GOAL := help
 
 help:
@@ -85,6 +86,12 @@ gpu:
 grade: model
 	$(BIN)/twophase grade labs $(ARGS)
 
+vllm: .venv-vllm/.installed
+
+.venv-vllm/.installed: src/twophase_labs/your_engine/install_vllm.py
+	$(PYTHON) $< .venv-vllm
+	@touch $@
+
 bench: model
 	$(BIN)/twophase bench scheduling
 	$(BIN)/twophase bench engine
@@ -110,4 +117,4 @@ docs: .venv/.docs
 	$(BIN)/python -m docs.site
 
 clean:
-	rm -rf .venv build .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .venv-vllm build .pytest_cache .hypothesis .mypy_cache .ruff_cache

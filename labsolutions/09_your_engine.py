@@ -1,0 +1,353 @@
+# %% [markdown]
+# # Lab 9: your engine
+#
+# You have written kernels, an allocator, a scheduler's policy, a drafter and a mask. Each has run in an engine by
+# itself. This cell collects them from your notebooks, runs their checks once more, and says what it found.
+
+# %%
+import torch
+
+from twophase_labs.machine.own_parts import own_parts
+from twophase_labs.your_engine.engine import NAMES
+
+torch.set_num_threads(1)
+mine = own_parts(*NAMES)
+mine
+
+# %% [markdown]
+# Does one engine run on all of them at once, and does it write what any other engine writes? Which part would you miss
+# most, and which would you not miss at all? Write down what you expect. Then there is vLLM: how much of what its
+# scheduler decides, step by step, can you predict?
+
+# %% [markdown]
+# <!-- opening minutes: 4 -->
+# <!-- map -->
+
+# %% [markdown]
+# **After this lab you can**
+#
+# - put an engine together from parts behind doors, and show that it writes the right tokens;
+# - say what each part is worth on a workload, by leaving it out;
+# - predict a step of vLLM's scheduler, and find your own parts in its source;
+# - choose an engine's options for a service from its requirements, and have a planner and a simulator judge them.
+#
+# There is little to write here. Where the reference stands in for a part, everything works all the same; with your own
+# part in its place it is your engine. You need labs 2 to 5, as far as you went. No GPU is needed.
+
+# %% tags=["setup"]
+import torch
+
+from twophase_labs import ____, check, hint, measured, reference, reveal, use
+from twophase_labs.your_engine import engine
+from twophase_labs.your_engine.services import DEFAULTS, SERVICES, outcome
+
+torch.set_num_threads(1)
+
+# %% [markdown]
+# ## 1. One engine from your parts
+# <!-- minutes: 16 -->
+#
+# Every part goes in by a **door**, an interface of a few methods. The engine's own parts use the same doors, so there
+# is nothing that they can do and yours cannot.
+#
+# ```mermaid
+# flowchart LR
+#     R["requests"] --> S["policy<br/>your DecodesFirst"]
+#     S -->|"which tokens"| C["allocator<br/>your PrefixStore, block_hashes"]
+#     S -->|"room for drafts"| D["drafter<br/>your ngram_draft"]
+#     C -->|"block tables"| A["attention<br/>your three kernels, merge_splits"]
+#     D --> A
+#     A -->|"logits"| V["your verify, your masks"]
+#     V --> T["tokens"] --> S
+# ```
+#
+# | door | an option of `LLM` | your part |
+# |---|---|---|
+# | attention | `attention_backend=` | `own_write`, `own_prefill`, the split decode kernel and `merge_splits` |
+# | allocator | `cache_factory=` | `PrefixStore`, `block_hashes`, `names_to_ask` |
+# | policy | `policy=` | `DecodesFirst` |
+# | drafter | `drafter=` | `ngram_draft`, with `verify` behind it |
+# | constraint | a grammar's masks | `advance`, `allowed_ids`, `num_allowed` |
+#
+# Your block pool and tables of lab 3 are in it as well: `PrefixStore` is that pool, grown by names. The function that
+# puts it all together is short:
+
+# %%
+from twophase_labs.kit.open_engine import show_source
+
+show_source(engine.open_engine, first="options", last="engine._guidance = own_guidance")
+
+# %% [markdown]
+# **Think first.** Greedy decoding has one right answer for each prompt. Drafts are verified, prefixes are found by
+# their contents, and the order of requests is a matter of time only. What may differ between your engine and any other?
+
+# %% [markdown]
+# The workload has twelve requests, a new one every third step: records under a form, functions to copy and sentences
+# to continue. The first two kinds begin with the same handbook. `reference` is this course's engine with parts of its
+# own for everything.
+
+# %%
+from twophase_labs.machine.kernels import how_kernels_run
+
+print(how_kernels_run() if engine.are_compiled() else "Kernels are not compiled here: torch computes attention.")
+for first in (engine.reference_engine(), engine.open_engine(mine)):  # a warm-up: kernels and the form are compiled
+    engine.serve(first, engine.workload()[:2])
+results = {
+    "the reference": engine.serve(engine.reference_engine(), engine.workload()),
+    "your engine": engine.serve(engine.open_engine(mine), engine.workload()),
+}
+for number, text in enumerate(results["your engine"].texts[:3]):
+    print(f"{number}: {text!r}")
+
+# %%
+# NBVAL_CHECK_OUTPUT
+same = results["your engine"].num_equal(results["the reference"])
+print(f"{same} of {len(results['your engine'].token_ids)} answers are the same, token for token")
+
+# %% [markdown]
+# Not one token may differ, and none does: kernels that sum in another order move logits by a millionth, and no two of
+# these logits are that close. Where they are, two right engines may part.
+#
+# **Takeaway.** Parts of five labs run in one engine and give 12 of 12 answers token for token; a part
+# behind a door can be replaced by any other that keeps the door's rules.
+
+# %% [markdown]
+# ## 2. What each part is worth
+# <!-- minutes: 22 -->
+#
+# A part is worth what is lost without it. Five engines more: each is yours, but for one part.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for part, instead in engine.WITHOUT.items():
+    print(f"without {part:16} {instead}")
+
+# %% [markdown]
+# <!-- card 9.1 -->
+# Twelve requests: four records, four copies, four sentences. The handbook has about 120 tokens, and what a record or a
+# copy adds has 10 to 25; a sentence has 3 to 6. A new request comes every third step. How many per cent of all prompt
+# tokens will your store find, so that nobody computes them again?
+
+# %% tags=["exercise:9.1"]
+guess_9_1 = 78  # SOLUTION: a number, in per cent
+
+# %%
+check("9.1")
+
+# %%
+for part in engine.WITHOUT:
+    requests = engine.workload(has_form=part != "form")
+    results[f"without {part}"] = engine.serve(engine.open_engine(mine, without=part), requests)
+num_prompt_tokens = engine.num_prompt_tokens()
+measured("9.1", 100 * results["your engine"].num_hit_tokens / num_prompt_tokens)
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(f"{'':24} same  steps  found  drafts kept")
+for name, one in results.items():
+    same = one.num_equal(results["the reference"])
+    print(f"{name:24} {same:4}  {one.num_steps:5}  {one.num_hit_tokens:5}  {one.num_accepted:11}")
+
+# %% [markdown]
+# **Read the result.** Only one part decides what is written: without the form, records are what the model happens to
+# write, and so four answers differ. All others decide *when*. Without drafts the same tokens take more steps; whole
+# batches take more still, for a short answer's place stays empty until the longest of the batch has ended.
+#
+# Now with a clock, on your machine:
+
+# %%
+from twophase_labs.your_engine import result_page
+
+figure = result_page.draw_ways(results)
+
+# %%
+slo = 0.6, 0.25  # seconds to the first token, and per token after it
+for name, one in results.items():
+    print(
+        f"{name:24} {one.tokens_per_s:5.1f} tokens/s, first token after {1e3 * one.median_ttft_s:5.0f} ms (median), "
+        f"goodput {one.goodput(*slo):.2f} requests/s"
+    )
+
+# %% [markdown]
+# **Think first.** On a CPU with one thread, is an engine faster with drafts or without? Look at the steps *and* at the
+# tokens per second. What is a draft paid with, and who has plenty of it?
+#
+# <details><summary>One answer</summary>
+#
+# A step that verifies four drafts computes five tokens where it would compute one. Lab 5 said when this costs nothing:
+# while the weights' traffic hides the arithmetic. A core of a CPU reaches its ridge after a few tokens, a GPU after
+# some hundred. So fewer steps need not be less time here. It is measured, not believed; vLLM has its drafts off by
+# default.
+# </details>
+#
+# What your engine did, as a report beside this notebook, to keep or to show to others:
+
+# %%
+page = result_page.write_page(mine, results, slo)
+print(f"{page.name}: {len(mine.yours)} of {len(mine.parts)} parts are yours")
+
+# %% [markdown]
+# **Takeaway.** Of five parts one decides which of 12 answers are right, and four decide only how many steps and
+# milliseconds they take; the table above says how many.
+
+# %% [markdown]
+# ## 3. The real thing: vLLM's scheduler beside yours
+# <!-- minutes: 22 -->
+#
+# vLLM's scheduler was written by other people, for other hardware, in other files. Give it four small requests and the
+# same limits: at most 3 sequences, at most 64 tokens in a step, blocks of 32.
+#
+# - **A**, 100 prompt tokens, 6 to write, and **B**, 40 and 8, are there at the beginning.
+# - Two steps later come **C**, 84 prompt tokens of which the first 64 are those of A, 4 to write, and **D**, 30 and 5.
+#
+# Where `make vllm` has been run, vLLM is asked now, on this CPU; elsewhere you see the steps that it took when they
+# were recorded. These are its first two:
+
+# %%
+from twophase_labs.your_engine import beside_vllm
+
+theirs = beside_vllm.vllm_steps()
+print(theirs.who)
+for number, step in enumerate(theirs.steps[:2]):
+    print(f"step {number}: {dict(step)}")
+
+# %% [markdown]
+# <!-- card 9.2 -->
+# A has its first token now, and C and D have come. How many tokens does vLLM compute for each request in step 2?
+# **a** none · **b** 1 · **c** 12 · **d** 20 · **e** 51 · **f** 84
+
+
+# %% tags=["exercise:9.2"]
+answer_9_2 = {
+    "A": "b",  # SOLUTION: a letter
+    "B": "c",  # SOLUTION: a letter
+    "C": "d",  # SOLUTION: a letter
+    "D": "a",  # SOLUTION: a letter
+}
+
+# %%
+check("9.2")
+
+# %% [markdown]
+# All of its steps, and beside them those of your engine with the same limits:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+limits = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "block_size": 32}
+yours = beside_vllm.through(engine.open_engine(mine, without="drafter", **limits), "your engine")
+print(beside_vllm.table(beside_vllm.Steps("vLLM", theirs.steps, theirs.hits, theirs.tokens, {}), yours))
+print("the same steps:", theirs.steps == yours.steps, " the same tokens:", theirs.tokens == yours.tokens)
+print("found in the prefix cache:", dict(yours.hits))
+
+# %% [markdown]
+# **Read the result.** Step for step the same tokens: decodes first, a prompt in chunks as far as 64 tokens reach, the
+# hit of C's two blocks, and D waits for a sequence's place although tokens are left. Two engines that share no line
+# decide alike, because the rules follow from what a step costs, and you have derived them.
+#
+# **Where it ends.** vLLM does more: with its defaults on a GPU it plans the next step before the last one's tokens are
+# known, and several processes take part. What you built is the part that decides.
+#
+# Each of your parts has its place there:
+
+# %%
+for name, (file, line) in theirs.places.items():
+    print(f"{name:14} vllm/{file}, line {line}")
+
+# %% [markdown]
+# **Go on from here.** Open one of these files in [vLLM's repository](https://github.com/vllm-project/vllm) and read the
+# function. You know what it has to do: which arguments are the block tables, where the mask is, which dict is the
+# store.
+#
+# **Takeaway.** In 11 of 11 steps your engine and vLLM compute the same numbers of tokens for the same requests, and
+# find the same 64 tokens in their caches.
+
+# %% [markdown]
+# ## 4. Three services, one GPU
+# <!-- minutes: 26 -->
+#
+# Engines have dozens of options, and defaults that suit nobody in particular. Here are three services. Each gets an
+# H100 with Llama-3-8B of its own, and a target to meet.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for name, service in SERVICES.items():
+    print(f"{name:10} {service.about}")
+    print(f"{'':10} target: {service.target}")
+    weights = ", ".join(str(one or "bfloat16") for one in service.allowed)
+    print(f"{'':10} weights that its quality gate lets through: {weights}")
+
+# %% [markdown]
+# You choose five options; what is left out has its default. A **planner** says how many blocks are left beside weights
+# and workspace, and a **simulator** serves the traffic with this course's scheduler, each step timed by a roofline of
+# the H100's data sheet (lab 7 says what that leaves out). The defaults, first:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(DEFAULTS)
+for name in SERVICES:
+    print(f"{name:10} {outcome(name, {})}")
+
+# %% [markdown]
+# **Think first.** Three targets are missed, for three reasons. Which numbers above tell the reason: blocks, hits,
+# steps that are too long? How many tokens have 1,000 tickets at their end, and how many the pool?
+
+# %% [markdown]
+# <!-- card 9.3 -->
+# Write the three designs. Any that meets its target passes; `outcome("chat", {...})` tries one in a few seconds.
+
+
+# %% tags=["exercise:9.3"]
+def design(service):
+    """Options of the engine for a service, 'chat', 'batch' or 'retrieval': a dict with some of the keys of DEFAULTS.
+
+    quantization: of the weights: None, "fp8", "int8", "int4". kv_cache_dtype: "auto" (bfloat16), "fp8_e4m3", "int8".
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens of a step, at least max_num_seqs.
+    enable_prefix_caching: True or False.
+
+    >>> set(design("chat")) <= set(DEFAULTS)
+    True
+    >>> outcome("batch", {"max_num_seqs": 32}).is_met  # a design that is too slow
+    False
+    """
+    # BEGIN SOLUTION: a dict for each service
+    if service == "chat":  # share the instructions, and keep steps short for those who wait for tokens
+        return {"enable_prefix_caching": True, "max_num_batched_tokens": 512}
+    if service == "batch":  # all sequences at once, and K and V of one byte, so that they fit
+        return {"max_num_seqs": 1024, "kv_cache_dtype": "fp8_e4m3"}
+    # Share the handbooks; a new one is read in short steps, so that it holds up no other request.
+    return {"enable_prefix_caching": True, "max_num_batched_tokens": 1024}
+    # END SOLUTION
+
+
+# %%
+check("9.3")
+
+# %%
+design = use("9.3")
+for name in SERVICES:
+    print(f"{name:10} {design(name)}")
+    print(f"{'':10} {outcome(name, design(name))}")
+
+# %% [markdown]
+# > **In production, 2026.** The options have the names of vLLM's: `--max-num-seqs`, `--max-num-batched-tokens`,
+# > `--kv-cache-dtype`, `--quantization`, and [prefix caching, on by
+# > default](https://docs.vllm.ai/en/latest/design/prefix_caching/). A simulated design is where a load test begins, not
+# > where it ends: the roofline knows no kernel's real efficiency, and your traffic is not log-normal.
+#
+# **Takeaway.** Three services on one GPU and model meet their targets with three designs, and with the defaults none
+# does: 8,192 tokens in a step, 256 sequences and no shared prefix are wrong for each in another way.
+
+# %% [markdown]
+# ## 5. What next
+# <!-- minutes: 4 -->
+#
+# - **Read an engine.** This one, in the order of `docs/engine.md`; then nano-vllm, which is smaller, and vLLM's
+#   `v1/core/sched/scheduler.py`, which is not.
+# - **Write a policy, a drafter or a tier** of your own against this engine: `docs/doors` has an example of each.
+# - **Take your kernels to a GPU.** They run there unchanged; `docs/gpu.md` says how to time them.
+# - **A first contribution.** Find an issue in an engine that is about something you built here: a request that is
+#   preempted once too often, a metric that counts wrong, a hit that is missed. You can reproduce it in a simulator,
+#   show it with a timeline, and prove the cure with an oracle. That is most of the work.
+#
+# What the labs used again and again is worth more than any of their parts: predict, measure, divide by the floor, read
+# the shape of what is left, explain it, and keep an oracle beside everything that is fast.

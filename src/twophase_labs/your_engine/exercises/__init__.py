@@ -1,0 +1,1 @@
+"""The exercises of this chapter and their checks, a file per section of the lab. No answer may import them."""

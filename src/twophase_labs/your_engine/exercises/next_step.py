@@ -1,0 +1,13 @@
+"""9.2: what vLLM's scheduler decides next."""
+
+from twophase_labs.machine.exercise import exercise
+from twophase_labs.machine.questions import Matching
+
+NEXT_9_2 = exercise("9.2", "The next step of vLLM", kind="matching", points=3, minutes=8)
+NEXT_9_2.objective = "predict another engine's step from the rules you built"
+NEXT_9_2.question = Matching(
+    "abcdef",
+    {"A": "6df248b14a98e7ce", "B": "3075430f23ec0244", "C": "23f6042d47a6589f", "D": "f51d6c782e13649b"},
+    hint="Decodes first, then running prompts, then the queue. How much of B's prompt is left, what of C's is in the "
+    "cache, and how many may run?",
+)

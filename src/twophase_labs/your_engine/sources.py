@@ -1,0 +1,7 @@
+"""Where the boxes 'In production, 2026' were read, and the figures of this lab: product, version or date, address."""
+
+from twophase_labs.machine.sources import sources
+
+SOURCES = sources("""
+vLLM, latest, 2026: https://docs.vllm.ai/en/latest/design/prefix_caching/
+""")

@@ -1,0 +1,29 @@
+"""Answers that prove the checks of exercise 9.3."""
+
+from twophase_labs.machine.bank import right, wrong
+
+CHAT = '{"enable_prefix_caching": True, "max_num_batched_tokens": 512}'
+BATCH = '{"max_num_seqs": 1024, "kv_cache_dtype": "fp8_e4m3"}'
+RETRIEVAL = '{"enable_prefix_caching": True, "max_num_batched_tokens": 1024}'
+
+BANKS = {
+    "9.3": (
+        wrong("a tuple of pairs", BATCH, "tuple({}.items())", by="returns options that there are"),
+        wrong("an option of another engine", "max_num_seqs", "max_batch_size", by="returns options that there are"),
+        wrong("a token budget below the sequences", "1024, \"kv", "9000, \"kv", by="fits into the GPU and through the gate"),
+        wrong("four bits against the gate", RETRIEVAL, '{"quantization": "int4"}', by="fits into the GPU and through the gate"),
+        wrong("chat with long steps", ', "max_num_batched_tokens": 512', "", by="meets chat's SLO"),
+        wrong("chat that shares nothing", CHAT, '{"max_num_batched_tokens": 512}', by="meets chat's SLO"),
+        wrong("a batch with the defaults", BATCH, "{}", by="has the batch done in time"),
+        wrong("more sequences than blocks", ', "kv_cache_dtype": "fp8_e4m3"', "", by="has the batch done in time"),
+        wrong("retrieval with long steps", ', "max_num_batched_tokens": 1024', "", by="meets retrieval's SLO"),
+        wrong("retrieval that shares nothing", RETRIEVAL, '{"max_num_batched_tokens": 1024}', by="meets retrieval's SLO"),
+        right("weights of one byte for chat", CHAT, '{"enable_prefix_caching": True, "quantization": "fp8"}'),
+        right(
+            "one byte everywhere", RETRIEVAL,
+            '{"enable_prefix_caching": True, "quantization": "fp8", "kv_cache_dtype": "fp8_e4m3", '
+            '"max_num_batched_tokens": 512}',
+        ),
+        right("a table of designs", {1: f'return {{"chat": {CHAT}, "batch": {BATCH}, "retrieval": {RETRIEVAL}}}[service]'}),
+    ),
+}  # fmt: skip
