@@ -6,12 +6,14 @@ CHAT = '{"enable_prefix_caching": True, "max_num_batched_tokens": 512}'
 BATCH = '{"max_num_seqs": 1024, "kv_cache_dtype": "fp8_e4m3"}'
 RETRIEVAL = '{"enable_prefix_caching": True, "max_num_batched_tokens": 1024}'
 
+GATE = "fits into the GPU and through the gate"
+
 BANKS = {
     "9.3": (
         wrong("a tuple of pairs", BATCH, "tuple({}.items())", by="returns options that there are"),
-        wrong("an option of another engine", "max_num_seqs", "max_batch_size", by="returns options that there are"),
-        wrong("a token budget below the sequences", "1024, \"kv", "9000, \"kv", by="fits into the GPU and through the gate"),
-        wrong("four bits against the gate", RETRIEVAL, '{"quantization": "int4"}', by="fits into the GPU and through the gate"),
+        wrong("an option of another engine", BATCH, '{"max_batch_size": 64}', by="returns options that there are"),
+        wrong("a token budget below the sequences", BATCH, '{"max_num_seqs": 9000}', by=GATE),
+        wrong("four bits against the gate", RETRIEVAL, '{"quantization": "int4"}', by=GATE),
         wrong("chat with long steps", ', "max_num_batched_tokens": 512', "", by="meets chat's SLO"),
         wrong("chat that shares nothing", CHAT, '{"max_num_batched_tokens": 512}', by="meets chat's SLO"),
         wrong("a batch with the defaults", BATCH, "{}", by="has the batch done in time"),
