@@ -85,6 +85,10 @@ COURSE: Mapping[str, str] = {
         "degrades in steps, what a token costs, a canary's verdict, answers that a verifier accepts; your pieces run "
         "against a real HTTP server and in simulated hours"
     ),
+    "09_your_engine": (
+        "your parts of all labs in one engine, with and without each; vLLM's scheduler predicted, step by step beside "
+        "yours; designs for three services, judged by planner and simulator"
+    ),
 }
 # With reading and thinking, as one careful reader estimated them, of the labs whose sections do not say their minutes.
 ESTIMATED_MINUTES = {"04_scheduling": 325}

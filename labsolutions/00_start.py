@@ -180,6 +180,7 @@ while engine.has_unfinished_requests():
 #     L5 --> L6["6 compression<br/>fewer bytes"]
 #     L6 --> L7["7 many machines<br/>more than one GPU"]
 #     L7 --> L8["8 operations<br/>a service"]
+#     L8 --> L9["9 your engine<br/>all your parts"]
 # ```
 #
 # In each lab you write the missing pieces, and then the engine runs with them. A blank looks like `____("1.3", 1)`.
