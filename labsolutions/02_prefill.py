@@ -28,7 +28,7 @@ for name, read in (("together", read_at_once), ("one by one", read_one_by_one)):
 # token gets its row of logits here.) The
 # cache saved every multiplication that can be saved, and one by one the processor still reached only a fraction of
 # the rate that it had just shown. So arithmetic was not what held it back. Keep your guess at what did: section 2 has
-# one part of the answer, and section 10 repeats this cell with attention that you wrote.
+# one part of the answer, and section 11 repeats this cell with attention that you wrote.
 
 # %% [markdown]
 # **After this lab you can**
@@ -363,7 +363,7 @@ pictures.draw_roofline(flops_per_s, bytes_per_s, points)
 # %% [markdown]
 # **Read the result.** The slanted roof is the memory's, the flat one the processor's. With one token the projection is
 # at the far left: no faster processor would lift its roof, and this is where decode lives. (Where the point
-# lies well below that roof, starting the operation costs time, too: section 10.) More tokens move it
+# lies well below that roof, starting the operation costs time, too: section 11.) More tokens move it
 # to the right, where a higher rate is possible. A roof is a bound, not a forecast: the distance to it is what an
 # implementation leaves unused. (Attention also computes exponentials, which the count leaves out. And where a machine
 # reads faster than it copies, or other programs slowed the copy down, a point may lie above the slanted roof.)
@@ -1138,7 +1138,7 @@ prefill_pictures.draw_chunks(num_tokens=12, chunk=5)
 # %% [markdown]
 # <!-- card 2.11 -->
 # One chunk of a prompt, from q, k and v to the result. `rotate` is the one above, `slot_mapping` is yours. Loops are
-# right but slow; section 10 times this function.
+# right but slow; section 11 times this function.
 #
 # ```python
 # whole = prefill_chunk(q, k, v, ..., num_cached=0, ...)         # the whole prompt at once
@@ -1245,7 +1245,7 @@ for size in (4096, 1024, 512, 256, 64):
 
 # %% [markdown]
 # ## 9. The paged prefill kernel
-# <!-- minutes: 36 + 25 -->
+# <!-- minutes: 36 -->
 #
 # *Needs: Triton.*
 #
@@ -1554,7 +1554,10 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # tile later.
 
 # %% [markdown]
-# ### Going further: fusion
+# ## 10. Fusion: a kernel from an empty body
+# <!-- minutes: 22 -->
+#
+# *Needs: Triton.*
 #
 # What is never written need not be read. Between the matrix products of a layer stand small operations: adding the
 # residual, the norm, the rotation, the gate of the MLP. They have hardly any arithmetic, and in PyTorch each of them
@@ -1580,105 +1583,38 @@ show_beside({"yours": compiled.report, "the engine's": engines})
 # **Think first.** Run as seven operations of PyTorch (add, square, mean, add eps, root, two products), how often does
 # an array of x's size cross the border? And as one kernel?
 
-# %% [markdown]
-# <!-- card 2.13 -->
-# Count both ways for any chain.
-
-
-# %% tags=["exercise:2.13"]
-def chain_traffic(steps, sizes, kept):
-    """Elements that cross slow memory: (every step on its own, all steps as one kernel).
-
-    `steps` are pairs (inputs, output) in order: names of what a step reads, and the one name that it makes. `sizes` has
-    the elements of each name. `kept` are the names that are still needed when the chain is over. Each output is a new
-    name. Nothing that is given is changed.
-
-    On its own, a step reads each of its different inputs once and writes its output. As one kernel, a name that no
-    earlier step made is read once, however many steps use it; an output is written only if it is kept; and what the
-    chain made is never read.
-
-    >>> steps = [(("x", "residual"), "h"), (("h",), "y")]
-    >>> sizes = {"x": 10, "residual": 10, "h": 10, "y": 10}
-    >>> chain_traffic(steps, sizes, {"h", "y"})
-    (50, 40)
-    >>> chain_traffic(steps, sizes, {"y"})
-    (50, 30)
-    """
-    # BEGIN SOLUTION: both counts
-    apart, fused, at_hand = 0, 0, set()
-    for inputs, output in steps:
-        apart += sum(sizes[name] for name in set(inputs)) + sizes[output]
-        fused += sum(sizes[name] for name in set(inputs) - at_hand)
-        fused += sizes[output] if output in kept else 0
-        at_hand |= {*inputs, output}
-    return apart, fused
-    # END SOLUTION
-
-
-# %%
-check("2.13")
-
-# %% [markdown]
-# **Counted against noted.** Three chains of a layer of SmolLM2 for 4,096 tokens in float32. For two of them PyTorch's
-# dispatcher notes the bytes of every tensor that an operation is given or returns, while the chain really runs.
-
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_labs.prefill.chains import add_rmsnorm, chains_of, noted_bytes, silu_mul, silu_mul_by_rows
+from twophase_labs.prefill.chains import add_rmsnorm, noted_bytes, silu_mul, silu_mul_by_rows
 
-chain_traffic = use("2.13")
 draw = torch.Generator().manual_seed(0)
-x, residual = torch.randn(2, 4096, 576, generator=draw)
+x, residual = torch.randn(2, 4096, 576, generator=draw)  # 4,096 tokens of SmolLM2 in float32
 gate, up = torch.randn(2, 4096, 1536, generator=draw)
-noted = {
-    "residual + RMSNorm": noted_bytes(lambda: add_rmsnorm(x, residual, torch.ones(576), 1e-5)),
-    "SiLU x up": noted_bytes(lambda: silu_mul(gate, up)),
+chains = {  # what PyTorch's operations read and write, noted while they run; and what one kernel has to move
+    "residual + RMSNorm": (noted_bytes(lambda: add_rmsnorm(x, residual, torch.ones(576), 1e-5)), 4 * x.nbytes),
+    "SiLU x up": (noted_bytes(lambda: silu_mul(gate, up)), 3 * gate.nbytes),
 }
-for name, chain in chains_of(SMOLLM2, 4096).items():
-    apart, as_one = (4 * count for count in chain_traffic(chain.steps, chain.sizes, chain.kept))
-    seen = f"{noted[name] / 1e6:6.1f} MB" if name in noted else "        -"
-    print(f"{name:21}: apart {apart / 1e6:6.1f} MB (noted {seen}), ", end="")
-    print(f"as one {as_one / 1e6:5.1f} MB: {apart / as_one:.1f} times less")
+for name, (apart, as_one) in chains.items():
+    print(f"{name:18}: apart {apart / 1e6:5.1f} MB, as one {as_one / 1e6:4.1f} MB: {apart / as_one:.1f} times less")
 
 # %% [markdown]
 # For the norm, an array of x's size crosses the border ten times when the steps run apart, and four times as one: x and
 # the residual in, h and y out.
 #
-# **Measured.** A CPU has no kernel that would keep a chain in registers unless a compiler makes one. But it has a
-# cache: run the same three operations of SiLU x up on a few rows at a time, and what is between them never reaches the
-# large memory. The middle sizes should be fastest; on a busy machine run the cell again.
+# The norm's chain is worth a kernel: it runs twice in every layer. Write it whole; the capstone runs it in the engine.
 
-# %%
-sizes = (4096, 1024, 256, 64, 16)
-rounds = [{n: seconds(lambda n=n: silu_mul_by_rows(gate, up, n)) for n in sizes} for _ in range(15)]
-for n in sizes:
-    best_ms = 1e3 * min(times[n] for times in rounds)
-    print(f"{n:4} rows at a time ({n * 1536 * 4 / 2**20:5.2f} MiB an array): {best_ms:6.1f} ms")
-print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up)).abs().max():.0e}")
+# %% tags=["setup"]
+from twophase_labs.prefill.launch import launch_add_rmsnorm
 
 # %% [markdown]
-# **Read the result.** The same operations on the same numbers. What changes with the rows is where the intermediates
-# live, and how often Python starts an operation; very few rows pay for the latter. Fused, residual and norm move 2.5
-# times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is saved, only trips to memory.
-#
-# > **In production, 2026.** Today fusing is mostly left to compilers.
-# > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
-# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
-# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
-# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
-# > against 105 microseconds, in each of 32 layers.
-
-# %% [markdown]
-# The chain of the norm as a kernel, from an empty body: a program per row. The capstone runs it in the engine.
-
-# %% [markdown]
-# <!-- card 2.14 -->
-# Add the residual and normalise: $h = x + \mathrm{residual}$,
-# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467). `BLOCK_N` is N
-# rounded up to a power of two.
+# <!-- card 2.13 -->
+# Add the residual and normalise, a program per row: $h = x + \mathrm{residual}$,
+# $y = h / \sqrt{\mathrm{mean}(h^2) + \epsilon} \cdot \mathrm{weight}$ (RMSNorm, arXiv:1910.07467).
+# `launch_add_rmsnorm(kernel, x, residual, weight, eps)` allocates y and h, starts a program for each of the T rows, and
+# returns (y, h). `row_max_kernel` of section 6 has all that you need but a second load and a second store.
 
 
-# %% tags=["exercise:2.14"]
+# %% tags=["exercise:2.13"]
 @triton.jit
 def add_rmsnorm_kernel(
     x_ptr,  # [T, N]
@@ -1688,11 +1624,19 @@ def add_rmsnorm_kernel(
     h_ptr,  # [T, N]
     eps,
     N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # N, rounded up to a power of two
 ):
-    """One program: one row, read once and written once."""
+    """One program: one row, [N]. It loads the row of x and of residual once, and stores the row of h and of y.
+
+    >>> x, residual = torch.tensor([[3.0, 0.0]], device=device), torch.tensor([[0.0, 4.0]], device=device)
+    >>> y, h = launch_add_rmsnorm(add_rmsnorm_kernel, x, residual, torch.ones(2, device=device), 0.0)
+    >>> h.tolist()
+    [[3.0, 4.0]]
+    >>> [round(element, 4) for element in y[0].tolist()]  # over the root of (9 + 16) / 2
+    [0.8485, 1.1314]
+    """
+    # BEGIN SOLUTION: which row, which columns exist; load, add, store h; normalise, store y
     row, columns = tl.program_id(0), tl.arange(0, BLOCK_N)
-    # BEGIN SOLUTION: mask and offsets; load a row of both, add, store h, normalise, store y
     mask = columns < N
     offs = row * N + columns
     h = tl.load(x_ptr + offs, mask=mask, other=0.0) + tl.load(residual_ptr + offs, mask=mask, other=0.0)
@@ -1704,10 +1648,53 @@ def add_rmsnorm_kernel(
 
 
 # %%
-check("2.14")
+check("2.13")
 
 # %% [markdown]
-# ## 10. Capstone: your prefill in the engine
+# **By the clock**, on the same 4,096 rows, the best of fifteen runs of each. (On a processor each launch of your kernel
+# is checked, PyTorch's operations are not.)
+
+# %%
+# needs: triton
+add_rmsnorm_kernel = use("2.13")
+inputs = x.to(device), residual.to(device), torch.ones(576, device=device), 1e-5
+ways = {
+    "seven operations": lambda: add_rmsnorm(*inputs),
+    "your kernel": lambda: launch_add_rmsnorm(add_rmsnorm_kernel, *inputs),
+}
+rounds = [{name: seconds(run) for name, run in ways.items()} for _ in range(15)]
+for name in ways:
+    print(f"{name:16} {1e3 * min(times[name] for times in rounds):5.1f} ms")
+
+# %% [markdown]
+# **Without a kernel** a CPU can still keep intermediates near, in its cache: run the three operations of SiLU x up on a
+# few rows at a time, and what is between them never reaches the large memory. The middle sizes should be fastest; on a
+# busy machine run the cell again.
+
+# %%
+sizes = (4096, 1024, 256, 64, 16)
+rounds = [{n: seconds(lambda n=n: silu_mul_by_rows(gate, up, n)) for n in sizes} for _ in range(15)]
+for n in sizes:
+    best_ms = 1e3 * min(times[n] for times in rounds)
+    print(f"{n:4} rows at a time ({n * 1536 * 4 / 2**20:5.2f} MiB an array): {best_ms:6.1f} ms")
+print(f"largest difference: {(silu_mul_by_rows(gate, up, 64) - silu_mul(gate, up)).abs().max():.0e}")
+
+# %% [markdown]
+# **Read the result.** The same operations on the same numbers. What changes with the rows is where the intermediates
+# live, and how often Python starts an operation; very few rows pay for the latter.
+#
+# **Takeaway.** Fused, residual and norm move 2.5 times fewer bytes, and the gate of the MLP 2.7 times; no arithmetic is
+# saved, only trips to memory.
+#
+# > **In production, 2026.** Today fusing is mostly left to compilers.
+# > [vLLM](https://docs.vllm.ai/en/v0.18.2/design/fusions/) compiles models with `torch.compile` and adds passes of its
+# > own, switched on by its optimization level: all-reduce with residual and RMSNorm from `-O2` (the default) on
+# > tensor-parallel Hopper and Blackwell GPUs, RoPE with the cache write on ROCm only. By roofline, on an H100: SiLU x
+# > up of 4,096 tokens of an 8B model, 14,336 wide, moves 940 MB in bfloat16 as three operations and 352 MB as one: 280
+# > against 105 microseconds, in each of 32 layers.
+
+# %% [markdown]
+# ## 11. Capstone: your prefill in the engine
 # <!-- minutes: 18 -->
 #
 # *Needs: Triton, and the model.*
@@ -1731,7 +1718,7 @@ check("2.14")
 from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
 
 # %% [markdown]
-# <!-- card 2.15 -->
+# <!-- card 2.14 -->
 # Launch both kernels. The write kernel has a program per token. The prefill kernel has a program per query tile of the
 # longest chunk, per sequence, and per KV head, in this order; a tile holds as many whole tokens as fit into `BLOCK_M`
 # rows. It wants its scale in base 2 (`LOG2_E` is there). `triton.cdiv(a, b)` is a / b rounded up.
@@ -1742,7 +1729,7 @@ from twophase_labs.prefill.launch import BLOCK_M, BLOCK_N
 # ```
 
 
-# %% tags=["exercise:2.15"]
+# %% tags=["exercise:2.14"]
 def own_write(k, v, k_cache, v_cache, slot_mapping):
     num_tokens, num_kv_heads, head_dim = k.shape
     grid = (num_tokens,)  # SOLUTION: a tuple, how many programs
@@ -1769,12 +1756,12 @@ def own_prefill(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scal
 
 
 # %%
-check("2.15")
+check("2.14")
 
 # %% [markdown]
 # **Now for real.** SmolLM2 in the engine, three prompts of different lengths in one ragged batch. All K and V of this
 # run go to your slots through your write kernel, all prompts through your prefill kernel, and all 61 norms of each step
-# through 2.14 (or the reference's); the attention of the decode steps is the engine's own until lab 3.
+# through your norm kernel; the attention of the decode steps is the engine's own until lab 3.
 
 # %%
 # needs: triton
@@ -1782,10 +1769,9 @@ from functools import partial
 
 from twophase import SamplingParams
 from twophase_labs.prefill.engine_runs import open_own_engine
-from twophase_labs.prefill.launch import launch_add_rmsnorm
 
-own_write, own_prefill = use("2.15")
-norm = partial(launch_add_rmsnorm, use("2.14"))
+own_write, own_prefill = use("2.14")
+norm = partial(launch_add_rmsnorm, use("2.13"))
 llm = open_own_engine(slots=slot_mapping, write=own_write, prefill=own_prefill, norm=norm)
 
 # %%
@@ -1880,13 +1866,13 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # mask of 2.12 `<` instead of `<=`, and look at the map that its check draws.
 
 # %% [markdown]
-# ## 11. Knowledge check
-# <!-- minutes: 7 -->
+# ## 12. Knowledge check
+# <!-- minutes: 5 -->
 #
 # *Needs: nothing but thought.*
 
 # %% [markdown]
-# <!-- card 2.16 -->
+# <!-- card 2.15 -->
 # A kernel for attention by tiles has a bug: it does not rescale its sums when the maximum rises. When is its result
 # still right?
 # (a) never,
@@ -1894,20 +1880,20 @@ prefill_pictures.draw_chunk_rates(rates, bound, flops_per_s)
 # (c) if all scores are positive,
 # (d) if the number of keys is a multiple of the tile.
 
-# %% tags=["exercise:2.16"]
-answer_2_16 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:2.15"]
+answer_2_15 = "b"  # SOLUTION: one letter
 
 # %%
-check("2.16")
+check("2.15")
 
 # %% [markdown]
-# <!-- card 2.17 -->
+# <!-- card 2.16 -->
 # Each line is a mistake in the prefill kernel. What does it look like from outside? (a) not one answer ever comes out:
 # NaN from the first prompt on, (b) hours without trouble, then NaN now and then, (c) each request is fine by itself,
 # and garbled when others run beside it, (d) short prompts are fine, and those that need more than one step are garbled.
 
-# %% tags=["exercise:2.17"]
-answer_2_17 = {
+# %% tags=["exercise:2.16"]
+answer_2_16 = {
     "`<` stands where `<=` should in `visible`": "a",  # SOLUTION: a letter
     "`table_ptr` is `block_tables_ptr` for every program": "c",  # SOLUTION: a letter
     "V is loaded without `mask_kv`": "b",  # SOLUTION: a letter
@@ -1915,23 +1901,7 @@ answer_2_17 = {
 }
 
 # %%
-check("2.17")
-
-# %% [markdown]
-# <!-- card 2.18 -->
-# Each statement is true of one idea: (a) FlashAttention, (b) PagedAttention, (c) FlashDecoding, (d) none of the three.
-
-# %% tags=["exercise:2.18"]
-answer_2_18 = {
-    "the score matrix is never in slow memory": "a",  # SOLUTION: a letter
-    "K and V of a sequence may lie anywhere in the pool": "b",  # SOLUTION: a letter
-    "one query's keys are shared by many programs": "c",  # SOLUTION: a letter
-    "as an answer grows, stored K and V are never moved": "b",  # SOLUTION: a letter
-    "the result is an approximation": "d",  # SOLUTION: a letter
-}
-
-# %%
-check("2.18")
+check("2.16")
 
 # %% [markdown]
 # ### Troubleshooting, by symptom

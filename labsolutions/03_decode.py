@@ -36,7 +36,7 @@ print(f"one token:  {1e3 * step_s:.1f} ms, {step_s / arithmetic_s:.1f} times as 
 # - write the allocator of a paged K/V cache: a pool, block tables, sharing, copy-on-write, and running out of blocks
 #   without damage;
 # - test an allocator with an oracle that finds bugs which no test of shapes finds;
-# - derive a paged decode kernel from a prefill kernel, split it so that it fills a GPU, and merge the parts exactly;
+# - write a paged decode kernel, split it so that it fills a GPU, and merge the parts exactly;
 # - say what batching, int8 and a longer context change in the time of a step, with numbers measured here.
 #
 # You need labs 1 and 2, or what they are about: a K/V cache, grouped heads, the online softmax, slots. No GPU is
@@ -186,7 +186,7 @@ step_time.draw_step_times({name: (list(lengths), times_s) for name, times_s in t
 
 # %% [markdown]
 # ## 2. What a step reads
-# <!-- minutes: 12 -->
+# <!-- minutes: 9 -->
 #
 # To multiply by a weight, the processor must have it, and 135 million weights of four bytes do not fit into any cache
 # close to it. So every step fetches every weight from memory, once. With one row, each weight fetched is used for two
@@ -261,26 +261,15 @@ for name, gpu in {"A100, 40 GB": A100, "H100 SXM": H100}.items():
 # the 2 of a multiply and an add, or count keys and forget that one has several bytes.)
 
 # %% [markdown]
-# <!-- card 3.2 -->
-# **Predict.** On this machine the engine reads SmolLM2 in float32, 0.540 GB a step. If it did nothing but read, at the
-# speed at which one thread copies memory (some tens of GB per second, as lab 2 measured), it would reach its ceiling.
-# What percentage of the ceiling does the step of the first cell reach? (A factor of 1.4 counts as close.)
-
-# %% tags=["exercise:3.2"]
-guess_3_2 = 70  # SOLUTION: percent of the ceiling
-
-# %%
-check("3.2")
-
-# %% [markdown]
-# **This machine.** Its bandwidth is measured by copying a quarter of a gigabyte, as in lab 2.
+# **This machine.** The engine reads SmolLM2 in float32. If a step did nothing but read, at the speed at which one
+# thread copies a quarter of a gigabyte (as in lab 2), it would reach its ceiling.
 
 # %%
 num_bytes = sum(bytes_of_step(step_time.NUM_WEIGHTS, 4, 46_080, [44]))
 bandwidth = step_time.bandwidth()
 print(f"{num_bytes / 1e9:.3f} GB a step at {bandwidth / 1e9:.1f} GB/s")
-print(f"the ceiling: {bandwidth / num_bytes:.0f} tokens per second; the engine: {1 / step_s:.0f}")
-measured("3.2", step_time.share_of_ceiling())
+print(f"the ceiling: {bandwidth / num_bytes:.0f} tokens per second; the engine: {1 / step_s:.0f}", end=", ")
+print(f"{num_bytes / bandwidth / step_s:.0%} of it")
 
 # %% [markdown]
 # One part of what is missing can be measured by itself: the Python code and the small operations between the products.
@@ -353,11 +342,11 @@ import numpy as np
 from twophase.core.errors import CacheStateError, OutOfBlocksError
 
 # %% [markdown]
-# <!-- card 3.3 -->
+# <!-- card 3.2 -->
 # Write the pool: the constructor, the property and three methods. How you keep track is up to you.
 
 
-# %% tags=["exercise:3.3"]
+# %% tags=["exercise:3.2"]
 class BlockPool:
     """`BlockPool(num_blocks)`: blocks with the ids 0 to num_blocks - 1, all free at first.
 
@@ -414,7 +403,7 @@ class BlockPool:
 
 
 # %%
-check("3.3")
+check("3.2")
 
 # %% [markdown]
 # ### The table
@@ -426,11 +415,11 @@ check("3.3")
 # \;+\; p \bmod \text{block\_size}$$
 
 # %% [markdown]
-# <!-- card 3.4 -->
+# <!-- card 3.3 -->
 # Write the table of one sequence.
 
 
-# %% tags=["exercise:3.4"]
+# %% tags=["exercise:3.3"]
 class BlockTable:
     """`BlockTable(pool, block_size)`: the blocks of one sequence, taken from the pool on demand; empty at first.
 
@@ -482,12 +471,12 @@ class BlockTable:
 
 
 # %%
-check("3.4")
+check("3.3")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-BlockPool = use("3.3")
-BlockTable = use("3.4")
+BlockPool = use("3.2")
+BlockTable = use("3.3")
 pool = BlockPool(6)
 table, neighbour = BlockTable(pool, 4), BlockTable(pool, 4)
 for num_tokens in (7, 8, 9):
@@ -533,7 +522,7 @@ block_pictures.draw_copy_on_write()
 # only owner of the old block and writes in place. This is **copy-on-write**.
 
 # %% [markdown]
-# <!-- card 3.5 -->
+# <!-- card 3.4 -->
 # `fork(table)` returns a second table of the same tokens and takes no block. `prepare_write(table)` makes sure that the
 # next token, at position `table.num_tokens`, can be written without changing what others read. It returns the block
 # copies to do first, as pairs (source, target): none, or one. If there is no block for the copy, `OutOfBlocksError`
@@ -550,7 +539,7 @@ block_pictures.draw_copy_on_write()
 # ```
 
 
-# %% tags=["exercise:3.5"]
+# %% tags=["exercise:3.4"]
 def fork(table):
     twin = type(table)(table.pool, table.block_size)  # an empty table of the same kind
     for block_id in table.block_ids:  # SOLUTION: the blocks that get one owner more
@@ -574,7 +563,7 @@ def prepare_write(table):
 
 
 # %%
-check("3.5")
+check("3.4")
 
 # %% [markdown]
 # ### How to know that it is right
@@ -594,7 +583,7 @@ from collections import Counter
 
 from twophase_labs.decode.histories import History
 
-fork, prepare_write = use("3.5")
+fork, prepare_write = use("3.4")
 forks = {"fork": fork, "prepare_write": prepare_write}
 histories = [History(BlockPool(8), BlockTable, num_blocks=8, block_size=4, seed=n, **forks) for n in range(200)]
 for history in histories:
@@ -626,7 +615,7 @@ print(suspects.tell_story())
 suspects.show_code("table 1", "table 2", "table 3", "pool 1", "pool 2", "layer")
 
 # %% [markdown]
-# <!-- card 3.6 -->
+# <!-- card 3.5 -->
 # What is the *first* thing that goes wrong? Each letter once.
 #
 # - **a** event 2: where A looks for its position 0, it finds its own position 8
@@ -636,8 +625,8 @@ suspects.show_code("table 1", "table 2", "table 3", "pool 1", "pool 2", "layer")
 # - **e** event 5: the pool refuses C, although the living sequences hold two blocks of eight
 # - **f** event 9: a slot is outside the memory
 
-# %% tags=["exercise:3.6"]
-answer_3_6 = {
+# %% tags=["exercise:3.5"]
+answer_3_5 = {
     "table 1": "d",  # SOLUTION: a letter
     "table 2": "a",  # SOLUTION: a letter
     "table 3": "e",  # SOLUTION: a letter
@@ -647,7 +636,7 @@ answer_3_6 = {
 }
 
 # %%
-check("3.6")
+check("3.5")
 
 # %% [markdown]
 # Now the oracle, on the same six. For the layer, whose cache is in order, a second oracle: the next token of the real
@@ -726,7 +715,7 @@ plt.show()
 # serves `H // H_kv` neighbouring query heads. No copy is needed for that: give the query an axis for the group.
 
 # %% [markdown]
-# <!-- card 3.7 -->
+# <!-- card 3.6 -->
 # Write one decode step's attention for a ragged batch. The token's own K and V are in the cache already, so a query
 # sees all `seq_lens[b]` positions, and there is no mask.
 #
@@ -736,7 +725,7 @@ plt.show()
 # If the check shows a picture, look at it: which slots were read?
 
 
-# %% tags=["exercise:3.7"]
+# %% tags=["exercise:3.6"]
 def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
     """Attention of one query per sequence, q [B, H, D], over the blocks of k_cache and v_cache [N, H_kv, PAGE, D].
 
@@ -765,7 +754,7 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
 
 
 # %%
-check("3.7")
+check("3.6")
 
 # %% [markdown]
 # **Which slots does it read?** A trick shows it for any attention, also for a compiled kernel that nobody can look
@@ -778,7 +767,7 @@ from dataclasses import replace
 
 from twophase_labs.decode.paged_inputs import in_a_row, one_hot_values, random_pages
 
-paged_attention = use("3.7")
+paged_attention = use("3.6")
 lengths = (9, 4, 6)
 inputs = random_pages(lengths, num_blocks=8, head_dim=32, seed=5)
 block_tables = torch.tensor([[6, 1, 3], [4, 0, 0], [0, 5, 0]], dtype=torch.int32)
@@ -829,7 +818,7 @@ print(f"bytes moved: {moved / 1e6:.1f} MB; gathered {3 * moved / 1e6:.1f} MB (bl
 
 # %% [markdown]
 # ## 5. The decode kernel
-# <!-- minutes: 29 + 9 -->
+# <!-- minutes: 40 + 9 -->
 #
 # Lab 2 has a kernel that reads blocks where they are: the prefill kernel. A decode step is a prefill with a chunk of
 # one token, so why write another? Run the engine's prefill kernel on three sequences with one query each:
@@ -896,29 +885,36 @@ decode_pictures.draw_tile(pages=[5, 2, 7], seq_len=10, start=0, block_n=16, page
 # Suppose they are loaded and get weight 0. What is 0 times their content, if that happens to be NaN? And if the *score*
 # of a masked position is set to 0, which weight does it get?
 
+# %% [markdown]
+# **In view: the prefill kernel of lab 2**, as it stands in your notebook of that lab, or with its blanks if there is
+# none beside this one. Which of its lines does a single token need, and which become simpler?
+
+# %%
+from twophase_labs.decode.earlier_kernel import prefill_kernel
+
+prefill_kernel()
+
 # %% tags=["setup"]
 from twophase_labs.decode.attend_tiles import attend_tiles, fold_tile
 from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
 
 # %% [markdown]
-# <!-- card 3.8 -->
-# The skeleton below is lab 2's prefill kernel without the causal mask and the LSE; fill in what is left. The online
-# softmax is lab 2's, too: `fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)` folds one tile into the state;
-# `visible` is `[1 or BLOCK_M, BLOCK_N]`. For position $j$ of a sequence
-#
-# $$\text{block} = \text{table}[\lfloor j / \text{PAGE} \rfloor], \qquad
-# \text{row} = (\text{block} \cdot H_{kv} + h_{kv}) \cdot \text{PAGE} + j \bmod \text{PAGE},$$
-#
-# and K of that row begins D · `row` elements after `k_ptr`, since the cache is `[N, H_KV, PAGE, D]`.
-#
-# ```python
-# launch_paged_decode(paged_decode_kernel, q, k_cache, v_cache, block_tables, seq_lens, scale)   # [B, H, D]
-# ```
-#
-# gives what gathering gives, whatever the order of the blocks and whatever is in slots that are not in use.
+# And lab 2's `attend_tile`, which folds a tile of keys into the state of the softmax. It is simpler here, and has
+# another name: in a decode step every row sees the first key, so the maximum is finite from the first tile on.
+
+# %%
+# needs: triton
+show_source(fold_tile, first="scores = tl.dot", last="return")
+
+# %% [markdown]
+# <!-- card 3.7 -->
+# Write the kernel: attention of each sequence's one query over all its keys, read where they lie.
+# `launch_paged_decode` starts a program for each sequence and KV head. Where K of a position is, 2.12 says. For the
+# sequence in the picture, 10 tokens in blocks 5, 2 and 7, one tile is enough: positions 0 to 15, of which 10 to 15 do
+# nothing. Fold a tile in by `fold_tile` or write it out; in which order you go through the keys is your choice.
 
 
-# %% tags=["exercise:3.8"]
+# %% tags=["exercise:3.7"]
 @triton.jit
 def paged_decode_kernel(
     q_ptr,  # [B, H, D]
@@ -928,48 +924,66 @@ def paged_decode_kernel(
     seq_lens_ptr,  # int32 [B], at least 1
     out_ptr,  # [B, H, D]
     qk_scale,  # score scale * log2(e)
-    table_row_stride,
+    table_row_stride,  # elements from one row of the block tables to the next
     H: tl.constexpr,
     H_KV: tl.constexpr,
     D: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # rows of the query tile, at least G
-    BLOCK_D: tl.constexpr,  # columns of a tile, at least D
-    BLOCK_N: tl.constexpr,  # keys per tile
+    BLOCK_M: tl.constexpr,  # rows of the query tile, at least G and 16
+    BLOCK_D: tl.constexpr,  # columns of a tile, at least D and 16
+    BLOCK_N: tl.constexpr,  # keys per tile, at least 16
 ):
-    """One program: the G query heads of one KV head, of one sequence."""
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    G: tl.constexpr = H // H_KV
-    seq_len = tl.load(seq_lens_ptr + sequence)
-    table_ptr = block_tables_ptr + sequence * table_row_stride
+    """One program: the G = H // H_KV query heads of one KV head, of one sequence, over all its keys.
 
-    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    heads = kv_head * G + offs_m  # SOLUTION: the query head of each row, [BLOCK_M]
-    has_query = offs_m < G  # SOLUTION: does the row of the tile hold a query, [BLOCK_M]
-    mask_q = has_query[:, None] & (offs_d < D)[None, :]
-    offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
+    The grid is (B, H_KV); program (b, h) stores the rows out[b, h * G : (h + 1) * G], each [D]. Blocks may lie in any
+    order, and slots past a sequence's end may hold anything, NaN too.
+
+    >>> values = torch.arange(8.0, device=device).view(4, 1, 2, 1)  # 4 blocks of 2 slots; slot s holds s
+    >>> zero, table = torch.zeros(1, 1, 1, device=device), torch.tensor([[3, 0]], dtype=torch.int32, device=device)
+    >>> one, three = torch.tensor([[1], [3]], dtype=torch.int32, device=device)
+    >>> launch_paged_decode(paged_decode_kernel, zero, values, values, table, one, 1.0).item()
+    6.0
+    >>> round(launch_paged_decode(paged_decode_kernel, zero, values, values, table, three, 1.0).item(), 4)  # 6, 7, 0
+    4.3333
+    """
+    # BEGIN SOLUTION: the tile of queries; a loop over tiles of keys; the rows of the result
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    group: tl.constexpr = H // H_KV
+    length = tl.load(seq_lens_ptr + sequence)
+    offs_m = tl.arange(0, BLOCK_M)
+    offs_d = tl.arange(0, BLOCK_D)
+    mask_q = (offs_m < group)[:, None] & (offs_d < D)[None, :]
+    offs_q = (sequence * H + kv_head * group + offs_m)[:, None] * D + offs_d[None, :]
     q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
 
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(0, seq_len, BLOCK_N):
+    for start in range(0, length, BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
-        in_range = positions < seq_len
-        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)  # SOLUTION: the block of each position
-        rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE  # SOLUTION: the cache row of each key
+        in_range = positions < length
+        entries = block_tables_ptr + sequence * table_row_stride + positions // PAGE
+        page_ids = tl.load(entries, mask=in_range, other=0)
+        rows = (page_ids.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE
         offs_kv = rows[:, None] * D + offs_d[None, :]
         mask_kv = in_range[:, None] & (offs_d < D)[None, :]
         k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
         v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
-        visible = in_range[None, :]  # SOLUTION: what is left of the causal mask
-        row_max, row_sum, acc = fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        scores = tl.where(in_range[None, :], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
     out = acc / row_sum[:, None]
     tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
+    # END SOLUTION
 
 
 # %%
-check("3.8")
+check("3.7")
 
 # %% [markdown]
 # **What did it read?** The one-hot trick again, now on a kernel: two sequences, one row per query head.
@@ -978,7 +992,7 @@ check("3.8")
 # needs: triton
 from twophase_labs.decode.decode_cases import map_case, slot_order
 
-paged_decode_kernel = use("3.8")
+paged_decode_kernel = use("3.7")
 case = map_case(Draw(3), [10, 5], heads=4, kv_heads=1, page=4, num_pages=8, peak=2)
 out = launch_paged_decode(paged_decode_kernel, **on_device(case)).cpu()
 order, _ = slot_order(case, 0)
@@ -999,8 +1013,22 @@ decode_pictures.draw_weights(
 # kernel is shown to you like this, with the wrong cells outlined.
 #
 # And the questions from above: 0 times NaN is NaN, so what is past the end must not even be loaded; and a score of 0
-# is a score like any other, and gets a weight. That is why `in_range` stands in the kernel three times: for the table,
-# for K and V, and for the scores.
+# is a score like any other, and gets a weight. That is why the end is masked three times: for the table, for K and V,
+# and for the scores.
+#
+# **By the clock**, on section 4's eight sequences of 512 tokens. (On a processor, launches of your kernel are checked;
+# section 4's operations are not.)
+
+# %%
+# needs: triton
+inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in wide.arguments]
+kernel_s = seconds(lambda: launch_paged_decode(paged_decode_kernel, *inputs), repeats=9)
+for name, elapsed_s in {"in order already": row_s, "gathered first": paged_s, "your kernel": kernel_s}.items():
+    print(f"{name:16} {1e6 * elapsed_s:6.0f} us, {elapsed_s / row_s:4.1f} times the first")
+
+# %% [markdown]
+# **Read the result.** Your kernel has no copy to wait for: it follows the table while it reads. What it takes beyond
+# the first line is the table, the checks, and a tile in which 3 of 16 rows hold a query.
 
 # %% [markdown]
 # ### What the compiler made of it
@@ -1085,15 +1113,15 @@ show_source(attend_range, first="page_ids = load_page_ids(table_ptr, lo", last="
 # of 128 bytes. In the strided kernel the threads hold the same elements of the same keys.
 
 # %% [markdown]
-# <!-- card 3.9 -->
+# <!-- card 3.8 -->
 # **Predict.** How many times as many sectors does the strided kernel move for K, with PAGE = 16 and 2 bytes an element?
 # (A factor of 1.5 counts as close.)
 
-# %% tags=["exercise:3.9"]
-guess_3_9 = 8  # SOLUTION: times
+# %% tags=["exercise:3.8"]
+guess_3_8 = 8  # SOLUTION: times
 
 # %%
-check("3.9")
+check("3.8")
 
 # %%
 # needs: triton
@@ -1106,7 +1134,7 @@ print("the same result:", torch.allclose(out, launch_paged_decode(strided, *as_s
 k_loads = {name: tile_loads(kernel.report)[0] for name, kernel in (("yours", compiled), ("strided", strided))}
 for name, load in k_loads.items():
     print(f"{name:>8}: {load.requests} requests of {load.sectors_per_request:.0f} sectors, {load.sectors:,} in all")
-measured("3.9", k_loads["strided"].sectors / k_loads["yours"].sectors)
+measured("3.8", k_loads["strided"].sectors / k_loads["yours"].sectors)
 
 # %%
 # needs: triton
@@ -1121,7 +1149,7 @@ draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 # elements are too small for the asynchronous copies that had a tile of K under way.)
 
 # %% [markdown]
-# <!-- card 3.10 -->
+# <!-- card 3.9 -->
 # A decode step also *writes*: one token's K, a row per head. PAGE is 16, D is 64, an element has 2 bytes. Count each
 # sector once, even if it is moved several times. Compared with `[N, H_kv, PAGE, D]`, what becomes more expensive in
 # `[N, H_kv, D, PAGE]`?
@@ -1131,11 +1159,11 @@ draw_requests({f"K, {name}": load for name, load in k_loads.items()})
 # **c** both<br/>
 # **d** neither: the same bytes are read and written
 
-# %% tags=["exercise:3.10"]
-answer_3_10 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:3.9"]
+answer_3_9 = "b"  # SOLUTION: one letter
 
 # %%
-check("3.10")
+check("3.9")
 
 # %% [markdown]
 # <details><summary>Why</summary>
@@ -1184,23 +1212,22 @@ for batch, num_splits in ((1, 1), (1, 4), (1, 16), (8, 1), (8, 2), (32, 1)):
 # short one has splits without a single key. They say so: output 0, LSE minus infinity.
 
 # %% [markdown]
-# <!-- card 3.11 -->
+# <!-- card 3.10 -->
 # One program attends to one split. Keys are shared out in whole tiles, the same number for every split; the last ones
-# may get fewer, or none.
+# may get fewer, or none. 37 keys in tiles of 16, by 4 splits: positions [0, 16), [16, 32), [32, 37), none.
 #
-# $$\text{split\_len} = \left\lceil \frac{\lceil \text{seq\_len} / \text{BLOCK\_N} \rceil}{\text{splits}} \right\rceil
-# \cdot \text{BLOCK\_N}, \qquad \mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
+# $$\mathrm{LSE} = \log_2 \sum_j 2^{s_j} = m + \log_2 \sum_j 2^{s_j - m}$$
 #
-# The loop of 3.8 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
-# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0, so if you replace a sum of 0 by any positive number before the
-# logarithm, m = -inf alone makes the LSE -inf. The partial results are `[B, H, splits, D]` and `[B, H, splits]`:
+# The loop of 3.7 is now a function, `attend_tiles(..., lo, hi, ...)`: keys at positions [lo, hi). Without keys it
+# returns `row_max` = -inf, `row_sum` = 0 and `acc` = 0. The partial results are `[B, H, splits, D]` and
+# `[B, H, splits]`:
 #
 # ```python
 # partial, lse = launch_paged_decode_split(kernel, q, k_cache, v_cache, block_tables, seq_lens, scale, num_splits=4)
 # ```
 
 
-# %% tags=["exercise:3.11"]
+# %% tags=["exercise:3.10"]
 @triton.jit
 def paged_decode_split_kernel(
     q_ptr,  # [B, H, D]
@@ -1247,7 +1274,7 @@ def paged_decode_split_kernel(
 
 
 # %%
-check("3.11")
+check("3.10")
 
 # %% [markdown]
 # **Which split reads what.** One sequence of 37 tokens, tiles of 16, four splits; a row per split. (Queries of zero:
@@ -1255,7 +1282,7 @@ check("3.11")
 
 # %%
 # needs: triton
-paged_decode_split_kernel = use("3.11")
+paged_decode_split_kernel = use("3.10")
 case = map_case(Draw(5), [37], heads=1, kv_heads=1, page=4, num_pages=11)
 partial, lse = launch_paged_decode_split(paged_decode_split_kernel, **on_device(case), num_splits=4, block_n=16)
 order, _ = slot_order(case, 0)
@@ -1275,14 +1302,14 @@ decode_pictures.draw_weights(
 # count these five keys far too much. How much each split really counts is in its LSE: log2 of 16, of 16, and of 5.
 
 # %% [markdown]
-# <!-- card 3.12 -->
+# <!-- card 3.11 -->
 # Write the merge, in PyTorch. It is exact: no score has to be computed again.
 #
 # $$m = \max_s \mathrm{LSE}_s, \qquad w_s = 2^{\mathrm{LSE}_s - m}, \qquad
 # \mathrm{out} = \frac{\sum_s w_s\, \mathrm{out}_s}{\sum_s w_s}, \qquad \mathrm{LSE} = m + \log_2 \sum_s w_s$$
 
 
-# %% tags=["exercise:3.12"]
+# %% tags=["exercise:3.11"]
 def merge_splits(partial, lse):
     """Merge attention over disjoint splits of the keys: `partial` [B, H, splits, D] and `lse` [B, H, splits], base 2.
 
@@ -1309,7 +1336,7 @@ def merge_splits(partial, lse):
 
 
 # %%
-check("3.12")
+check("3.11")
 
 # %% [markdown]
 # **Does it matter how the keys are divided?** It must not. Two sequences of 90 and 7 tokens, through your kernel and
@@ -1318,7 +1345,7 @@ check("3.12")
 # %%
 # NBVAL_CHECK_OUTPUT
 # needs: triton
-merge_splits = use("3.12")
+merge_splits = use("3.11")
 case = random_case(Draw(6), [90, 7], heads=4, kv_heads=2, dim=32, page=16)
 expected, _ = naive_decode(case)
 kv_bytes = 2 * (90 + 7) * 2 * 32 * 4
@@ -1402,7 +1429,7 @@ show_source(merge_splits_kernel, first="weight_sum = tl.zeros", last="out = tl.s
 
 # %% [markdown]
 # ## 7. A byte instead of two
-# <!-- minutes: 21 + 14 -->
+# <!-- minutes: 21 + 5 -->
 #
 # A decode step waits for bytes, so fewer bytes are less waiting, and they leave room for more sequences. Weights can be
 # stored in fewer bits, and so can K and V: in **int8**, a whole number from -127 to 127 per element. What is
@@ -1427,14 +1454,14 @@ needle_pictures.draw_row_maxima(reading.values[26], "V of layer 26: how large th
 # **per token and head** is found when the token is written, and never changes.
 
 # %% [markdown]
-# <!-- card 3.13 -->
+# <!-- card 3.12 -->
 # Write `quantise`, with a scale per token and head; the way back is one line and given.
 #
 # $$s_{th} = \frac{\max_d |x_{thd}|}{q_{max}}, \qquad n_{thd} = \mathrm{round}\!\left(\frac{x_{thd}}{s_{th}}\right),
 # \qquad x_{thd} \approx n_{thd}\, s_{th}$$
 
 
-# %% tags=["exercise:3.13"]
+# %% tags=["exercise:3.12"]
 def dequantise(data, scale):
     return data.float() * scale[..., None]
 
@@ -1461,7 +1488,7 @@ def quantise(x, q_max=127):
 
 
 # %%
-check("3.13")
+check("3.12")
 
 # %% [markdown]
 # **Bytes.** The next cell asks the engine's own cache what a token takes, K and V in all layers, scales included. A
@@ -1483,7 +1510,7 @@ for name, shape in {"SmolLM2": SMOLLM2, "Llama-3-8B": LLAMA_3_8B}.items():
 # squares)? Within a factor of 2?
 
 # %%
-quantise, dequantise = use("3.13")
+quantise, dequantise = use("3.12")
 
 
 def stored(q_max):
@@ -1589,49 +1616,14 @@ print(f"{int((data != engines_data).sum())} of {data.numel():,} numbers differ, 
 # ### Going further: recent tokens in fp16, older ones in int8
 #
 # Recent tokens get much of the attention, and they are few. A cache may keep them in 16 bits and quantise a token only
-# when it has aged.
-
-# %% [markdown]
-# <!-- card 3.14 -->
-# Write what such a cache stores and gives back.
-
-
-# %% tags=["exercise:3.14"]
-def store_mixed(x, num_recent):
-    """K or V of a sequence, x float32 [T, H_kv, D]: its last `num_recent` tokens in float16, all older ones in int8.
-
-    Returns what attention would read, float32 [T, H_kv, D], and the bytes stored: 2 for each element of a recent token,
-    1 for each element of an older one and 4 for each of its scales, one per token and head. `num_recent` may be 0, or
-    more than there are tokens. x is not changed. Quantise with your 3.13.
-
-    >>> read, num_bytes = store_mixed(torch.tensor([[[1.0, 0.4]], [[1.0, 0.4]]]), num_recent=1)
-    >>> num_bytes                                         # 2 + 4 for the older token, 2 * 2 for the recent one
-    10
-    >>> [round(x, 4) for x in read[:, 0, 1].tolist()]
-    [0.4016, 0.3999]
-    """
-    # BEGIN SOLUTION: the older part, the recent part, the bytes
-    first = max(0, len(x) - num_recent)
-    data, scale = quantise(x[:first])
-    recent = x[first:].half()
-    num_bytes = data.nbytes + scale.nbytes + recent.nbytes
-    return torch.cat([dequantise(data, scale), recent.float()]), num_bytes
-    # END SOLUTION
-
+# when it has aged. Is it worth it? Five needles, at depths of 10 to 90 %, in the text of the middle column above: four
+# of them are older than the last 64 tokens, the fifth is among them. With the older part in 3 bits:
 
 # %%
-check("3.14")
-
-# %% [markdown]
-# Is it worth it? Five needles, at depths of 10 to 90 %, in the text of the middle column above: four of them are older
-# than the last 64 tokens, the fifth is among them. With the older part in 3 bits:
-
-# %%
-store_mixed = use("3.14")
-keys = reading.keys[0]
-for num_recent in (0, 16, 64, len(keys)):
-    read, num_bytes = store_mixed(keys, num_recent)
-    print(f"{num_recent:3} of {len(keys)} tokens recent: {num_bytes / (2 * keys.numel()):4.0%} of fp16's bytes")
+num_tokens = len(reading.keys[0])
+for num_recent in (0, 16, 64):
+    size = 128 * num_recent + 68 * (num_tokens - num_recent)  # bytes of a head's K: 64 in fp16, or in int8 and a scale
+    print(f"the last {num_recent:2} of {num_tokens} tokens in fp16: {size / (128 * num_tokens):3.0%} of fp16's bytes")
 
 
 def mixed(x, num_recent=64):
@@ -1694,7 +1686,7 @@ step_pictures.draw_reuse()
 import math
 
 # %% [markdown]
-# <!-- card 3.15 -->
+# <!-- card 3.13 -->
 # `work` is what a step takes: `work.weight_bytes`, and for each sequence `work.kv_bytes` and `work.flops`. `machine`
 # has a `bandwidth` (bytes/s) and a `flop_rate`. Moving and computing overlap, so the slower of the two is the time:
 #
@@ -1709,7 +1701,7 @@ import math
 # ```
 
 
-# %% tags=["exercise:3.15"]
+# %% tags=["exercise:3.13"]
 def step_seconds(work, machine, batch):
     moving = (work.weight_bytes + batch * work.kv_bytes) / machine.bandwidth  # SOLUTION: seconds to move all bytes
     computing = batch * work.flops / machine.flop_rate  # SOLUTION: seconds of arithmetic
@@ -1725,7 +1717,7 @@ def ridge_batch(work, machine):
 
 
 # %%
-check("3.15")
+check("3.13")
 
 # %% [markdown]
 # **Think first.** Llama-3-8B in 16 bits leaves the memory-bound side of an A100 at 201 sequences. That is with empty
@@ -1733,7 +1725,7 @@ check("3.15")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-step_seconds, ridge_batch = use("3.15")
+step_seconds, ridge_batch = use("3.13")
 print("Llama-3-8B, 16 bits: the batch that leaves the memory-bound side")
 for context in (0, 100, 300, 500, 1_000, 8_000):
     work = LLAMA_3_8B.decode_work(context, bytes_per_value=2)
@@ -1858,7 +1850,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
     print(f"{num_seqs:3} decodes run in the graph of {rows:3} rows, {1 - num_seqs / rows:4.0%} of them padding")
 
 # %% [markdown]
-# **Question.** A padded row is a sequence of length 0. Which line of your 3.11 makes that harmless, and what would go
+# **Question.** A padded row is a sequence of length 0. Which line of your 3.10 makes that harmless, and what would go
 # wrong without it?
 #
 # <details><summary>Answer</summary>
@@ -1882,9 +1874,9 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 # ## 9. Capstone: your decode phase in the engine
 # <!-- minutes: 23 -->
 #
-# You have the parts of a decode phase: a pool, block tables and forks (3.3 to 3.5), a kernel that splits the keys
-# (3.11) and a merge (3.12). The engine keeps its scheduler, its model and its prefill; memory and decode attention
-# become yours.
+# You have the parts of a decode phase: a pool, block tables and forks (3.2 to 3.4), a kernel that splits the keys
+# (3.10), a merge (3.11), and a kernel for when there is nothing to split (3.7). The engine keeps its scheduler, its
+# model and its prefill; memory and decode attention become yours.
 
 # %% [markdown]
 # ```mermaid
@@ -1895,7 +1887,7 @@ for num_seqs in (1, 3, 5, 9, 17, 100):
 #     T --> P["your BlockPool"]
 #     S -->|"plan: tokens, block tables"| M["model<br/>(the engine's)"]
 #     M -->|"write, prefill"| B["torch backend"]
-#     M -->|"decode"| K["your split kernel,<br/>your merge"]
+#     M -->|"decode"| K["your kernel, or<br/>your split kernel<br/>and your merge"]
 #     B --> V[("blocks")]
 #     K --> V
 #     M --> L["next tokens"] --> S
@@ -1912,10 +1904,10 @@ from twophase_labs.decode.own_cache import OwnCache
 from twophase_labs.kit.own_attention import OwnAttention
 
 # %% [markdown]
-# <!-- card 3.16 -->
-# Open an engine on your parts. `decode` (with `launch_paged_decode_split` and your 3.11 and 3.12) gets what the engine
-# has, `q` `[B, H, D]`, K and V, `block_tables`, `seq_lens` and the scale, and returns `[B, H, D]`. `cache` is called
-# once, when the engine opens.
+# <!-- card 3.14 -->
+# Open an engine on your parts. `decode` gets what the engine has, `q` `[B, H, D]`, K and V, `block_tables`, `seq_lens`
+# and the scale, and returns `[B, H, D]`: with one split by your 3.7 (`launch_paged_decode`), with more by your 3.10
+# (`launch_paged_decode_split`) and 3.11. `cache` is called once, when the engine opens.
 #
 # ```python
 # llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16)
@@ -1924,10 +1916,12 @@ from twophase_labs.kit.own_attention import OwnAttention
 # ```
 
 
-# %% tags=["exercise:3.16"]
+# %% tags=["exercise:3.14"]
 def own_engine(model, block_size, num_blocks, num_splits=2, **options):
     def decode(q, k_cache, v_cache, block_tables, seq_lens, scale):
         inputs = q, k_cache, v_cache, block_tables, seq_lens, scale
+        if num_splits == 1:
+            return launch_paged_decode(paged_decode_kernel, *inputs)  # SOLUTION: one output per query head
         results = launch_paged_decode_split(paged_decode_split_kernel, *inputs, num_splits)  # SOLUTION: two tensors
         return merge_splits(*results)[0]  # SOLUTION: one output per query head
 
@@ -1947,7 +1941,7 @@ def own_engine(model, block_size, num_blocks, num_splits=2, **options):
 
 
 # %%
-check("3.16")
+check("3.14")
 
 # %% [markdown]
 # ### The real model
@@ -1957,7 +1951,7 @@ check("3.16")
 
 # %%
 # needs: triton
-own_engine = use("3.16")
+own_engine = use("3.14")
 llm = own_engine(DEFAULT_MODEL, block_size=8, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
 fullest = block_pictures.fullest_moment(llm.scheduler.cache)
 requests = {
@@ -2038,13 +2032,13 @@ run_pictures.draw_timeline(llm.engine.trace, names)
 # ### The first cell again, with your work in place
 #
 # The lab began with one token that took many times as long as its arithmetic. Here is the same measurement, on an
-# engine with *your* pool, tables, forks and kernel. Your allocator is what lets more than one sequence share a step.
-# (If a larger batch takes *longer* per token, or your batch of 1 much longer than the first cell's, something else was
-# running: run it again.)
+# engine with *your* pool, tables, forks and kernel. The kernel is 3.7: on one thread there is nothing to split for.
+# Your allocator is what lets more than one sequence share a step. (If a larger batch takes *longer* per token, or your
+# batch of 1 much longer than the first cell's, something else was running: run it again.)
 
 # %%
 # needs: triton
-yours = own_engine(DEFAULT_MODEL, block_size=16, num_blocks=64, max_num_seqs=16)
+yours = own_engine(DEFAULT_MODEL, block_size=16, num_blocks=64, num_splits=1, max_num_seqs=16)
 per_token_s = {n: step_time.decode_step_s(yours, num_sequences=n, num_steps=8) / n for n in (1, 2, 4, 8, 16)}
 print(f"the first cell:   {1e3 * step_s:5.1f} ms for one token, {step_s / arithmetic_s:4.1f} times its arithmetic")
 for n, token_s in per_token_s.items():
@@ -2069,12 +2063,12 @@ step_pictures.draw_closing(per_token_s, step_s, arithmetic_s)
 # Three questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 3.17 -->
+# <!-- card 3.15 -->
 # In $T(t) = a + b\,t$ of section 8, what does each of these change? (A CUDA graph launches all kernels of a step with
 # one call.) **a** the constant $a$ · **b** the slope $b$ · **c** both · **d** neither (or next to nothing)
 
-# %% tags=["exercise:3.17"]
-answer_3_17 = {
+# %% tags=["exercise:3.15"]
+answer_3_15 = {
     "weights in int8": "a",  # SOLUTION: a letter
     "K and V in int8": "b",  # SOLUTION: a letter
     "half as many layers": "c",  # SOLUTION: a letter
@@ -2084,17 +2078,17 @@ answer_3_17 = {
 }
 
 # %%
-check("3.17")
+check("3.15")
 
 # %% [markdown]
-# <!-- card 3.18 -->
+# <!-- card 3.16 -->
 # A decode kernel with blocks of 16, and what its tests say. Which bug is it? **a** no mask on the tail of the last
 # block · **b** the row of the block table, or its stride · **c** an empty split is not guarded: minus infinity minus
 # minus infinity is NaN · **d** the head stride of the cache, or `h % H_kv` for `h // G` · **e** LSE in another base
 # than the merge takes it for
 
-# %% tags=["exercise:3.18"]
-answer_3_18 = {
+# %% tags=["exercise:3.16"]
+answer_3_16 = {
     "right for one KV head, wrong for several": "d",  # SOLUTION: a letter
     "right for lengths 16, 32, 48, wrong in between": "a",  # SOLUTION: a letter
     "every split right by itself, the merged result off": "e",  # SOLUTION: a letter
@@ -2103,10 +2097,10 @@ answer_3_18 = {
 }
 
 # %%
-check("3.18")
+check("3.16")
 
 # %% [markdown]
-# <!-- card 3.19 -->
+# <!-- card 3.17 -->
 # A service runs Llama-3-8B in bf16 (16 GB of weights, 131,072 bytes of K and V per token) on one card of 141 GB and 4.8
 # TB/s, with graphs: 64 conversations of 8,192 tokens in every step. Tokens come too slowly; each step
 # has to become at least a third shorter. Which single change does it?
@@ -2116,11 +2110,11 @@ check("3.18")
 # **c** K and V in int8<br/>
 # **d** split-KV with eight splits
 
-# %% tags=["exercise:3.19"]
-answer_3_19 = "c"  # SOLUTION: one letter
+# %% tags=["exercise:3.17"]
+answer_3_17 = "c"  # SOLUTION: one letter
 
 # %%
-check("3.19")
+check("3.17")
 
 # %% [markdown]
 # ### Principles

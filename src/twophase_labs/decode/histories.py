@@ -26,9 +26,9 @@ class History:
     """One pool, its shadow, and the sequences that come, grow, share and go.
 
     Args:
-        pool: With the interface of exercise 3.3.
-        new_table: `new_table(pool, block_size)`, with the interface of exercise 3.4.
-        fork, prepare_write: Those of exercise 3.5; without them sequences share full blocks only.
+        pool: With the interface of exercise 3.2.
+        new_table: `new_table(pool, block_size)`, with the interface of exercise 3.3.
+        fork, prepare_write: Those of exercise 3.4; without them sequences share full blocks only.
         checks_books: Whether reference counts are compared with the live tables after each event.
 
     Attributes:

@@ -33,7 +33,7 @@ class OwnCache(OwnAllocator):
     Args:
         pool: Like `BlockPool(num_blocks)`, all of it free.
         new_table: Makes an empty `BlockTable` over that pool.
-        fork, prepare_write: Those of exercise 3.3; without them a request has one completion.
+        fork, prepare_write: Those of exercise 3.4; without them a request has one completion.
 
     Attributes:
         num_copies: Blocks copied on write.

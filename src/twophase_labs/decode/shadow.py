@@ -79,7 +79,7 @@ class ShadowKV:
 
 
 class WatchedPool:
-    """A strict pool with the interface of exercise 3.3. Which free block comes next is drawn by lot."""
+    """A strict pool with the interface of exercise 3.2. Which free block comes next is drawn by lot."""
 
     def __init__(self, num_blocks: int, seed: int = 0) -> None:
         self.num_blocks = num_blocks
@@ -114,7 +114,7 @@ class WatchedPool:
 
 
 class PlainTable:
-    """A table with the interface of exercise 3.4."""
+    """A table with the interface of exercise 3.3."""
 
     __slotnames__: ClassVar[list[str]] = []  # copy.copy sets it, and an answer that uses that has replaced nothing
 

@@ -18,7 +18,6 @@ from twophase_labs.machine.pictures import COLOURS, INK
 
 CPU = torch.device("cpu")
 NUM_WEIGHTS = 134_515_008  # SmolLM2-135M; embedding and output matrix are one, so it counts once
-FLOATS = 4  # bytes of a float32 weight, K or V: what the engine uses on a CPU
 
 
 def bandwidth() -> float:
@@ -87,17 +86,6 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.num_calls += 1
         return func(*args, **(kwargs or {}))
-
-
-def smollm2_step_bytes(context: int) -> int:
-    """Weights and cache of one decode step of one sequence, in float32."""
-    kv_bytes_per_token = 2 * 30 * 3 * 64 * FLOATS
-    return NUM_WEIGHTS * FLOATS + context * kv_bytes_per_token
-
-
-def share_of_ceiling() -> float:
-    """Tokens per second of the engine, as a percentage of what bytes and bandwidth allow."""
-    return 100 * smollm2_step_bytes(44) / bandwidth() / measured_step_s()
 
 
 def draw_times(times_s: Mapping[str, float], title: str) -> Figure:

@@ -1,75 +1,11 @@
-"""Chains of small operations between the matrix products of a layer: what each step reads and writes."""
+"""Chains of small operations between the matrix products of a layer, step by step, and the bytes that they move."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from twophase_labs.prefill.model_shape import ModelShape
-
-Steps = Sequence[tuple[Sequence[str], str]]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """`steps` are (inputs, output) by name, in order; `sizes` has the elements of each name; `kept` is needed after."""
-
-    steps: Steps
-    sizes: Mapping[str, int]
-    kept: Collection[str]
-
-
-def chains_of(shape: ModelShape, num_tokens: int) -> dict[str, Chain]:
-    """The three chains of a Llama-like layer, as eager PyTorch would run them on so many tokens."""
-    rows, width = num_tokens, shape.hidden
-    heads, kv_heads = (n * shape.head_dim for n in (shape.num_heads, shape.num_kv_heads))
-    norm = Chain(
-        (
-            (("x", "residual"), "h"),
-            (("h",), "squares"),
-            (("squares",), "means"),
-            (("means",), "shifted"),
-            (("shifted",), "roots"),
-            (("h", "roots"), "scaled"),
-            (("scaled", "weight"), "y"),
-        ),
-        dict.fromkeys(("x", "residual", "h", "squares", "scaled", "y"), rows * width)
-        | {"means": rows, "shifted": rows, "roots": rows, "weight": width},
-        ("h", "y"),
-    )
-    rope = Chain(
-        (
-            *(step for x in "qk" for step in _rotation(x)),
-            (("k_turned",), "k_cache"),
-            (("v",), "v_cache"),
-        ),
-        {f"q{part}": rows * heads for part in PARTS}
-        | {f"k{part}": rows * kv_heads for part in PARTS}
-        | dict.fromkeys(("v", "k_cache", "v_cache"), rows * kv_heads)
-        | {"cos": rows * shape.head_dim, "sin": rows * shape.head_dim},
-        ("q_turned", "k_cache", "v_cache"),
-    )
-    gate = Chain(
-        ((("gate",), "sigmoid"), (("gate", "sigmoid"), "silu"), (("silu", "up"), "out")),
-        dict.fromkeys(("gate", "up", "sigmoid", "silu", "out"), rows * shape.mlp),
-        ("out",),
-    )
-    return {"residual + RMSNorm": norm, "RoPE + write to cache": rope, "SiLU x up": gate}
-
-
-PARTS = ("", "_cos", "_swapped", "_sin", "_turned")
-
-
-def _rotation(x: str) -> Steps:
-    return (
-        ((x, "cos"), f"{x}_cos"),
-        ((x,), f"{x}_swapped"),
-        ((f"{x}_swapped", "sin"), f"{x}_sin"),
-        ((f"{x}_cos", f"{x}_sin"), f"{x}_turned"),
-    )
 
 
 def add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: int | float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 3.3 and 3.4."""
+"""Answers that prove the checks of exercises 3.2 and 3.3."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -121,7 +121,7 @@ class BlockTable:
 
 # fmt: off
 BANKS = {
-    "3.3": (
+    "3.2": (
         wrong("returns a tuple", "return block_ids", "return tuple(block_ids)", by=FREE),
         wrong("at most 256 blocks", "range(num_blocks - 1, -1, -1)", "range(min(num_blocks, 256) - 1, -1, -1)",
               by=FREE),
@@ -136,7 +136,7 @@ BANKS = {
         right("no list, just counts", SET_OF_FREE),
         right("first in, first out", DEQUE),
     ),
-    "3.4": (
+    "3.3": (
         wrong("takes all again", "num_blocks - len(self.block_ids)", "num_blocks", by=DEMAND),
         wrong("refuses as many as there are", "num_tokens < self.num_tokens",
               "num_tokens <= self.num_tokens and self.num_tokens", by=KEEPS),

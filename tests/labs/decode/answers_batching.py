@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.15."""
+"""Answers that prove the check of exercise 3.13."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -34,7 +34,7 @@ def ridge_batch(work, machine):
 
 # fmt: off
 BANKS = {
-    "3.15": (
+    "3.13": (
         wrong("takes the faster", {3: "min(moving, computing)"}, by=READS_THE),
         wrong("one sequence's K and V only", "batch * work.kv_bytes", "work.kv_bytes", by=READS_THE_WEIGHTS),
         wrong("one token's arithmetic", {2: "work.flops / machine.flop_rate"}, by=COMPUTES_FOR),

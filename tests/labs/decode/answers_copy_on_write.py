@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.5."""
+"""Answers that prove the check of exercise 3.4."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -44,7 +44,7 @@ def prepare_write(table):
 
 # fmt: off
 BANKS = {
-    "3.5": (
+    "3.4": (
         wrong("takes no share", "table.block_ids:", "[]:", by=SHARES),
         wrong("looks at 32 blocks", ".block_ids:", ".block_ids[:10]:", by=SHARES),
         wrong("the same list", "list(table.block_ids)", "table.block_ids", by=LIST),

@@ -1,91 +1,12 @@
-"""Answers that prove the check of exercise 3.8."""
+"""Answers that prove the check of exercise 3.7."""
 
 from twophase_labs.machine.bank import right, wrong
 
-WRITES, HEADS = "writes a number for every query head", "gives every query head its KV head"
-LEAVES_THE, PAGES, APART = "leaves the rows of other programs alone", "finds the blocks", "keeps sequences apart"
-STOPS, WEIGHS, CARRIES = "stops at the last token", "weighs keys by their scores", "carries on from tile to tile"
-MATCHES_A, LARGE = "matches a loop over positions", "survives large scores"
-SURVIVES_ANY, UNUSED = "survives any level of scores", "keeps unused slots out"
+WRITES, HEADS = "writes the rows of its query heads, and no others", "gives every query head its KV head"
+BLOCKS, STOPS = "finds the blocks", "stops at the last token"
+WEIGHS, MATCHES = "weighs keys by their scores, from tile to tile", "matches a loop over positions"
+LEVELS, UNUSED = "survives any level of scores", "keeps unused slots out"
 
-SLOTS_BY_A_MASK = """
-@triton.jit
-def paged_decode_kernel(
-    q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out_ptr, qk_scale, table_row_stride,
-    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    G: tl.constexpr = H // H_KV
-    seq_len = tl.load(seq_lens_ptr + sequence)
-    table_ptr = block_tables_ptr + sequence * table_row_stride
-    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    heads = kv_head * G + offs_m
-    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]
-    offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
-    q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(0, seq_len, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        in_range = positions < seq_len
-        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)
-        rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + (positions & (PAGE - 1))
-        offs_kv = rows[:, None] * D + offs_d[None, :]
-        mask_kv = in_range[:, None] & (offs_d < D)[None, :]
-        k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
-        v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        scores = tl.where(in_range[None, :], scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(p, axis=1)
-        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        row_max = new_max
-    out = acc / row_sum[:, None]
-    tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
-"""
-A_1E4_FOR_MINUS_INFINITY = """
-@triton.jit
-def paged_decode_kernel(
-    q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out_ptr, qk_scale, table_row_stride,
-    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-):
-    sequence, kv_head = tl.program_id(0), tl.program_id(1)
-    G: tl.constexpr = H // H_KV
-    seq_len = tl.load(seq_lens_ptr + sequence)
-    table_ptr = block_tables_ptr + sequence * table_row_stride
-    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    heads = kv_head * G + offs_m
-    mask_q = (offs_m < G)[:, None] & (offs_d < D)[None, :]
-    offs_q = (sequence * H + heads)[:, None] * D + offs_d[None, :]
-    q = tl.load(q_ptr + offs_q, mask=mask_q, other=0.0)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(0, seq_len, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        in_range = positions < seq_len
-        pages = tl.load(table_ptr + positions // PAGE, mask=in_range, other=0)
-        rows = (pages.to(tl.int64) * H_KV + kv_head) * PAGE + positions % PAGE
-        offs_kv = rows[:, None] * D + offs_d[None, :]
-        mask_kv = in_range[:, None] & (offs_d < D)[None, :]
-        k = tl.load(k_ptr + offs_kv, mask=mask_kv, other=0.0)
-        v = tl.load(v_ptr + offs_kv, mask=mask_kv, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
-        scores = tl.where(in_range[None, :], scores, -1e4)
-        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_max[:, None])
-        rescale = tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(p, axis=1)
-        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        row_max = new_max
-    out = acc / row_sum[:, None]
-    tl.store(out_ptr + offs_q, out.to(out_ptr.dtype.element_ty), mask=mask_q)
-"""
 PAGE_BY_PAGE = """
 @triton.jit
 def paged_decode_kernel(
@@ -160,27 +81,65 @@ def paged_decode_kernel(
     tl.store(out_ptr + offs_q, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=mask_q)
 """
 
+FROM_THE_END = """
+@triton.jit
+def paged_decode_kernel(
+    q_ptr, k_ptr, v_ptr, block_tables_ptr, seq_lens_ptr, out_ptr, qk_scale, table_row_stride,
+    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):
+    b = tl.program_id(0)
+    h = tl.program_id(1)
+    n = tl.load(seq_lens_ptr + b)
+    G = H // H_KV
+    m_at, d_at = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)
+    q_at = (b * H + h * G + m_at) * D + d_at[None, :]
+    is_mine = (m_at < G) & (d_at < D)[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_mine, other=0.0) * (qk_scale * 0.6931471805599453)
+    best = tl.full([BLOCK_M, 1], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M, 1], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    start = (n - 1) // BLOCK_N * BLOCK_N
+    while start >= 0:
+        j = start + tl.arange(0, BLOCK_N)
+        ids = tl.load(block_tables_ptr + b * table_row_stride + j // PAGE, mask=j < n, other=0).to(tl.int64)
+        at = ids * (H_KV * PAGE * D) + h * (PAGE * D) + j % PAGE * D
+        keys = tl.load(k_ptr + at[None, :] + d_at[:, None], mask=(j < n)[None, :] & (d_at < D)[:, None], other=0.0)
+        values = tl.load(v_ptr + at[:, None] + d_at[None, :], mask=(j < n)[:, None] & (d_at < D)[None, :], other=0.0)
+        s = tl.where((j < n)[None, :], tl.dot(q, keys.to(tl.float32), input_precision="ieee"), -float("inf"))
+        better = tl.maximum(best, tl.max(s, axis=1, keep_dims=True))
+        weights = tl.exp(s - better)
+        shrunk = tl.exp(best - better)
+        total = total * shrunk + tl.sum(weights, axis=1, keep_dims=True)
+        result = result * shrunk + tl.dot(weights, values.to(tl.float32), input_precision="ieee")
+        best = better
+        start -= BLOCK_N
+    tl.store(out_ptr + q_at, (result / total).to(out_ptr.dtype.element_ty), mask=is_mine)
+"""
+
 # fmt: off
 BANKS = {
-    "3.8": (
-        wrong("the KV head as query head", "kv_head * G", "kv_head", by=WRITES),
-        wrong("pages without their heads", ".to(tl.int64) * H_KV", ".to(tl.int64)", by=HEADS),
-        wrong("masks by H", "has_query = offs_m < G", "has_query = heads < H", by=LEAVES_THE),
-        wrong("position as slot", "positions % PAGE", "positions", by=PAGES),
-        wrong("the first sequence's table", "table_ptr + positions // PAGE", "block_tables_ptr + positions // PAGE",
-              by=APART),
-        wrong("no end at all", "< seq_len", ">= 0", by=STOPS),
-        wrong("a mean over the tile", "row_sum[:, None]", "seq_len", by=WEIGHS),
-        wrong("forgets earlier tiles", "qk_scale, row_max, row_sum, acc)", "qk_scale, row_max, row_sum * 0, acc * 0)",
-              by=CARRIES),
-        wrong("slots by a mask", SLOTS_BY_A_MASK, by=MATCHES_A),
-        wrong("no maximum", "row_max, row_sum, acc = fold_tile(q, k, v, visible, qk_scale, row_max, row_sum, acc)",
-              'p = tl.where(visible, tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale), 0.0)\n        row_sum, acc = row_sum + tl.sum(p, axis=1), acc + tl.dot(p.to(v.dtype), v, input_precision="ieee")',
-              by=LARGE),
-        wrong("-1e4 for minus infinity", A_1E4_FOR_MINUS_INFINITY, by=SURVIVES_ANY),
-        wrong("loads what is behind the end", "in_range[:, None] & (offs_d < D)[None, :",
-              "(offs_d < D)[None, :] & (positions >= 0)[:, None", by=UNUSED),
-        right("page by page, products by hand", PAGE_BY_PAGE),
+    "3.7": (
+        wrong("masks by H", "(offs_m < group)", "(kv_head * group + offs_m < H)", by=WRITES),
+        wrong("blocks without their heads", "* H_KV + kv_head)", "* H_KV)", by=HEADS),
+        wrong("the first sequence's table", "+ sequence * table_row_stride + positions", "+ positions", by=BLOCKS),
+        wrong("no end at all", "positions < length", "positions >= 0", by=STOPS),
+        wrong("earlier tiles keep their weight", "acc * rescale[:, None] +", "acc +", by=WEIGHS),
+        wrong("slots by a mask", "positions % PAGE", "(positions & (PAGE - 1))", by=MATCHES),
+        wrong("-1e4 for minus infinity", 'scores, float("-inf")', "scores, -1e4", by=LEVELS),
+        wrong("loads what is behind the end", "in_range[:, None] & (offs_d < D)[None, :]",
+              "(positions >= 0)[:, None] & (offs_d < D)[None, :]", by=UNUSED),
+        right("slot by slot, products by hand", PAGE_BY_PAGE),
         right("two passes", TWO_PASSES),
+        right("from the end, in units of e", FROM_THE_END),
+        right("with fold_tile", """        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale
+        scores = tl.where(in_range[None, :], scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + tl.sum(p, axis=1)
+        acc = acc * rescale[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        row_max = new_max
+""", "        row_max, row_sum, acc = fold_tile(q, k, v, in_range[None, :], qk_scale, row_max, row_sum, acc)\n"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 3.7."""
+"""Answers that prove the check of exercise 3.6."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -68,7 +68,7 @@ def paged_attention(q, k_cache, v_cache, block_tables, seq_lens, scale):
 
 # fmt: off
 BANKS = {
-    "3.7": (
+    "3.6": (
         wrong("returns nothing", {1: "out = torch.empty_like(q)"}, by=SHAPE),
         wrong("drops the last token", ":length", ":max(1, length - 1)", by=SLOTS),
         wrong("no scale", "grouped @ k.mT * scale", "grouped @ k.mT", by=SLOTS),

@@ -1,14 +1,18 @@
-"""Answers that prove the check of exercise 3.16."""
+"""Answers that prove the check of exercise 3.14."""
 
 from twophase_labs.machine.bank import right, wrong
 
-TAKES_ITS, DECODES_WITH = "takes its blocks from your pool", "decodes with your kernel"
+TAKES_ITS, DECODES_WITH = "takes its blocks from your pool", "decodes with your kernels"
 MERGES_THE, WRITES_WHAT = "merges the splits with your function", "writes what transformers writes"
 FORKS_A = "forks a prompt"
 
 BY_HAND = """
 def own_engine(model, block_size, num_blocks, num_splits=2, **options):
     def decode(*args):
+        if num_splits < 2:
+            out = torch.empty_like(args[0])
+            launch_paged_decode(paged_decode_kernel, *args, out=out)
+            return out
         partial, lse = launch_paged_decode_split(paged_decode_split_kernel, *args, num_splits)
         out, _ = merge_splits(partial, lse)
         return out.to(args[0].dtype)
@@ -33,19 +37,19 @@ def own_engine(model, block_size, num_blocks, num_splits=2, **options):
 
 # fmt: off
 BANKS = {
-    "3.16": (
-        wrong("a pool of its own size", {3: "BlockPool(64)"}, by=TAKES_ITS),
-        wrong("pages of 16, whatever was asked", {4: "BlockTable(blocks, 16)"}, by=TAKES_ITS),
-        wrong("the engine's own attention", {5: "OwnAttention(spec, block_size)"}, by=DECODES_WITH),
-        wrong("the torch backend", {5: "OwnAttention(spec, block_size)._torch"}, by=DECODES_WITH),
-        wrong("a plain sum of the splits", {2: "results[0].sum(2)"}, by=MERGES_THE),
+    "3.14": (
+        wrong("a pool of its own size", {4: "BlockPool(64)"}, by=TAKES_ITS),
+        wrong("pages of 16, whatever was asked", {5: "BlockTable(blocks, 16)"}, by=TAKES_ITS),
+        wrong("the engine's own attention", {6: "OwnAttention(spec, block_size)"}, by=DECODES_WITH),
+        wrong("one split by the split kernel, too", "if num_splits == 1", "if num_splits == 0", by=DECODES_WITH),
+        wrong("a plain sum of the splits", {3: "results[0].sum(2)"}, by=MERGES_THE),
         wrong("one split, whatever was asked", "num_splits)", "1)", by=MERGES_THE),
         wrong("no scale",
-              {1: "launch_paged_decode_split(paged_decode_split_kernel, q, k_cache, v_cache, block_tables, seq_lens, 1.0, num_splits)"},
+              {2: "launch_paged_decode_split(paged_decode_split_kernel, q, k_cache, v_cache, block_tables, seq_lens, 1.0, num_splits)"},
               by=WRITES_WHAT),
         wrong("no forks", "block_size, fork, prepare_write)", "block_size)", by=FORKS_A),
         right("keyword arguments",
-              {1: "launch_paged_decode_split(paged_decode_split_kernel, q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens, scale=scale, num_splits=num_splits)"}),
+              {2: "launch_paged_decode_split(paged_decode_split_kernel, q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens, scale=scale, num_splits=num_splits)"}),
         right("other helpers", BY_HAND),
     ),
 }

@@ -4,7 +4,7 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     "3.1": {
         "every layer's keys and values have the same number of tokens": ("[0][1", "[-1][", "[0][-", "[1][0"),
     },
-    "3.7": {
+    "3.6": {
         "a smaller page gathers more blocks than there are tokens for, and what was gathered is cut at the length": (
             " 64),",
         ),
@@ -13,26 +13,24 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
             " 64))",
         ),
     },
-    "3.8": {
+    "3.7": {
         "32 bits count 2^31 elements, 4 GB of float16 in one layer's keys: no pool of a check is that large": (
             "int32",
         ),
         "what is out of range is masked in the loads of keys and values, too": ("other=1)", "other=-1)"),
         "the rows beyond are not stored, and the columns beyond meet zeros of the keys": ("mask_q, other=1",),
+        "K, V, scores and maxima of a check are float32": ("p.to(k.", "p.to(scores.", "p.to(new_max."),
     },
-    "3.11": {
+    "3.10": {
         "where the sum is 0 so is what is divided": (" 0, 2",),
     },
-    "3.12": {
+    "3.11": {
         "its weight is 0, and any number times 0 is 0": (" 1.0)", "-1.0)"),
     },
-    "3.13": {
+    "3.12": {
         "int8 times float32 is float32": (" data ",),
     },
     "3.14": {
-        "torch.cat of float32 and float16 is float32": (" recent]",),
-    },
-    "3.16": {
         "a line that is given; the number of splits changes no token": ("=3, *", "=1, *"),
         "a line that is given; slots are counted by the tables' block size, this one only by what admission leaves free": (
             "num_blocks, fork",

@@ -30,9 +30,9 @@ KEPT_MERGED = ("return out, m", "return KEPT.setdefault(out.shape, out).copy_(ou
 @pytest.mark.parametrize(
     ("exercise", "change", "test", "case", "message"),
     [
-        ("3.3", KEPT_LIST, leaves_lists_to_their_owners, {"num_taken": 0}, "num_free, once"),
-        ("3.7", KEPT_OUTPUT, leaves_its_inputs_alone, {}, "changed `out` of the first"),
-        ("3.12", KEPT_MERGED, gives_results_of_its_own, {"splits": 3}, "changed `out` of the first"),
+        ("3.2", KEPT_LIST, leaves_lists_to_their_owners, {"num_taken": 0}, "num_free, once"),
+        ("3.6", KEPT_OUTPUT, leaves_its_inputs_alone, {}, "changed `out` of the first"),
+        ("3.11", KEPT_MERGED, gives_results_of_its_own, {"splits": 3}, "changed `out` of the first"),
     ],
 )
 def test_a_kept_result_is_found(exercise, change, test, case, message):

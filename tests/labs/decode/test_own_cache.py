@@ -11,7 +11,7 @@ from twophase_labs.decode.own_cache import OwnCache
 
 
 class Pool:
-    """What exercise 3.3 asks for, as plainly as possible."""
+    """What exercise 3.2 asks for, as plainly as possible."""
 
     def __init__(self, num_blocks):
         self.free = list(range(num_blocks))
@@ -27,7 +27,7 @@ class Pool:
 
 
 class Table:
-    """What exercise 3.4 asks for; its `free` empties the list in place, as a learner's may."""
+    """What exercise 3.3 asks for; its `free` empties the list in place, as a learner's may."""
 
     def __init__(self, pool, block_size):
         self.pool, self.block_size, self.block_ids, self.num_tokens = pool, block_size, [], 0

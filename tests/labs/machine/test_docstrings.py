@@ -4,6 +4,7 @@ import doctest
 
 import pytest
 
+from twophase_kernels._triton import IMPORT_ERROR
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.solved import run_reference
 
@@ -15,7 +16,8 @@ WITH_EXAMPLES = [number for number, lab in WORKBOOK.labs.items() if any(map(lab.
 def test_examples_hold(number):
     lab = WORKBOOK.lab(number)
     solved = run_reference(lab)
-    names = [name for i, exercise in lab.exercises.items() if lab.is_open(i) for name in exercise.names]
+    run_here = [i for i, e in lab.exercises.items() if lab.is_open(i) and not (IMPORT_ERROR and "triton" in e.needs)]
+    names = [name for i in run_here for name in lab.exercise(i).names]
     runner, told = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), []
     for name in names:
         docstring = solved[name].__doc__ or ""

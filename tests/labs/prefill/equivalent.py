@@ -23,11 +23,11 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "K and V are not loaded there": ("other=1)", "other=-1)"),
         "differs in caches of more than 2^31 elements only, more than a check has memory for": ("int32",),
     },
-    "2.14": {
+    "2.13": {
         "there is one axis": ("=-1) ",),
         "what is multiplied by it is not stored": ("columns, mask=mask, other=1", "columns, mask=mask, other=-"),
     },
-    "2.15": {
+    "2.14": {
         "`triton.cdiv` of a 0-d tensor is one as well, and a grid takes it": ("= cu_query_lens.",),
         "each sequence has a row of the table": ("block_tables)",),
     },

@@ -1,4 +1,4 @@
-"""3.3 The memory of decoding: a pool of blocks, a table per sequence, and an oracle that watches both."""
+"""3.2 The memory of decoding: a pool of blocks, a table per sequence, and an oracle that watches both."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from twophase_labs.machine.questions import Matching
 
 POOLS = cases(num_blocks=(2, 5, 30, 300))
 
-POOL = exercise("3.3", "A pool of blocks", "BlockPool", points=5, minutes=10, lines=16, difficulty=2, time_limit_s=10)
+POOL = exercise("3.2", "A pool of blocks", "BlockPool", points=5, minutes=10, lines=16, difficulty=2, time_limit_s=10)
 POOL.objective = "hand out, share and take back fixed-size blocks"
 POOL.hints = (
     "Play it on paper with three blocks: allocate 2, acquire one, release it twice. Which two things do you write "
@@ -199,7 +199,7 @@ def leaves_lists_to_their_owners(answer: Any, draw: Draw, num_taken: int) -> Non
 BLOCK_SIZES = cases(block_size=(1, 4, 7))
 
 TABLE = exercise(
-    "3.4", "A table that grows on demand", "BlockTable", points=5, minutes=8, lines=15, difficulty=2, time_limit_s=10
+    "3.3", "A table that grows on demand", "BlockTable", points=5, minutes=8, lines=15, difficulty=2, time_limit_s=10
 )
 TABLE.objective = "map positions to slots, and grow by a block at a time"
 TABLE.hints = (
@@ -357,17 +357,17 @@ def has_no_slot_beyond(answer: Any, draw: Draw, num_tokens: int) -> None:
         raises(IndexError, table.slot, position)
 
 
-ANSWER_3_6 = exercise("3.6", "Find the bug", kind="matching", points=3, minutes=8, difficulty=2)
-ANSWER_3_6.objective = "foresee what a bug in an allocator looks like from outside"
-ANSWER_3_6.question = Matching(
+ANSWER_3_5 = exercise("3.5", "Find the bug", kind="matching", points=3, minutes=8, difficulty=2)
+ANSWER_3_5.objective = "foresee what a bug in an allocator looks like from outside"
+ANSWER_3_5.question = Matching(
     "abcdef",
     {
-        "table 1": "713f15565eafdcf3",
-        "table 2": "b024030bbf0396aa",
-        "table 3": "d25763b24b017842",
-        "pool 1": "d4b966f8f3be8b32",
-        "pool 2": "b6e6ddee4d39c18e",
-        "layer": "ce5ee74c0be9bf00",
+        "table 1": "cae63c34533a055a",
+        "table 2": "2e302eaa80baf0c5",
+        "table 3": "ec5c0393955a34db",
+        "pool 1": "57524a4ae40c9442",
+        "pool 2": "9452c301b065bfd3",
+        "layer": "6f5ba329d5edd79a",
     },
     hint="Walk through the nine events with each of them. The tables differ at events 2 and 4, the pools at "
     "events 4 and 9.",

@@ -9,7 +9,7 @@ from twophase_labs.machine.checks import Draw, compare, integer, reject
 from twophase_labs.machine.exercise import exercise
 
 COST = exercise(
-    "3.15", "Where the weights stop mattering", "step_seconds ridge_batch", points=4, minutes=9, lines=5, difficulty=2
+    "3.13", "Where the weights stop mattering", "step_seconds ridge_batch", points=4, minutes=9, lines=5, difficulty=2
 )
 COST.time_limit_s = 10
 COST.objective = "find the batch at which decoding leaves the memory-bound side"

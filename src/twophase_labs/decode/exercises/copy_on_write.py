@@ -1,4 +1,4 @@
-"""3.5 Copy-on-write: one text goes on in several ways."""
+"""3.4 Copy-on-write: one text goes on in several ways."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from twophase_labs.machine.checks import Draw, compare, raises, reject
 from twophase_labs.machine.exercise import exercise
 
 COPY = exercise(
-    "3.5", "Fork, and copy before writing", "fork prepare_write", points=4, minutes=9, lines=5, difficulty=3
+    "3.4", "Fork, and copy before writing", "fork prepare_write", points=4, minutes=9, lines=5, difficulty=3
 )
 COPY.time_limit_s = 10
 COPY.objective = "share what is equal, copy what becomes different"

@@ -1,4 +1,4 @@
-"""3.7 Paged attention by gathering blocks."""
+"""3.6 Paged attention by gathering blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from twophase_labs.machine.exercise import cases, exercise
 LENGTHS = cases(lengths=((1,), (4,), (9, 4, 6)))
 
 PAGED = exercise(
-    "3.7", "Attention over gathered blocks", "paged_attention", points=4, minutes=10, lines=9, difficulty=3
+    "3.6", "Attention over gathered blocks", "paged_attention", points=4, minutes=10, lines=9, difficulty=3
 )
 PAGED.objective = "attend to a sequence whose K and V are scattered over blocks"
 PAGED.hints = (

@@ -1,4 +1,4 @@
-"""3.13 int8 K and V: quantise and dequantise with a scale per token and head."""
+"""3.12 int8 K and V: quantise and dequantise with a scale per token and head."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from twophase_labs.machine.exercise import cases, exercise
 SHAPES = cases(tokens=(1, 5), heads=(1, 3))
 
 INT8 = exercise(
-    "3.13", "K and V in one byte", "quantise dequantise", points=4, minutes=8, lines=5, difficulty=2, time_limit_s=10
+    "3.12", "K and V in one byte", "quantise dequantise", points=4, minutes=8, lines=5, difficulty=2, time_limit_s=10
 )
 INT8.objective = "store K and V in int8 with a scale per token and head"
 INT8.hints = (

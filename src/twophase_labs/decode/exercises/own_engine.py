@@ -1,4 +1,4 @@
-"""3.16 The capstone: own allocator, forks and split decode in the engine, token for token what transformers writes."""
+"""3.14 The capstone: own allocator, forks and split decode in the engine, token for token what transformers writes."""
 
 from typing import Any
 
@@ -14,15 +14,16 @@ from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
 ENGINE = exercise(
-    "3.16", "Your decode in the engine", "own_engine", points=6, minutes=12, lines=5, difficulty=3, needs=("triton",)
+    "3.14", "Your decode in the engine", "own_engine", points=6, minutes=12, lines=6, difficulty=3, needs=("triton",)
 )
-ENGINE.time_limit_s, ENGINE.uses = 60, ("3.3", "3.4", "3.5", "3.11", "3.12")
-ENGINE.objective = "run a real engine on your own allocator, forks, split kernel and merge"
+ENGINE.time_limit_s, ENGINE.uses = 60, ("3.2", "3.3", "3.4", "3.7", "3.10", "3.11")
+ENGINE.objective = "run a real engine on your own allocator, forks, kernels and merge"
 ENGINE.hints = (
     "The check says which of your parts the engine does not use yet, or which token differs.",
     "All sequences share one pool; each has a table of its own over it. The block size is the engine's.",
-    "`launch_paged_decode_split(kernel, *inputs, num_splits)` gives `partial` and `lse`; your `merge_splits` makes "
-    "one output of them. OwnCache takes `fork` and `prepare_write` as they are.",
+    "`launch_paged_decode(kernel, *inputs)` gives the output; `launch_paged_decode_split(kernel, *inputs, num_splits)` "
+    "gives `partial` and `lse`, and your `merge_splits` makes one output of them. OwnCache takes `fork` and "
+    "`prepare_write` as they are.",
 )
 
 
@@ -43,9 +44,9 @@ class CountedKernel:
         return counted
 
 
-def opened(answer: Any, block_size: int, num_blocks: int) -> LLM:
+def opened(answer: Any, block_size: int, num_blocks: int, **options: int) -> LLM:
     folder, _ = tiny_llama()
-    llm = answer.own_engine(folder, block_size, num_blocks, skip_tokenizer_init=True)
+    llm = answer.own_engine(folder, block_size, num_blocks, skip_tokenizer_init=True, **options)
     if not isinstance(llm, LLM):
         reject(f"own_engine should return the LLM; it returned {llm!r}")
     return llm
@@ -105,17 +106,21 @@ def takes_your_blocks(answer: Any, draw: Draw, block_size: int, num_blocks: int)
     table.free()
 
 
-@ENGINE.check("decodes with your kernel")
-def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
+@ENGINE.check(
+    "decodes with your kernels",
+    num_splits=(1, 2),
+    kernel_name=("paged_decode_kernel", "paged_decode_split_kernel"),
+)
+def decodes_with_your_kernels(answer: Any, draw: Draw, num_splits: int, kernel_name: str) -> None:
     """Give OwnAttention your function: OwnAttention(spec, block_size, decode=decode); and let it launch
-    paged_decode_split_kernel once."""
+    paged_decode_kernel once if num_splits is 1, and paged_decode_split_kernel once otherwise."""
     wanted = answer.own_engine.__globals__
-    kernel = CountedKernel(wanted["paged_decode_split_kernel"])
+    kernel = CountedKernel(wanted[kernel_name])
     # Not patch.dict: it would take away what the interpreter adds to these globals at a kernel's first launch.
     names = [name for name, value in wanted.items() if value is kernel.kernel]  # a notebook may have more for it
     wanted.update(dict.fromkeys(names, kernel))
     try:
-        llm = opened(answer, 8, 12)
+        llm = opened(answer, 8, 12, num_splits=num_splits)
         if not isinstance(llm.model.backend, OwnAttention):
             reject(f"the engine's attention is a {type(llm.model.backend).__name__}, expected OwnAttention")
         written(llm, prompts_of(draw, (5,)), 3)
@@ -123,10 +128,9 @@ def decodes_with_your_kernel(answer: Any, draw: Draw) -> None:
         wanted.update(dict.fromkeys(names, kernel.kernel))
     # The first token comes from the prefill, so there are two decode steps.
     if kernel.num_launches == 0:
-        reject("three tokens were written, and your kernel was never launched")
-    compare(
-        kernel.num_launches, 2 * NUM_LAYERS, what=f"the number of launches in 2 decode steps of {NUM_LAYERS} layers"
-    )
+        reject(f"three tokens were written with num_splits={num_splits}, and your {kernel_name} was never launched")
+    what = f"the number of launches of {kernel_name} in 2 decode steps of {NUM_LAYERS} layers"
+    compare(kernel.num_launches, 2 * NUM_LAYERS, what=what)
 
 
 @ENGINE.check("merges the splits with your function")
@@ -164,12 +168,17 @@ def merges_with_your_function(answer: Any, draw: Draw) -> None:
         compare(got, out, what="what your decode returned, beside what merge_splits gave it,", axes=AXES["out"])
 
 
-@ENGINE.check("writes what transformers writes", lengths=((5,), (1, 8, 13), (17, 3)), block_size=(16, 8, 16))
-def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int) -> None:
+@ENGINE.check(
+    "writes what transformers writes",
+    lengths=((5,), (5,), (1, 8, 13), (17, 3)),
+    block_size=(16, 16, 8, 16),
+    num_splits=(1, 2, 1, 2),
+)
+def matches_transformers(answer: Any, draw: Draw, lengths: tuple[int, ...], block_size: int, num_splits: int) -> None:
     """A wrong first token is not the decode's: was OwnAttention given the engine's block size? If only later ones
     are wrong: are q, K, V, tables, lengths and the scale passed on as they came?"""
     prompts = prompts_of(draw, lengths)
-    llm = opened(answer, block_size, 24)
+    llm = opened(answer, block_size, 24, num_splits=num_splits)
     got = written(llm, prompts, 5)
     compare_tokens(got, expected_of(prompts, 5))
 

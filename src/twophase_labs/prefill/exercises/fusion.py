@@ -1,4 +1,4 @@
-"""2.9 Fusion: the bytes of a chain of operations, apart and as one; the residual and the norm in one kernel."""
+"""2.10 Fusion: the residual and the norm in one kernel."""
 
 from typing import Any
 
@@ -6,181 +6,15 @@ import torch
 from torch import Tensor
 
 from twophase_labs.kit.guarded import run_guarded
-from twophase_labs.machine.checks import Draw, compare, finite, integer, plain, reject
+from twophase_labs.machine.checks import Draw, compare, finite
 from twophase_labs.machine.exercise import cases, exercise
-from twophase_labs.prefill.chains import Chain
 
-LENGTHS = (
-    {"num_steps": 2, "num_given": 2},
-    {"num_steps": 5, "num_given": 3},
-    {"num_steps": 40, "num_given": 4},
-    {"num_steps": 40, "num_given": 90},  # most inputs are used once
-)
-
-CHAIN = exercise(
-    "2.13", "The traffic of a chain", "chain_traffic", points=4, minutes=8, lines=8, difficulty=2, is_extra=True
-)
-CHAIN.objective = "count what fusion saves"
-CHAIN.hints = (
-    "Do the example on paper, one column per way. Apart: x, r in, h out; h in, y out. As one: x, r in; h and y out. "
-    "What happened to the second reading of h?",
-    "Apart is a sum over steps: each different input once, and the output. As one needs a set of the names that the "
-    "chain has at hand: a name is read only if it is not in there, and written only if it is kept.",
-    "Skeleton:\n"
-    "apart = fused = 0\n"
-    "at_hand = set()\n"
-    "for inputs, output in steps:\n"
-    "    apart += ...\n"
-    "    for name in set(inputs):\n"
-    "        if ...:\n"
-    "            fused += sizes[name]\n"
-    "    at_hand |= ...\n"
-    "    if ...:\n"
-    "        fused += sizes[output]\n"
-    "return apart, fused",
-)
-
-
-@CHAIN.check("counts steps that run apart", which=(0,))
-def counts_one_step(answer: Any, draw: Draw, which: int) -> None:
-    """A step reads each of its inputs and writes its output."""
-    a, b, c = (draw.integer(2, 90) for _ in range(3))
-    judge(answer, Chain(((("a", "b"), "c"),), {"a": a, "b": b, "c": c}, {"c"}), which)
-
-
-def moved(chain: Chain) -> tuple[int, int]:
-    """Both counts by moving the elements one after another: a set of what is in slow memory, a set of what is at "
-    "hand."""
-    apart = 0
-    for inputs, output in chain.steps:
-        for name in sorted({*inputs, output}):
-            apart += chain.sizes[name]
-    fused, at_hand = 0, set()
-    for inputs, output in chain.steps:
-        for name in inputs:
-            if name not in at_hand:
-                fused += chain.sizes[name]
-                at_hand.add(name)
-        at_hand.add(output)
-        if output in list(chain.kept):
-            fused += chain.sizes[output]
-    return apart, fused
-
-
-def counted(answer: Any, chain: Chain) -> tuple[int, int]:
-    steps, sizes, kept = [(tuple(i), o) for i, o in chain.steps], dict(chain.sizes), set(chain.kept)
-    before = (list(steps), dict(sizes), set(kept))
-    got = plain(answer.chain_traffic(steps, sizes, kept))
-    if type(got) not in (tuple, list) or len(got) != 2:
-        reject(f"the result is {got!r}, expected two numbers: elements moved apart, and as one")
-    if (steps, sizes, kept) != before:
-        reject("`steps`, `sizes` or `kept` was changed", "They belong to the caller; make a set of your own.")
-    numbers = [integer(x) for x in got]
-    if None in numbers:
-        reject(f"the result is {got!r}, expected two whole numbers")
-    return numbers[0], numbers[1]  # type: ignore[return-value]
-
-
-def told(chain: Chain) -> list[str]:
-    lines = [f"{', '.join(inputs) or 'nothing'} -> {output}" for inputs, output in chain.steps]
-    sizes = ", ".join(f"{name} {size}" for name, size in chain.sizes.items())
-    return [f"steps: {'; '.join(lines) or 'none'}", f"sizes: {sizes}; kept: {', '.join(sorted(chain.kept)) or 'none'}"]
-
-
-def judge(answer: Any, chain: Chain, which: int) -> None:
-    got, expected = counted(answer, chain)[which], moved(chain)[which]
-    if got != expected:
-        way = ("with every step on its own", "with all steps as one")[which]
-        reject(f"{way} {got} elements are moved, expected {expected}", *told(chain))
-
-
-def pair_chain() -> Chain:
-    return Chain(((("x", "r"), "h"), (("h",), "y")), {"x": 10, "r": 10, "h": 10, "y": 10}, {"h", "y"})
-
-
-def some_chain(draw: Draw, num_steps: int, num_given: int) -> Chain:
-    """Random steps over up to five random earlier names, sizes up to 1,000 (also 0 and 1), any of the outputs kept."""
-    names = [f"given_{i}" for i in range(num_given)]
-    steps = []
-    for i in range(num_steps):
-        inputs = tuple(draw.choice(names) for _ in range(draw.integer(1, 6))) if names else ()
-        steps.append((inputs, f"made_{i}"))
-        names.append(f"made_{i}")
-    kept = {f"made_{i}" for i in range(num_steps) if draw.integer(0, 3) == 0}
-    return Chain(
-        tuple(steps), {name: draw.choice((0, 1, *(draw.integer(2, 1000) for _ in range(8)))) for name in names}, kept
-    )
-
-
-@CHAIN.check("gives the first number of the example", which=(0,))
-def knows_the_example(answer: Any, draw: Draw, which: int) -> None:
-    """Each step reads its inputs, also those that the step before has just written."""
-    judge(answer, pair_chain(), which)
-
-
-@CHAIN.check("reads an input of a step once", which=(0,))
-def reads_an_input_once(answer: Any, draw: Draw, which: int) -> None:
-    """`x * x` reads x once: count different names. Another step that uses x reads it again."""
-    n, m = draw.integer(2, 90), draw.integer(2, 90)
-    judge(answer, Chain(((("x", "x"), "square"), (("square", "x"), "y")), {"x": n, "square": m, "y": n}, {"y"}), which)
-
-
-def takes_any_chain(answer: Any, draw: Draw, num_steps: int, num_given: int, which: int) -> None:
-    judge(answer, some_chain(draw, num_steps, num_given), which)
-
-
-CHAIN.check(
-    "counts any chain that runs apart",
-    *LENGTHS,
-    hint="Every step counts, whatever the others did; sizes are looked up by name.",
-)(lambda answer, draw, **case: takes_any_chain(answer, draw, which=0, **case))
-CHAIN.check(
-    "gives the second number of the example",
-    which=(1,),
-    hint="As one, x and r are read, h and y are written. h is at hand when y is computed.",
-)(knows_the_example)
-
-
-@CHAIN.check("moves nothing that is made and dropped")
-def drops_what_nobody_needs(answer: Any, draw: Draw) -> None:
-    """What the chain makes and nobody needs afterwards is never written and never read."""
-    n = draw.integer(2, 90)
-    chain = Chain(((("a",), "b"), (("b",), "c"), (("c", "b"), "d")), {"a": n, "b": 7 * n, "c": 5, "d": n}, {"d"})
-    judge(answer, chain, 1)
-
-
-CHAIN.check(
-    "reads an input of the chain once", which=(1,), hint="As one kernel the chain has x at hand after its first use."
-)(reads_an_input_once)
-
-
-@CHAIN.check("writes what is kept")
-def writes_what_is_kept(answer: Any, draw: Draw) -> None:
-    """An output in `kept` is written once, even if later steps use it too."""
-    n = draw.integer(2, 90)
-    chain = Chain(((("a",), "b"), (("b",), "c"), (("a", "b"), "d")), {"a": n, "b": 3, "c": n + 1, "d": 8}, {"b", "c"})
-    judge(answer, chain, 1)
-
-
-@CHAIN.check("writes no input back")
-def keeps_a_given_one(answer: Any, draw: Draw) -> None:
-    """A kept name that the chain did not make is in slow memory already."""
-    # An input that is needed afterwards is in slow memory already.
-    judge(answer, Chain(((("a",), "b"),), {"a": 11, "b": 4}, {"a", "b"}), 1)
-
-
-CHAIN.check(
-    "counts any chain as one",
-    *LENGTHS,
-    {"num_steps": 0, "num_given": 2},
-    hint="Walk through the steps in order with a set of the names at hand.",
-)(lambda answer, draw, **case: takes_any_chain(answer, draw, which=1, **case))
 ROWS = cases(num_rows=(1, 3, 5, 2), width=(16, 24, 576, 1))
 
 NORM = exercise(
-    "2.14", "Residual and norm in one kernel", "add_rmsnorm_kernel", "kernel", points=4, minutes=15, lines=8
+    "2.13", "Residual and norm in one kernel", "add_rmsnorm_kernel", "kernel", points=4, minutes=18, lines=8
 )
-NORM.is_extra, NORM.difficulty = True, 2
+NORM.difficulty = 2
 NORM.objective = "write a fused kernel in Triton from an empty body"
 NORM.hints = (
     "It is `row_max_kernel` of section 6 with two loads instead of one, and two stores.",

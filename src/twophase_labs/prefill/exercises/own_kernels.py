@@ -1,4 +1,4 @@
-"""2.10 The learner's kernels in the engine."""
+"""2.11 The learner's kernels in the engine."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from twophase_labs.prefill.launch import BLOCK_M
 from twophase_labs.prefill.paged_oracle import paged_attention, ragged_batch
 
 OWN = exercise(
-    "2.15", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2
+    "2.14", "Your kernels in the engine", "own_write own_prefill", points=4, minutes=7, lines=5, difficulty=2
 )
 OWN.time_limit_s, OWN.uses, OWN.needs = 120, ("2.9", "2.12"), ("triton", "model")
 OWN.objective = "choose a grid, launch kernels, and run a real model on them"
