@@ -70,7 +70,7 @@ COURSE: Mapping[str, str] = {
     ),
     "05_advanced": (
         "prefix caching and its timing channel, drafts and their verification, guided decoding, windows and heavy "
-        "hitters, a gate for 8-bit K/V; your store, drafter, verifier and mask run in the engine"
+        "hitters; your store, drafter, verifier and mask run in the engine"
     ),
     "06_compression": (
         "rounding in groups, a GGUF file bit by bit, W8A8 and SmoothQuant, AWQ, GPTQ, a 4-bit Triton kernel, sparsity, "

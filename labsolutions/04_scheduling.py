@@ -993,7 +993,7 @@ plt.show()
 
 # %% [markdown]
 # ## 7. When the blocks run out
-# <!-- minutes: 28 + 17 -->
+# <!-- minutes: 28 + 10 -->
 #
 # No scheduler knows how long an answer will be. An engine that reserves blocks for the longest possible one leaves many
 # of them empty (lab 1 counted how many). One that admits a request by what it needs *now* must expect that sometimes
@@ -1014,7 +1014,7 @@ plt.show()
 # argument that every request ends.
 
 # %% tags=["setup"]
-from twophase_labs.scheduling.memory import Held, Machine, Running
+from twophase_labs.scheduling.memory import Held, Running
 
 # %% [markdown]
 # <!-- card 4.7 -->
@@ -1233,74 +1233,38 @@ for admission in ("optimistic", "reserve", "estimate"):
 # ### Going further: offload, or recompute
 #
 # An agent waits for a tool, and its K and V are not needed for seconds; a preempted request waits for blocks. Is it
-# cheaper to copy K and V to host memory and back, or to compute them again? For 1,000 tokens of Llama-3-8B, copying
-# moves $1{,}000 \cdot 131{,}072 = 131$ million bytes each way, and recomputing takes $1{,}000 \cdot 2 \cdot 8 \cdot
-# 10^9 = 16 \cdot 10^{12}$ operations. (`gpu` below counts the 7 billion parameters of the layers, at 60 % of the peak
-# of 989 TFLOP/s: 24 µs a token, where the peak and all 8 billion would give 16.)
-
-# %% [markdown]
-# <!-- card 4.9 -->
-# Compute what each way costs, and choose. `machine` has `block_size`, `block_bytes`, `host_bytes_per_s` (one way),
-# `token_s` (seconds per recomputed token, without attention) and `pair_s` (per pair of query and key; causal: token $t$
-# meets $t$ keys). `num_host_free` is the number of free blocks in host memory. If both ways take equally long,
-# recompute: that needs no memory.
+# cheaper to copy K and V to host memory and back, or to compute them again? The bytes of a copy grow with the number of
+# tokens $n$. Recomputing takes a time per token, and one per pair of a query and a key, of which a causal prefill has
+# $n(n+1)/2$:
 #
-# ```python
-# >>> machine = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
-# >>> swap_s(20, machine), recompute_s(20, machine)
-# (0.004, 0.002)
-# >>> cheaper_way(20, num_host_free=8, machine=machine)
-# 'recompute'
-# ```
-
-
-# %% tags=["exercise:4.9"]
-def swap_s(num_tokens, machine):
-    num_blocks = -(-num_tokens // machine.block_size)  # SOLUTION: blocks that hold so many tokens
-    return 2 * num_blocks * machine.block_bytes / machine.host_bytes_per_s  # SOLUTION: seconds, both ways
-
-
-def recompute_s(num_tokens, machine):
-    num_pairs = num_tokens * (num_tokens + 1) // 2  # SOLUTION: pairs of a query and a key it may see
-    return num_tokens * machine.token_s + num_pairs * machine.pair_s  # SOLUTION: seconds
-
-
-def cheaper_way(num_tokens, num_host_free, machine):
-    is_faster = swap_s(num_tokens, machine) < recompute_s(num_tokens, machine)  # SOLUTION: whether swapping takes less
-    fits = -(-num_tokens // machine.block_size) <= num_host_free  # SOLUTION: whether all its blocks fit on the host
-    return "swap" if is_faster and fits else "recompute"
-
-
-# %%
-check("4.9")
+# $$t_\text{copy} = \frac{2\,n \cdot \text{bytes per token}}{\text{bytes per second}} \qquad
+# t_\text{recompute} = n\,t_\text{token} + \frac{n(n+1)}{2}\,t_\text{pair}$$
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.scheduling.memory import gpu
 
-swap_s, recompute_s, cheaper_way = use("4.9")
-print("seconds for 4,000 tokens                 swap   recompute")
+
+def copy_s(num_tokens, machine):  # one way
+    return num_tokens * machine.token_bytes / machine.host_bytes_per_s
+
+
+def recompute_s(num_tokens, machine):
+    return num_tokens * machine.token_s + num_tokens * (num_tokens + 1) / 2 * machine.pair_s
+
+
+print("milliseconds for 4,000 tokens      out and back   recompute")
 for name, machine in {
     "8B on an H100, PCIe 5, 50 GB/s": gpu("llama-3-8b", host_bytes_per_s=50e9),
     "8B on an H100, a link of 4 GB/s": gpu("llama-3-8b", host_bytes_per_s=4e9),
     "70B on eight H100s, 50 GB/s each": gpu("llama-3-70b", num_gpus=8, host_bytes_per_s=50e9),
 }.items():
-    times = swap_s(4000, machine), recompute_s(4000, machine)
-    print(f"{name:38} {times[0]:7.3f}  {times[1]:9.3f}   {cheaper_way(4000, 10**6, machine)}")
-
-# %%
-lengths = [2**n + 1 for n in range(4, 17)]
-times = {"recompute": [recompute_s(n, gpu("llama-3-8b")) for n in lengths]}
-for name, bytes_per_s in {"swap at 4 GB/s": 4e9, "swap at 50 GB/s": 50e9}.items():
-    times[name] = [swap_s(n, gpu("llama-3-8b", host_bytes_per_s=bytes_per_s)) for n in lengths]
-pressure_pictures.draw_ways_back(lengths, times, "Llama-3-8B on one H100, at 60 % of its peak")
-plt.show()
+    print(f"{name:35} {2000 * copy_s(4000, machine):11.0f} {1000 * recompute_s(4000, machine):11.0f}")
 
 # %% [markdown]
-# **Read the result.** Over a wide range both costs per token are nearly constant, so the machine decides, and above all
-# its link to the host. For very long sequences the quadratic part of attention favours copying. (At the left, whole
-# blocks are copied for a few tokens.) Real links are slower for small copies (arXiv:2309.06180, section 7.3), and a
-# recomputed prompt may have hits in the prefix cache.
+# **Read the result.** (The times of a recomputed token and pair are those of an H100 at 60 % of its peak of 989
+# TFLOP/s.) The machine decides, above all its link to the host. Real links are slower for small copies
+# (arXiv:2309.06180, section 7.3), and a recomputed prompt may have hits in the prefix cache.
 #
 # K and V can lie further away still: on an SSD, or in a store that all engines of a cluster share (Mooncake,
 # arXiv:2407.00079), where a prompt computed by one is found by another. Then they are fetched, one way only. When is
@@ -1308,17 +1272,17 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-machine = gpu("llama-3-8b")
-num_bytes = 4000 / machine.block_size * machine.block_bytes
-print(f"4,000 tokens, computed again: {1000 * recompute_s(4000, machine):6.1f} ms")
 for name, bytes_per_s in {
     "PCIe 5, 50 GB/s": 50e9,
     "100 Gbit/s": 12.5e9,
     "SSD, 7 GB/s": 7e9,
     "10 Gbit/s": 1.25e9,
 }.items():
-    print(f"fetched by {name:18} {1000 * num_bytes / bytes_per_s:6.1f} ms")
-print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f} GB/s")
+    fetch_s = copy_s(4000, gpu("llama-3-8b", host_bytes_per_s=bytes_per_s))
+    print(f"4,000 tokens fetched by {name:18} {1000 * fetch_s:6.1f} ms")
+machine = gpu("llama-3-8b")
+as_fast = 4000 * machine.token_bytes / recompute_s(4000, machine)
+print(f"as fast as computing: {as_fast / 1e9:.1f} GB/s")
 
 # %% [markdown]
 # **Read the result.** A level of such a hierarchy is worth having if it is read faster than the prefill it saves. For
@@ -1326,7 +1290,7 @@ print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f}
 
 # %% [markdown]
 # ## 8. Which request goes first
-# <!-- minutes: 13 + 3 -->
+# <!-- minutes: 9 + 3 -->
 #
 # The answer to a chat is read as it appears; another request is one of ten thousand that a nightly job needs by the
 # morning. So requests have a **priority** (here smaller is better): better ones are admitted first and preempted last.
@@ -1342,42 +1306,26 @@ print(f"as fast as computing: {num_bytes / recompute_s(4000, machine) / 1e9:.1f}
 # The time drops out! Both age equally fast, so the one that is ahead stays ahead. A request is sorted into the queue
 # once, when it arrives, and a level of priority is worth exactly an arrival $P$ seconds earlier.
 
-# %% [markdown]
-# <!-- card 4.10 -->
-# Write the sort key of a request, **a tuple of numbers**, smallest first. `number` counts requests as they come; it
-# decides ties, so that no two keys are equal. With `patience_s=None` nothing ages.
-#
-# ```python
-# >>> aged_rank(priority=0, arrival_s=50.0, number=9, patience_s=20.0) < aged_rank(2, 8.0, 1, 20.0)
-# False                      # two levels are worth 40 s, and it came 42 s later
-# ```
-
-
-# %% tags=["exercise:4.10"]
-def aged_rank(priority, arrival_s, number, patience_s):
-    if patience_s is None:
-        return (priority, arrival_s, number)  # SOLUTION: strictly by priority, then by arrival
-    seems_s = arrival_s + priority * patience_s  # SOLUTION: when it seems to have come
-    return (seems_s, number)  # SOLUTION: the sort key with ageing
-
+# In the engine this is the sort key of its default policy; `patience_s=None` means strict priorities. Everything after
+# the first entry decides ties, so that no two keys are equal:
 
 # %%
-check("4.10")
+from twophase.scheduling.policy import PriorityPolicy
+
+show_source(PriorityPolicy.rank)
 
 # %% [markdown]
 # A minute of rush: chats come faster than they can be served, and then more slowly. Meanwhile a batch job, one level of
-# priority below, sends one request every three seconds. Here is your key in the real scheduler, on the simulated clock:
+# priority below, sends one request every three seconds. Here is the real scheduler, on the simulated clock:
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.scheduling import classes
-from twophase_labs.scheduling.gated import RankedPolicy
 
-aged_rank = use("4.10")
 orders = {
-    "strict": classes.run(RankedPolicy(aged_rank, None)),
-    "patience 20 s": classes.run(RankedPolicy(aged_rank, 20.0)),
-    "patience 5 s": classes.run(RankedPolicy(aged_rank, 5.0)),
+    "strict": classes.run(PriorityPolicy()),
+    "patience 20 s": classes.run(PriorityPolicy(patience_s=20)),
+    "patience 5 s": classes.run(PriorityPolicy(patience_s=5)),
 }
 for name, records in orders.items():
     people, batch = (classes.ttfts(classes.of_class(records, one)) for one in ("person", "batch"))
@@ -1403,7 +1351,6 @@ plt.show()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.fair_shares import FairPolicy
 from twophase_labs.scheduling import tenants
 
@@ -1435,7 +1382,7 @@ for name, policy in {"by arrival": PriorityPolicy(), "fair shares": FairPolicy()
 
 # %%
 # NBVAL_CHECK_OUTPUT
-steps = classes.rush(RankedPolicy(aged_rank, None)).steps
+steps = classes.rush(PriorityPolicy()).steps
 print("time   queue age   waiting   block use   hit rate so far")
 for time_s in (5, 20, 40, 60, 80, 100):
     past = [step for step in steps if step.start_s <= time_s]
@@ -1463,22 +1410,26 @@ for time_s in (5, 20, 40, 60, 80, 100):
 
 # %% [markdown]
 # ## 9. How far to trust a simulation
-# <!-- minutes: 4 + 14 -->
+# <!-- minutes: 6 -->
 #
 # A cost model is a sum of what a step does times what each thing costs, as in lab 3, with more terms:
 #
 # $$T = c_0 + c_1\,\text{tokens} + c_2\,\text{samples} + c_3\,\text{context} + c_4\,\text{pairs}$$
 #
 # Samples are the tokens drawn; context is the number of keys that decodes read; pairs are the queries times keys in
-# prefill chunks. The costs are fitted to *probes*, short workloads on the real engine. Then another workload, with
-# random arrivals and lengths, is served by the engine and predicted by the simulator; the fit has not seen it. (All
-# times here are CPU time of one thread, so that other programs disturb them less.)
+# prefill chunks. The costs are fitted to *probes*, short workloads on the real engine: by least squares of the
+# *relative* errors, since there are many more steps of 30 ms than of 700, and with no cost negative, since a model by
+# which a step gets shorter when it does more predicts nonsense outside the range it has seen. Then another workload,
+# with random arrivals and lengths, is served by the engine and predicted by the simulator; the fit has not seen it.
+# (All times here are CPU time of one thread, so that other programs disturb them less.)
 
 # %%
 from twophase_labs.scheduling import prediction, prediction_pictures
 
 measured_here = prediction.measured_here()
 fitted = prediction.fitted()
+print(f"{1e3 * fitted.per_step_s:.1f} ms per step, {1e3 * fitted.per_token_s:.2f} per token, ", end="")
+print(f"{1e6 * fitted.per_context_s:.1f} per 1,000 keys of context, {1e6 * fitted.per_pair_s:.2f} per 1,000 pairs")
 for name, workload in measured_here.workloads.items():
     print(f"{name}\n{prediction.table(prediction.predict(workload, fitted), measured_here.runs[name])}")
 
@@ -1488,70 +1439,14 @@ prediction_pictures.draw_step_times(steps)
 plt.show()
 
 # %% [markdown]
-# **Read the result.** Dots on the line are steps that were predicted well; the table shows what the errors of the
+# **Read the result.** The cost per step is the one you know from lab 3, reading the weights: everything in the step
+# shares it. (Where two quantities rise and fall together in all probes, a fit can give the cost to either, so do not
+# read much into a zero.) Dots on the line are steps that were predicted well; the table shows what the errors of the
 # others amount to. Times per token are averages over many steps, so errors cancel. A first token depends on how long a
 # queue has grown, and there the small errors of many steps add up, most of all near saturation.
 #
 # **Takeaway.** Decisions are exact and times are not: print beside every prediction its error, measured on a run that
 # the fit has not seen, as the cell above does for 5 figures.
-
-# %% [markdown]
-# ### Going further: fit it yourself
-#
-# No cost may be negative: a fit by which a step gets shorter when it does more predicts nonsense outside the range it
-# has seen. And the *relative* errors should be small, since there are many more steps of 30 ms than of 700.
-
-# %% tags=["setup"]
-import itertools
-
-import numpy as np
-
-from twophase_labs.scheduling.prediction import StepRecord
-
-# %% [markdown]
-# <!-- card 4.11 -->
-# Fit the five costs to records `StepRecord(tokens, samples, context, pairs, seconds)`: least squares of the relative
-# errors, with no cost negative. With five columns you can simply try every set of them, the costs of the others being
-# 0.
-#
-# ```python
-# >>> fit_costs([StepRecord(10, 1, 0, 55, 0.030), StepRecord(110, 1, 0, 6105, 0.130), ...])
-# array([0.02, 0.001, 0., 0., 0.])
-# ```
-
-
-# %% tags=["exercise:4.11"]
-def fit_costs(records):
-    times = np.array([record.seconds for record in records])
-    features = [(1, r.tokens, r.samples, r.context, r.pairs) for r in records]  # SOLUTION: a row per record
-    rows = np.array(features) * (1 / times)[:, None]  # SOLUTION `(1 / times)`: the weight of each row
-    least, costs = math.inf, np.zeros(5)
-    for columns in [list(c) for size in range(1, 6) for c in itertools.combinations(range(5), size)]:
-        part = rows[:, columns]
-        x = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
-        error = ((part @ x - 1) ** 2).sum()  # SOLUTION: the sum of squared relative errors
-        if (x >= 0).all() and error < least:  # SOLUTION: whether these are the best so far, and allowed
-            least, costs = error, np.zeros(5)
-            costs[columns] = x
-    return costs
-
-
-# %%
-check("4.11")
-
-# %%
-fit_costs = use("4.11")
-records = prediction.step_records(measured_here.samples)
-costs = fit_costs(records)
-print(f"{len(records)} steps of probes")
-names = ("per step", "per token", "per sample", "per 1,000 keys of context", "per 1,000 pairs")
-for name, cost, scale in zip(names, costs, (1, 1, 1, 1000, 1000), strict=True):
-    print(f"{name:26}{1e3 * cost * scale:8.3f} ms")
-
-# %% [markdown]
-# The cost per step is the one you know from lab 3, reading the weights: everything in the step shares it, which is why
-# batching pays. Where two quantities rise and fall together in all probes, a fit can give the cost to either, so do not
-# read much into a zero.
 
 # %% [markdown]
 # ## 10. The challenge
@@ -1597,13 +1492,13 @@ print(challenge.board(house))
 # you let miss their SLO: all by a little, or a few by a lot?
 
 # %% [markdown]
-# <!-- card 4.12 -->
+# <!-- card 4.9 -->
 # Reach 75 %. Start with a copy of your 4.4 and look at the two columns that the check prints: which SLO do you miss?
 # Then change one thing at a time. The last hint is the skeleton of a policy that reaches more. `my_limits` may set
 # `max_num_seqs` (up to 64), `max_num_batched_tokens`, `watermark` and `reserve_growth`.
 
 
-# %% tags=["exercise:4.12"]
+# %% tags=["exercise:4.9"]
 class Challenger(Policy):
     """`Challenger(cost, slo)`: a policy for the simulated machine. What is in it is up to you.
 
@@ -1660,11 +1555,11 @@ class Challenger(Policy):
 my_limits = {"max_num_seqs": 64, "max_num_batched_tokens": 512}  # yours to change
 
 # %%
-check("4.12")
+check("4.9")
 
 # %%
 own = globals().get("Challenger"), globals().get("my_limits")  # yours as it is, finished or not
-Challenger, limits = use("4.12")
+Challenger, limits = use("4.9")
 print(challenge.board([*house, *challenge.rows(own, (Challenger, limits))]))
 
 # %%
@@ -1702,7 +1597,7 @@ plt.show()
 # ## 11. The first cell again
 # <!-- minutes: 4 -->
 #
-# The first cell once more, and then your two policies: 4.4 with its bound of 32 tokens, and 4.12 with the costs of
+# The first cell once more, and then your two policies: 4.4 with its bound of 32 tokens, and 4.9 with the costs of
 # *this* machine and an SLO of three times a decode's time per token.
 
 # %%
@@ -1716,7 +1611,7 @@ slo_here = Slo(ttft_s=30 * here.decode_s, tpot_s=3 * here.decode_s)
 closing = {
     "the first cell": run_on_engine(PrefillFirstPolicy(), crowd),
     "your 4.4": run_on_engine(DecodesFirst(CHUNK), crowd),
-    "your 4.12": run_on_engine(Challenger(cost_here, slo_here), crowd),
+    "your 4.9": run_on_engine(Challenger(cost_here, slo_here), crowd),
 }
 for name, run in closing.items():
     answer, *others = run.records
@@ -1740,7 +1635,7 @@ from twophase_labs.kit.models import smollm2, transformers_greedy
 model, tokenizer = smollm2()
 prompt_ids = [tokenizer(text, return_tensors="pt").input_ids[0] for text in openings[:3]]
 expected = [transformers_greedy(model, ids, 12, eos_id=model.config.vocab_size)[-12:].tolist() for ids in prompt_ids]
-for name, policy in {"your 4.4": DecodesFirst(24), "your 4.12": Challenger(cost_here, slo_here)}.items():
+for name, policy in {"your 4.4": DecodesFirst(24), "your 4.9": Challenger(cost_here, slo_here)}.items():
     llm.scheduler.policy = policy
     texts = llm.generate(openings[:3], greedy, use_tqdm=False)
     print(f"{name}: the tokens of transformers:", [list(t.outputs[0].token_ids) for t in texts] == expected)
@@ -1756,13 +1651,13 @@ for name, policy in {"your 4.4": DecodesFirst(24), "your 4.12": Challenger(cost_
 #
 
 # %% [markdown]
-# <!-- card 4.13 -->
+# <!-- card 4.10 -->
 # Five complaints, five numbers. Which number would have shown the trouble first? One letter for each.
 #
 # **a** TTFT · **b** TPOT · **c** p99 of the inter-token latency · **d** throughput · **e** goodput under the SLO
 
-# %% tags=["exercise:4.13"]
-answer_4_13 = {
+# %% tags=["exercise:4.10"]
+answer_4_10 = {
     "nothing appears for a long time, then it goes fast": "a",  # SOLUTION: a letter
     "the text stops in mid-sentence, now and then, and goes on": "c",  # SOLUTION: a letter
     "the text comes evenly, but slower than one reads": "b",  # SOLUTION: a letter
@@ -1771,15 +1666,15 @@ answer_4_13 = {
 }
 
 # %%
-check("4.13")
+check("4.10")
 
 # %% [markdown]
-# <!-- card 4.14 -->
+# <!-- card 4.11 -->
 # What is the cause? **a** thrashing · **b** a convoy · **c** overload, served in order of arrival · **d** prompts are
 # computed whole, or before the decodes · **e** strict priorities
 
-# %% tags=["exercise:4.14"]
-answer_4_14 = {
+# %% tags=["exercise:4.11"]
+answer_4_11 = {
     "tokens of running answers stop whenever a long prompt comes": "d",  # SOLUTION: a letter
     "many more tokens computed than requested": "a",  # SOLUTION: a letter
     "one class gets no first tokens as long as another is busy": "e",  # SOLUTION: a letter
@@ -1788,10 +1683,10 @@ answer_4_14 = {
 }
 
 # %%
-check("4.14")
+check("4.11")
 
 # %% [markdown]
-# <!-- card 4.15 -->
+# <!-- card 4.12 -->
 # For ten minutes twice as many requests come as can be served in time. Which meets the most SLOs?
 #
 # - (a) earliest deadline first, whether it can still be met or not
@@ -1799,11 +1694,11 @@ check("4.14")
 # - (c) larger chunks, for more throughput
 # - (d) more sequence places, for a shorter queue
 
-# %% tags=["exercise:4.15"]
-answer_4_15 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:4.12"]
+answer_4_12 = "b"  # SOLUTION: one letter
 
 # %%
-check("4.15")
+check("4.12")
 
 # %% [markdown]
 # ### Going further: symptoms, and what to read

@@ -81,10 +81,6 @@ def ask(guided: bool, temperature: float = 0.8) -> Answers:
     return Answers(tuple(output.outputs[0] for output in outputs))
 
 
-def num_valid_unguided() -> int:
-    return ask(guided=False).num_valid
-
-
 def library_mask_s() -> float:
     """Seconds for one of the engine's masks, the mean along a whole answer, the example's."""
     llm = engine()

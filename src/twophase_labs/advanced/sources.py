@@ -9,5 +9,4 @@ TensorRT-LLM, 1.3.0rc27: https://nvidia.github.io/TensorRT-LLM/1.3.0rc27/llm-api
 SGLang, main, commit 004813e: https://github.com/sgl-project/sglang/blob/004813e1dd464844bd92ddbca5cab8c024a75f78/docs/advanced_features/server_arguments.md
 vLLM, 0.12.0: https://docs.vllm.ai/en/v0.12.0/api/vllm/config/structured_outputs/
 vLLM, latest, 2026: https://docs.vllm.ai/en/latest/design/hybrid_kv_cache_manager/
-vLLM, 0.25.0: https://docs.vllm.ai/en/v0.25.0/features/quantization/quantized_kvcache/
 """)

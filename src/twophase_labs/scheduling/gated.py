@@ -1,11 +1,11 @@
-"""Policies with one part left open: which request is admitted, or which goes first."""
+"""A policy whose admission is left open, and the deadlock of section 3."""
 
 from collections.abc import Callable
 from typing import Any, final
 
 from twophase.cache.manager import CacheManager
 from twophase.scheduling.limits import SchedulerConfig
-from twophase.scheduling.policy import Policy, Step, by_priority, decodes_first
+from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 from twophase_labs.scheduling.memory import Held
@@ -50,22 +50,6 @@ def gated_scheduler(limits: dict[str, Any], can_admit: Admits, watermark: float 
     cache = CacheManager(options.pop("num_blocks"), options.pop("block_size"), enable_prefix_caching=False)
     config = SchedulerConfig(**options | {"reserve_growth": False})
     return Scheduler(config, cache, GatedPolicy(can_admit, cache, watermark))
-
-
-@final
-class RankedPolicy(Policy):
-    """Decodes first, then by `rank(priority, arrival_s, number, patience_s)`."""
-
-    def __init__(self, rank: Callable[[int, float, int, float | None], Any], patience_s: float | None) -> None:
-        self._rank, self.patience_s = rank, patience_s
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        request = sequence.request
-        rank = self._rank(request.priority, float(request.arrival_s), sequence.arrival_order, self.patience_s)
-        return (rank, sequence.index)
-
-    def plan(self, step: Step) -> None:
-        decodes_first(step)
 
 
 @final

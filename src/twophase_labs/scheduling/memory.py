@@ -35,17 +35,16 @@ class Held(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What swapping and recomputing cost.
+    """What copying K and V, and computing them again, costs.
 
     Attributes:
-        block_size: Tokens per block of K and V; `block_bytes` its bytes.
+        token_bytes: K and V of a token.
         host_bytes_per_s: Between the device and host memory, one way.
         token_s: Seconds to compute one token more in a step, without attention.
         pair_s: Seconds for each pair of a query and a key.
     """
 
-    block_size: int
-    block_bytes: float
+    token_bytes: int
     host_bytes_per_s: float
     token_s: float
     pair_s: float
@@ -57,8 +56,7 @@ def gpu(model: str, hardware: str = "h100", num_gpus: int = 1, host_bytes_per_s:
     roofline = RooflineCostModel(HARDWARE[hardware], shape, num_gpus)
     flops_per_s = num_gpus * roofline.hardware.flops_per_s * roofline.assumptions.compute_efficiency
     return Machine(
-        block_size=16,
-        block_bytes=16 * shape.kv_bytes_per_token,
+        token_bytes=shape.kv_bytes_per_token,
         host_bytes_per_s=num_gpus * host_bytes_per_s,
         token_s=2 * shape.layer_params / flops_per_s,
         pair_s=4 * shape.num_heads * shape.head_dim * shape.num_layers / flops_per_s,

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -30,23 +29,6 @@ PROBES = (
     Probe((48, 112, 180), 4),
 )
 PROMPTS, OUTPUTS = UniformLengths(16, 128), UniformLengths(8, 32)
-
-
-class StepRecord(NamedTuple):
-    """What a step computed, and how long it ran.
-
-    Attributes:
-        tokens: Tokens through the layers.
-        samples: Rows through the projection to the vocabulary.
-        context: Keys that the decodes read, all together.
-        pairs: Query-key pairs of the prefill chunks.
-    """
-
-    tokens: int
-    samples: int
-    context: int
-    pairs: int
-    seconds: float
 
 
 class Measured(NamedTuple):
@@ -91,33 +73,6 @@ def measured_here() -> Measured:
         runs[name] = serve_here(one)
         rounds.append(play_probes())
     return Measured(medians(rounds), workloads, runs)
-
-
-def step_records(samples: Sequence[StepSample]) -> list[StepRecord]:
-    """What the fit sees of them."""
-    return [
-        StepRecord(
-            tokens=int(sample.load.num_tokens),
-            samples=int(sample.load.num_samples),
-            context=int(sample.load.decode_context),
-            pairs=int(sample.load.prefill_pairs),
-            seconds=sample.run_s,
-        )
-        for sample in samples
-    ]
-
-
-def cost_model(costs: Sequence[float]) -> LinearCostModel:
-    """The five fitted costs, with the scheduler's own time as the package fits it."""
-    per_step_s, per_token_s, per_sample_s, per_context_s, per_pair_s = (float(cost) for cost in costs)
-    return replace(
-        fit_cost_model(measured_here().samples),
-        per_step_s=per_step_s,
-        per_token_s=per_token_s,
-        per_sample_s=per_sample_s,
-        per_context_s=per_context_s,
-        per_pair_s=per_pair_s,
-    )
 
 
 @cache

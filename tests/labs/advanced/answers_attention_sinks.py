@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 5.11 and 5.13."""
+"""Answers that prove the checks of exercises 5.9 and 5.11."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -30,7 +30,7 @@ def kept_blocks(num_tokens, block_size, window, num_sinks):
 
 # fmt: off
 BANKS = {
-    "5.11": (
+    "5.9": (
         wrong("forgets the sequence that is shorter", "max(0, num_tokens + 1 - window",
               "num_tokens + 1 - min(window, 8", by=SHORT),
         wrong("gives up the page to write into",
@@ -46,7 +46,7 @@ BANKS = {
         right("as two ranges", {1: AS_TWO_RANGES}),
         right("token by token", BY_TOKENS),
     ),
-    "5.13": (
+    "5.11": (
         wrong("sees the future", {1: "keys == keys"}, by=FUTURE),
         wrong("sinks from everywhere", {4: "is_past & in_window | is_sink"}, by=FUTURE),
         wrong("one key too few", {2: "keys > queries - window + 1"}, by=ITSELF),

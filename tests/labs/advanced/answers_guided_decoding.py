@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 5.8 and 5.9."""
+"""Answers that prove the checks of exercises 5.7 and 5.8."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -95,7 +95,7 @@ def allowed_ids(machine, state, node):
 
 # fmt: off
 BANKS = {
-    "5.8": (
+    "5.7": (
         wrong("always from the start", {1: "machine.edges[machine.start].get(char)"}, by=READS),
         wrong("knows no way out", {1: "machine.edges[state][char]"}, by=STUCK),
         wrong("state 0 counts as nowhere", {2: 'text == "" or not advance(machine, state, text)'}, by=SINGLE),
@@ -107,7 +107,7 @@ BANKS = {
         right("recursively", RECURSIVE),
         right("from the machine's side", WALKS_A_TRIE),
     ),
-    "5.9": (
+    "5.8": (
         wrong("gives a set", "return found", "return set(found)", by=SMALL),
         wrong("one token of each text", "here.token_ids", "here.token_ids[:1]", by=SMALL),
         wrong("never moves the machine", "machine.edges[at][char]", "at", by=FINDS),

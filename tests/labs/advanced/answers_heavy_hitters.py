@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 5.12."""
+"""Answers that prove the check of exercise 5.10."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -37,7 +37,7 @@ def heavy_hitters(weights, budget, num_recent):
 
 # fmt: off
 BANKS = {
-    "5.12": (
+    "5.10": (
         wrong("heaviest first", "return held", "return sorted(held, key=lambda key: -scores[key])", by=FITS),
         wrong("drops nothing", "len(held) > budget", "False", by=BUDGET),
         wrong("cuts off the last 0, which is all", "len(held) - num_recent", "-num_recent", by=BUDGET),

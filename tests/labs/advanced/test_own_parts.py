@@ -1,4 +1,4 @@
-"""A learner's window in the engine, and the cache that is spoilt on purpose."""
+"""A learner's window in the engine."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from twophase.attention.interface import AttentionSpec
 from twophase.attention.torch_backend import TorchBackend
 from twophase_features.windows.sliding_window import SlidingWindow
-from twophase_labs.advanced.gate_caches import FewBits
 from twophase_labs.advanced.window_engine import OwnMask, OwnWindow
 
 SPEC = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=8, scale=1.0, window=5, num_sinks=2)
@@ -41,15 +40,3 @@ def test_own_mask_is_asked_with_window_and_sinks():
     got = past & OwnMask(visible, SPEC)._in_window(queries, keys)
     assert torch.equal(got, past & TorchBackend(SPEC, 16)._in_window(queries, keys))
     assert asked == [(5, 2)]
-
-
-@pytest.mark.parametrize("bits", [3, 4])
-def test_few_bits_leaves_so_many_levels(bits):
-    x = torch.randn(6, 2, 64, generator=torch.Generator().manual_seed(0))
-    rounded = FewBits(SPEC, bits)._rounded(x)
-    largest = 2 ** (bits - 1) - 1
-    levels = rounded / (x.abs().amax(-1, keepdim=True) / largest)
-    torch.testing.assert_close(levels, levels.round(), atol=1e-5, rtol=0)
-    assert int(levels.abs().max().round()) == largest
-    half_a_step = x.abs().amax(-1, keepdim=True) / largest / 2
-    assert bool(((rounded - x).abs() <= half_a_step * 1.001).all())

@@ -1,17 +1,10 @@
 """What the pictures of the lab say."""
 
-import doctest
-
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.patches import Rectangle
 
-from twophase_labs.advanced import gate_pictures, prefix_pictures
-
-
-def test_a_mean_has_as_many_decimals_as_its_margin():
-    assert doctest.testmod(gate_pictures) == (0, 1)
-    assert gate_pictures.with_margin(2.5, float("inf")) == "2.5 \u00b1 inf"
+from twophase_labs.advanced import prefix_pictures
 
 
 def test_only_blocks_of_several_requests_are_framed():

@@ -11,7 +11,6 @@ from twophase.engine.sampler import SampleRow
 from twophase_features.speculation.drafter import DraftRequest
 from twophase_labs.advanced.draft_chance import Chance, counts_at, run_passes
 from twophase_labs.advanced.draft_engine import OwnDrafter, never_right
-from twophase_labs.advanced.exercises.draft_speed import counted
 from twophase_labs.advanced.prefix_history import BLOCK_SIZE, made_up_prompt
 from twophase_labs.advanced.prefix_service import BLOCK, PaperService
 
@@ -56,12 +55,6 @@ def test_a_rule_that_is_right_passes_where_the_learners_is_tried() -> None:
     after = counts_at(outputs, 1, 3)
     assert after.sum() / 6_000 == pytest.approx(0.7, abs=0.03), "the overlap of the two rows"
     assert after / after.sum() == pytest.approx(p[1], abs=0.03)
-
-
-def test_expected_tokens_counted_by_outcome() -> None:
-    assert counted(0.5, 2) == pytest.approx(1.75)
-    assert counted(1.0, 4) == 5
-    assert counted(0.0, 4) == 1
 
 
 def test_a_drafter_of_a_function() -> None:

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 4.7, 4.8 and 4.9."""
+"""Answers that prove the checks of exercises 4.7 and 4.8."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -7,9 +7,7 @@ LETS_THE, GOES_ON = "lets the worst yield itself", "goes on with the blocks set 
 TAKES_AS, COUNTS_THE = "takes as many as it needs", "counts the newcomer's blocks"
 KEEPS_NOTHING, LEAVES_A = "keeps nothing for one that cannot grow", "leaves a block for each that may grow"
 KEEPS_THE, GIVES_ALL = "keeps the watermark", "gives all to one that is alone"
-HOLDS_FOR, MOVES_WHOLE = "holds for any block size and length", "moves whole blocks, out and in"
-COUNTS_EVERY, TAKES_THE = "counts every token and every pair", "takes the cheaper way"
-NEEDS_ROOM, RECOMPUTES_WHEN = "needs room on the host", "recomputes when in doubt"
+HOLDS_FOR = "holds for any block size and length"
 
 TAKES_PLANNED = """
 def plan_decodes(running, num_free):
@@ -83,21 +81,6 @@ def can_admit(newcomer, running, num_free, num_blocks, block_size, watermark):
         left -= math.ceil(watermark * num_blocks)
     return left >= 0
 """
-COST_LOOP = """
-def swap_s(num_tokens, machine):
-    return sum(2 * machine.block_bytes / machine.host_bytes_per_s for _ in range(0, num_tokens, machine.block_size))
-
-def recompute_s(num_tokens, machine):
-    pairs = sum(range(1, num_tokens + 1))
-    return machine.token_s * num_tokens + machine.pair_s * pairs
-
-def cheaper_way(num_tokens, num_host_free, machine):
-    if len(range(0, num_tokens, machine.block_size)) > num_host_free:
-        return "recompute"
-    return min(("recompute", recompute_s(num_tokens, machine)), ("swap", swap_s(num_tokens, machine)),
-               key=lambda pair: pair[1])[0]
-"""
-
 # fmt: off
 BANKS = {
     "4.7": (
@@ -129,19 +112,5 @@ BANKS = {
         right("takes away step by step", ADMIT_LOOP),
         right("ceil",
               {1: "math.ceil(num_tokens / block_size)", 6: "num_free - kept >= blocks_of(newcomer.num_tokens)"}),
-    ),
-    "4.9": (
-        wrong("out only", "2 * num_blocks", "num_blocks", by=MOVES_WHOLE),
-        wrong("blocks of powers of two",
-              {1: "(num_tokens + machine.block_size - 1) >> (machine.block_size.bit_length() - 1)"}, by=MOVES_WHOLE),
-        wrong("every key for every query", {3: "num_tokens**2"}, by=COUNTS_EVERY),
-        wrong("forgets the layers' products", {4: "num_pairs * machine.pair_s"}, by=COUNTS_EVERY),
-        wrong("always swaps", {5: "True"}, by=TAKES_THE),
-        wrong("forgets the host's room", {6: "True"}, by=NEEDS_ROOM),
-        wrong("fits by tokens of 16", "-(-num_tokens // machine.block_size) <= num_host_free",
-              "-(-num_tokens // 16) <= num_host_free", by=NEEDS_ROOM),
-        wrong("swaps on a tie", "(num_tokens, machine) <", "(num_tokens, machine) <=", by=RECOMPUTES_WHEN),
-        right("math.ceil", {1: "int(np.ceil(num_tokens / machine.block_size))", 3: "(num_tokens**2 + num_tokens) / 2"}),
-        right("loops", COST_LOOP),
     ),
 }

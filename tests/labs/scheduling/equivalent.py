@@ -6,20 +6,6 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "nothing arrives before step 0, so a step before it does nothing": ("{}, -",),
     },
     "4.9": {
-        "a whole number is as large as a quotient exactly if it is as large as the next whole number": (
-            "fits = -(-num_tokens / ",
-        ),
-    },
-    "4.10": {
-        "`number` counts requests up as they come: it orders as the arrival does": (" number,", " priority,"),
-    },
-    "4.11": {
-        "of a least-squares fit to 1 this is three times the error and a constant: the least is the same": ("x - 2",),
-        "a fit with a share of 0 is the fit of fewer columns, which came before": ("(x > ",),
-        "no two fits of measurements are equally good, unless they are one": ("error <=",),
-        "6 is below 64": ("6, 64",),
-    },
-    "4.12": {
         "there are 64 sequence places at most": ("64) +",),
         "another policy, which reaches the goal as well: the exercise grades what a policy reaches": (
             "needs_s +",

@@ -8,7 +8,7 @@ from twophase_labs.machine.checks import Draw, amount, compare, integers, reject
 from twophase_labs.machine.exercise import exercise
 
 SINKS = exercise(
-    "5.11", "Blocks that no query reads any more", "kept_blocks", points=3, minutes=8, lines=4, difficulty=2
+    "5.9", "Blocks that no query reads any more", "kept_blocks", points=3, minutes=8, lines=4, difficulty=2
 )
 SINKS.time_limit_s = 10
 SINKS.objective = "bound a sequence's memory without giving up a block that is still read"
@@ -127,7 +127,7 @@ def keeps_long(answer: Any, draw: Draw) -> None:
         compare(asked_for(answer, *sizes), blocks_to_come(*sizes), what=told(*sizes))
 
 
-MASK = exercise("5.13", "What a token sees", "visible", points=2, minutes=6, lines=3, is_extra=True, time_limit_s=10)
+MASK = exercise("5.11", "What a token sees", "visible", points=2, minutes=6, lines=3, is_extra=True, time_limit_s=10)
 MASK.objective = "write the mask of a window with sinks, by positions"
 MASK.hints = (
     "Three conditions on a key's position: not in the future; in the window, or a sink.",

@@ -5,11 +5,9 @@ from typing import Any
 
 import torch
 
-from twophase_labs.advanced import guided_answers
 from twophase_labs.advanced.guided_machine import PRICE, Machine, Piece, TrieNode, chain, literal, trie_of
 from twophase_labs.machine.checks import Draw, compare, integers, reject, unchanged
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.machine.questions import Number
 
 # Small forms, as pieces and as regular expressions; the second tell what is right.
 FORMS = {
@@ -22,7 +20,7 @@ FORMS = {
 ALL_FORMS = tuple({"form": form} for form in FORMS)
 
 MACHINE = exercise(
-    "5.8", "Which tokens may come next", "advance token_mask", points=3, minutes=10, lines=3, difficulty=2
+    "5.7", "Which tokens may come next", "advance token_mask", points=3, minutes=10, lines=3, difficulty=2
 )
 MACHINE.time_limit_s = 10
 MACHINE.objective = "turn a machine over characters into a mask over tokens"
@@ -187,7 +185,7 @@ def knows_machines_apart(answer: Any, draw: Draw) -> None:
 
 
 ALLOWED = exercise(
-    "5.9", "A mask from a trie", "allowed_ids", points=3, minutes=7, lines=8, difficulty=2, time_limit_s=10
+    "5.8", "A mask from a trie", "allowed_ids", points=3, minutes=7, lines=8, difficulty=2, time_limit_s=10
 )
 ALLOWED.objective = "rule out all tokens that share a beginning at once"
 ALLOWED.hints = (
@@ -328,16 +326,3 @@ def leaves_the_trie(answer: Any, draw: Draw) -> None:
         reject("emptying the list that was returned emptied one of the trie's", "Return a list of your own.")
     again = require_ids(answer, PRICE, 0, texts, trie, "the second time")
     compare(sorted(again), sorted(kept), what="the ids when it is asked again")
-
-
-GUESS_5_10 = exercise(
-    "5.10", "How many would have been thrown away", kind="prediction", points=1, minutes=3, is_extra=True
-)
-GUESS_5_10.time_limit_s, GUESS_5_10.needs = 120, ("model",)
-GUESS_5_10.objective = "estimate what a mask saves in retries"
-GUESS_5_10.question = Number(
-    guided_answers.num_valid_unguided,
-    abs=3,
-    unit="answers",
-    hint="A small model copies the form well for most of a line; one slip anywhere makes the line invalid.",
-)

@@ -16,7 +16,7 @@ SIZES = tuple(
 
 
 HEAVY = exercise(
-    "5.12", "Keep what gets attention", "heavy_hitters", points=3, minutes=10, lines=8, difficulty=2, is_extra=True
+    "5.10", "Keep what gets attention", "heavy_hitters", points=3, minutes=10, lines=8, difficulty=2, is_extra=True
 )
 HEAVY.time_limit_s = 15
 HEAVY.objective = "evict by accumulated attention, and see what that rule keeps that a window does not"

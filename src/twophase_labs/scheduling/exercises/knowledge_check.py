@@ -1,41 +1,41 @@
-"""4.13 to 4.15 Knowledge check."""
+"""4.10 to 4.12 Knowledge check."""
 
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Choice, Matching
 
-ANSWER_4_13 = exercise("4.13", "Which number would have told?", kind="matching", points=2, minutes=3)
-ANSWER_4_13.objective = "choose the metric that shows a complaint"
-ANSWER_4_13.question = Matching(
+ANSWER_4_10 = exercise("4.10", "Which number would have told?", kind="matching", points=2, minutes=3)
+ANSWER_4_10.objective = "choose the metric that shows a complaint"
+ANSWER_4_10.question = Matching(
     "abcde",
     {
-        "nothing appears for a long time, then it goes fast": "b4ac70d33125f86a",
-        "the text stops in mid-sentence, now and then, and goes on": "1e2075c21e0d113c",
-        "the text comes evenly, but slower than one reads": "b6e53b01226c47cc",
-        "the machine is busy, and hardly anybody gets what was promised": "4f5936b6b5084726",
-        "a night's batch of a million summaries takes until noon": "f4c9b4388c2305a3",
+        "nothing appears for a long time, then it goes fast": "61dc41402f784654",
+        "the text stops in mid-sentence, now and then, and goes on": "f977276ade8edcd5",
+        "the text comes evenly, but slower than one reads": "ff35b2802c96227d",
+        "the machine is busy, and hardly anybody gets what was promised": "871024a99074ffe8",
+        "a night's batch of a million summaries takes until noon": "bd2afce3a54c42c3",
     },
     hint="Is the complaint about the start, about the text as it appears, or about the machine?",
 )
 
-ANSWER_4_14 = exercise("4.14", "Symptoms of a schedule", kind="matching", points=2, minutes=3)
-ANSWER_4_14.objective = "tell scheduling troubles by their symptoms"
-ANSWER_4_14.question = Matching(
+ANSWER_4_11 = exercise("4.11", "Symptoms of a schedule", kind="matching", points=2, minutes=3)
+ANSWER_4_11.objective = "tell scheduling troubles by their symptoms"
+ANSWER_4_11.question = Matching(
     "abcde",
     {
-        "tokens of running answers stop whenever a long prompt comes": "b72762c952378f16",
-        "many more tokens computed than requested": "826f21a349d5b475",
-        "one class gets no first tokens as long as another is busy": "ddc3c4e42f48135a",
-        "short prompts get their first tokens in a bunch, after a long one's": "8653475678411246",
-        "throughput as ever, and hardly any promise kept": "e4f1fe455de2e239",
+        "tokens of running answers stop whenever a long prompt comes": "7c851c34e63aad14",
+        "many more tokens computed than requested": "31e51756b5a3feb5",
+        "one class gets no first tokens as long as another is busy": "47f9c5adb4a23dae",
+        "short prompts get their first tokens in a bunch, after a long one's": "c88613be8dffbb50",
+        "throughput as ever, and hardly any promise kept": "cee2f99f5f79e988",
     },
     hint="Which ones are about decodes, which about the queue, and which about memory?",
 )
 
-ANSWER_4_15 = exercise("4.15", "Beyond the peak", kind="choice", points=1, minutes=1)
-ANSWER_4_15.objective = "choose under overload by goodput"
-ANSWER_4_15.question = Choice(
+ANSWER_4_12 = exercise("4.12", "Beyond the peak", kind="choice", points=1, minutes=1)
+ANSWER_4_12.objective = "choose under overload by goodput"
+ANSWER_4_12.question = Choice(
     "abcd",
-    "eb2cb8c6e621763f",
+    "cce1df5962bff297",
     {
         "a": "the earliest deadlines are those already missed: the work goes to requests that are late anyway",
         "c": "throughput rises a little, and tokens of every answer get slower",

@@ -1,4 +1,4 @@
-"""Memory pressure: which sequence loses its blocks, how they come back, and what to admit so that it seldom happens."""
+"""Memory pressure: which sequence loses its blocks, and what to admit so that it seldom happens."""
 
 import math
 from typing import Any
@@ -8,9 +8,9 @@ from twophase.core.plan import SampledToken
 from twophase.core.request import Request, SamplingParams
 from twophase.scheduling.policy import Policy, Step, by_priority
 from twophase.scheduling.sequence import Sequence
-from twophase_labs.machine.checks import Draw, compare, reject, unchanged
+from twophase_labs.machine.checks import Draw, reject, unchanged
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.scheduling.memory import Held, Machine, Running, gpu
+from twophase_labs.scheduling.memory import Held, Running
 from twophase_tools.simulate.limits import make_scheduler
 
 DECODES = exercise(
@@ -278,76 +278,3 @@ def holds_for_any_block(answer: Any, draw: Draw, block_size: int) -> None:
                     f"watermark {watermark}",
                     *[str(one) for one in running],
                 )
-
-
-SWAP = exercise(
-    "4.9", "Swap or recompute", "swap_s recompute_s cheaper_way", points=3, minutes=10, lines=5, difficulty=2
-)
-SWAP.time_limit_s, SWAP.is_extra = 10, True
-SWAP.objective = "compare bytes to move with arithmetic to repeat"
-SWAP.hints = (
-    "Swapping moves blocks, not tokens, and each of them twice.",
-    "Token number t attends to t keys: 1 + 2 + ... + n pairs in all.",
-    "Swap if there is room for it on the host and it takes less time; recompute otherwise.",
-)
-
-
-def machine(draw: Draw) -> Machine:
-    bytes_per_s = draw.random.uniform(1e9, 50e9)
-    return Machine(draw.choice((8, 12, 16, 20, 32)), draw.random.uniform(1e5, 1e7), bytes_per_s, 1e-5, 1e-9)
-
-
-@SWAP.check("moves whole blocks, out and in", num_tokens=(1, 32, 61, 1001))
-def moves_whole_blocks_twice(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """The last block moves as a whole, however little is in it; and what goes out must come back."""
-    for here in (machine(draw), machine(draw)._replace(block_size=12)):
-        num_blocks = len(range(0, num_tokens, here.block_size))
-        expected = (num_blocks * here.block_bytes + num_blocks * here.block_bytes) / here.host_bytes_per_s
-        compare(answer.swap_s(num_tokens, here), expected, what=f"swap_s({num_tokens}, ...)", rtol=1e-9, atol=0)
-
-
-@SWAP.check("counts every token and every pair", num_tokens=(1, 2, 700))
-def recomputes_every_pair(answer: Any, draw: Draw, num_tokens: int) -> None:
-    """The first token meets one key, the second two, and so on; and every token takes token_s besides."""
-    here = machine(draw)._replace(token_s=draw.random.uniform(1e-6, 1e-3), pair_s=draw.random.uniform(1e-9, 1e-6))
-    expected = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
-    compare(answer.recompute_s(num_tokens, here), expected, what=f"recompute_s({num_tokens}, ...)", rtol=1e-9, atol=0)
-
-
-@SWAP.check("takes the cheaper way", model=("llama-3-8b", "llama-3-8b"), host_bytes_per_s=(25e9, 4e9))
-def takes_the_cheaper(answer: Any, draw: Draw, model: str, host_bytes_per_s: float) -> None:
-    """Compare the two times for the same tokens on the same machine."""
-    here = gpu(model, host_bytes_per_s=host_bytes_per_s)
-    for num_tokens in (1, 100, 5000, 60_000):
-        num_blocks = -(-num_tokens // 16)
-        swap_s = 2 * num_blocks * here.block_bytes / host_bytes_per_s
-        recompute_s = sum(here.token_s + (position + 1) * here.pair_s for position in range(num_tokens))
-        expected = "swap" if swap_s < recompute_s else "recompute"
-        what = f"cheaper_way of {num_tokens} tokens (swap {swap_s:.3g} s, recompute {recompute_s:.3g} s)"
-        compare(answer.cheaper_way(num_tokens, 10**6, here), expected, what=what)
-
-
-@SWAP.check("needs room on the host", block_size=(16, 12))
-def needs_room_on_the_host(answer: Any, draw: Draw, block_size: int) -> None:
-    """All of a sequence's blocks must fit into the free host blocks, or it is recomputed."""
-    here, num_blocks = gpu("llama-3-8b")._replace(block_size=block_size), -(-100 // block_size)
-    for num_free, expected in ((num_blocks - 1, "recompute"), (num_blocks, "swap"), (0, "recompute")):
-        what = f"cheaper_way of 100 tokens, {num_blocks} blocks of {block_size}, with {num_free} free host blocks"
-        compare(answer.cheaper_way(100, num_free, here), expected, what=what)
-
-
-@SWAP.check("recomputes when in doubt")
-def recomputes_when_in_doubt(answer: Any, draw: Draw) -> None:
-    """If swapping takes no less time, it is not worth the host's memory."""
-    # Powers of two: both ways take exactly as long.
-    here = Machine(16, 2.0**20, 2.0**30, 2.0**-13, 0.0)
-    compare(answer.swap_s(16, here), answer.recompute_s(16, here), what="swap_s where both take as long", atol=0)
-    compare(answer.cheaper_way(16, 8, here), "recompute", what="cheaper_way where both take as long")
-
-
-@SWAP.check("gives what the card says")
-def knows_the_example(answer: Any, draw: Draw) -> None:
-    """Do the example by hand: two blocks, both ways."""
-    here = Machine(block_size=16, block_bytes=1e6, host_bytes_per_s=1e9, token_s=1e-4, pair_s=0)
-    compare((answer.swap_s(20, here), answer.recompute_s(20, here)), (0.004, 0.002), what="the card's two times")
-    compare(answer.cheaper_way(20, num_host_free=8, machine=here), "recompute", what="the card's cheaper way")

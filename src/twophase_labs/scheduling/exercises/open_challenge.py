@@ -19,7 +19,7 @@ BOUND_THE_TIME = (
 )
 
 CHALLENGE = exercise(
-    "4.12", "The challenge", "Challenger my_limits", points=6, minutes=22, lines=30, difficulty=3, time_limit_s=60
+    "4.9", "The challenge", "Challenger my_limits", points=6, minutes=22, lines=30, difficulty=3, time_limit_s=60
 )
 CHALLENGE.objective = "choose a policy and its limits for the best goodput"
 CHALLENGE.hints = (
