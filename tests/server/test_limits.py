@@ -287,4 +287,4 @@ def test_a_client_may_ask_for_a_nearer_deadline(chat_folder, own, expected_s):
             until(lambda: server.llm.num_unfinished == 1)
             (job,) = server.llm._thread._jobs.values()
         assert task.result().status_code == 200
-    assert job.deadline_s - job.options["arrival_s"] == pytest.approx(expected_s)
+    assert job.deadline_s - job.arrival_s == pytest.approx(expected_s)
