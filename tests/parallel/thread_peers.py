@@ -29,7 +29,7 @@ class ThreadPeers(Peers):
         return [self._from(src) for src in range(self.world_size)]
 
     def all_reduce(self, tensor, what):
-        tensor.copy_(sum(self._swap([tensor] * self.world_size)))
+        return tensor.copy_(sum(self._swap([tensor] * self.world_size)))
 
     def all_gather(self, whole, part, what):
         whole.copy_(torch.cat(self._swap([part] * self.world_size)))

@@ -252,20 +252,17 @@ class DecodeEngine:
             case wire.Done(request_id):
                 self._transfers += message.transfers
                 if request_id in self._remote:
-                    self._take_in(message)
+                    # The receiving thread hands on a message only when it is through with all pages before it.
+                    keys = self._remote[request_id].submit.keys
+                    first_missing = self._tier.num_here(keys)
+                    if first_missing == len(keys):
+                        self._prefills.append(message)
+                        self._queue(request_id)
+                    else:
+                        self._recover(request_id, first_missing)
             case wire.Failed(request_id, error) if request_id in self._remote:
                 logger.warning("the prefill side could not compute request %r: %s", request_id, error)
                 self._compute_rest(request_id)
-
-    def _take_in(self, done: wire.Done) -> None:
-        """The receiving thread hands on a message only when it is through with all pages before it."""
-        keys = self._remote[done.request_id].submit.keys
-        first_missing = self._tier.num_here(keys)
-        if first_missing == len(keys):
-            self._prefills.append(done)
-            self._queue(done.request_id)
-        else:
-            self._recover(done.request_id, first_missing)
 
     def _recover(self, request_id: str, first_missing: int) -> None:
         """The worker has the prompt in its prefix cache: submitted again, it is hardly computed, but sent."""

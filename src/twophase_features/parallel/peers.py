@@ -134,9 +134,10 @@ class Peers:
 
     # -- in the middle of a step
 
-    def all_reduce(self, tensor: Tensor, what: str) -> None:
-        """Every rank's `tensor` becomes the sum over all ranks."""
+    def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
+        """Every rank's `tensor` becomes the sum over all ranks, and is returned."""
         self._timed("all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group), what)
+        return tensor
 
     def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
         """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""

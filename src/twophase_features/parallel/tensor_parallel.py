@@ -36,7 +36,7 @@ from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
-from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
+from twophase_features.parallel.peers import PeerLostError, Peers, place
 from twophase_features.parallel.sharding import Shard
 
 
@@ -53,7 +53,8 @@ class TensorParallelGroup(Executor):
         self.shard = Shard(config, peers.rank, peers.world_size, has_whole_experts)
         super().__init__(self.shard.config, peers.device)
         self.experts, self.is_driver = self.shard.experts, peers.rank == 0
-        self.sum_over_ranks = self._sum
+        # The sum of the outputs of a layer cut by input.
+        self.sum_over_ranks = partial(peers.all_reduce, what="the sum of hidden states over the ranks")
         self.dispatch_experts = ExpertParallel(peers) if has_whole_experts else None
 
     @classmethod
@@ -80,11 +81,6 @@ class TensorParallelGroup(Executor):
             )
         peers = Peers(device.type if device.index is None else device, step_timeout_s=timeout_s)
         return cls(config, peers, has_whole_experts)
-
-    def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-        """The sum of the outputs of a layer cut by input."""
-        self.peers.all_reduce(x, "the sum of hidden states over the ranks")
-        return x
 
     def cut(self, name: str, tensor: Any) -> Any:
         return self.shard.cut(name, tensor)
@@ -113,17 +109,16 @@ class DriverRunner:
 
     Args:
         runner: Runs rank 0's part of the model; only this object uses it.
+
+    Attributes:
+        traffic: The tensors between the ranks, as rank 0 saw them: 'all_reduce' and 'recv'; between experts
+            'all_to_all' and 'all_gather'.
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
         self._runner, self._peers, self._shard = runner, peers, shard
         self._others = range(1, peers.world_size)
-
-    @property
-    def traffic(self) -> dict[str, Traffic]:
-        """The tensors between the ranks, as rank 0 saw them: 'all_reduce' and 'recv'; between experts 'all_to_all' and
-        'all_gather'."""
-        return self._peers.traffic
+        self.traffic = peers.traffic
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._together(self._runner.copy_blocks, "copy_blocks", copies)

@@ -165,7 +165,7 @@ class AsyncLLM:
     @property
     def num_unfinished(self) -> int:
         """Accepted requests that have not ended."""
-        return self._thread.num_unfinished
+        return len(self._thread.jobs)
 
     async def drain(self, timeout_s: float | int | None = None) -> bool:
         """Refuse new requests and wait for the accepted ones; False if they took longer than `timeout_s`."""

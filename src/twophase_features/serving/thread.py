@@ -55,6 +55,7 @@ class EngineThread:
     Attributes:
         error: The exception that ended the thread.
         observers: Told of steps and ends of requests.
+        jobs: The unfinished ones, in order of arrival.
         stats: The engine's, as of the end of the latest turn.
         is_draining: No request is accepted any more.
     """
@@ -71,7 +72,7 @@ class EngineThread:
         # Guards the next three fields; notified when one of these fields changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
-        self._jobs: dict[str, RequestStream] = {}  # unfinished, in order of arrival
+        self.jobs: dict[str, RequestStream] = {}
         self._is_stopped = False
         self._events: list[tuple[RequestStream, Event]] = []  # of this turn
         self._latest_step: StepTrace | None = engine.latest_step
@@ -85,21 +86,17 @@ class EngineThread:
         return self.error is None and not self._is_stopped
 
     @property
-    def num_unfinished(self) -> int:
-        return len(self._jobs)
-
-    @property
     def queue_age_s(self) -> float | None:
         """See `AsyncLLM`. Unlike `stats`, it grows while a step runs, so it also shows a step that hangs."""
         with self._changed:
-            oldest = next((job for job in self._jobs.values() if not job.is_scheduled), None)
+            oldest = next((job for job in self.jobs.values() if not job.is_scheduled), None)
         return None if oldest is None else time.monotonic() - oldest.arrival_s
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a place or blocks, and requests submitted since `stats` were taken."""
         with self._changed:
-            return self.stats.num_waiting + sum(not job.is_accepted for job in self._jobs.values())
+            return self.stats.num_waiting + sum(not job.is_accepted for job in self.jobs.values())
 
     def submit(self, job: RequestStream) -> None:
         """Hand over a request.
@@ -111,9 +108,9 @@ class EngineThread:
         checked("request_id", job.request_id, TEXT)
         with self._changed:
             self.check_acceptance()
-            if job.request_id in self._jobs:
+            if job.request_id in self.jobs:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
-            self._jobs[job.request_id] = job
+            self.jobs[job.request_id] = job
             self._changed.notify_all()  # its deadline may be the earliest
         job.abort = partial(self._post, partial(self._abort, job))
         has_grammar = getattr(job.params, "structured_outputs", None) is not None
@@ -126,7 +123,7 @@ class EngineThread:
         if self.is_draining:
             raise DrainingError("the engine is draining: it finishes accepted requests and accepts no new ones.")
         with self._changed:
-            num_waiting = sum(not job.is_scheduled for job in self._jobs.values())
+            num_waiting = sum(not job.is_scheduled for job in self.jobs.values())
         if self._max_queue is not None and num_waiting >= self._max_queue:
             raise QueueFullError(
                 f"at most {self._max_queue} requests may wait (max_queue), and {num_waiting} do; try again later."
@@ -136,7 +133,7 @@ class EngineThread:
         """Refuse new jobs and wait for the accepted ones; False if they took longer than `timeout_s`."""
         with self._changed:
             self.is_draining = True
-            return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+            return self._changed.wait_for(lambda: not self.jobs, timeout_s)
 
     def stop(self) -> None:
         """End the thread after the step that is running; unfinished jobs get an `EngineDeadError`."""
@@ -164,7 +161,7 @@ class EngineThread:
     # -- in the two threads that prepare requests
 
     def _prepare(self, job: RequestStream) -> None:
-        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+        if self.jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
             prepared = self._engine.prepare(
@@ -207,13 +204,13 @@ class EngineThread:
 
     def _max_sleep_s(self) -> float | None:
         """Seconds to sleep unless a command is posted; None: no limit."""
-        limits_s = [job.deadline_s - time.monotonic() for job in self._jobs.values() if job.deadline_s is not None]
+        limits_s = [job.deadline_s - time.monotonic() for job in self.jobs.values() if job.deadline_s is not None]
         if self._engine.has_unfinished_requests():
             limits_s.append(self._engine.idle_s)
         return max(0.0, min(limits_s)) if limits_s else None
 
     def _add(self, job: RequestStream, prepared: PreparedRequest) -> None:
-        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+        if self.jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
             self._engine.add(prepared)
@@ -236,7 +233,7 @@ class EngineThread:
         """Abort jobs past their deadlines."""
         now_s = time.monotonic()
         with self._changed:
-            late = [job for job in self._jobs.values() if job.deadline_s is not None and job.deadline_s <= now_s]
+            late = [job for job in self.jobs.values() if job.deadline_s is not None and job.deadline_s <= now_s]
         for job in late:
             self._abort(job, DeadlineError("the request was not finished by its deadline, and aborted."))
 
@@ -246,13 +243,13 @@ class EngineThread:
         if step is not None and step is not self._latest_step:
             self._latest_step = step
             for request_id, *_ in step.chunks:
-                if request_id in self._jobs:
-                    self._jobs[request_id].is_scheduled = True
+                if request_id in self.jobs:
+                    self.jobs[request_id].is_scheduled = True
             self._inform("note_step", step)
         for output in outputs:
             if output.finished:
                 self._inform("note_end", output)
-            job = self._jobs.get(output.request_id)
+            job = self.jobs.get(output.request_id)
             if job is not None and output.finished:
                 self._end(job, output)
             elif job is not None:
@@ -269,9 +266,9 @@ class EngineThread:
     def _end(self, job: RequestStream, event: Event) -> bool:
         """Forget a job, with a last event for its stream (None: without one); False if it had ended already."""
         with self._changed:
-            if self._jobs.get(job.request_id) is not job:
+            if self.jobs.get(job.request_id) is not job:
                 return False
-            del self._jobs[job.request_id]
+            del self.jobs[job.request_id]
             self._changed.notify_all()
         if event is not None:
             self._events.append((job, event))
@@ -285,7 +282,7 @@ class EngineThread:
         """Abort all jobs, and report the engine's end to each."""
         with self._changed:
             self._is_stopped = True
-            jobs, self._jobs, self._inbox = self._jobs, {}, []
+            jobs, self.jobs, self._inbox = self.jobs, {}, []
             self._changed.notify_all()
         why_not = None
         try:
