@@ -72,9 +72,9 @@ class Traffic:
 class Peers:
     """This process's place among `world_size` processes, and its communication with them. Not thread-safe.
 
-    Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises
-    `PeerLostError` when a peer dies, and when it says nothing for `step_timeout_s`; from then on every call raises it.
-    `what` says in that error what the call waited for.
+    Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises `PeerLostError` when a peer
+    dies, and when it says nothing for `step_timeout_s`; from then on every call raises it. `what` says in that error
+    what the call waited for.
 
     While it is open, SIGTERM does not end the process at once: torchrun sends it to all ranks as soon as one has died,
     and a survivor must live long enough to notice the loss and say so. It ends `step_timeout_s` later at the latest.
@@ -136,12 +136,12 @@ class Peers:
 
     def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
         """Every rank's `tensor` becomes the sum over all ranks, and is returned."""
-        self._timed("all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group), what)
+        self._timed("all_reduce", tensor, partial(dist.all_reduce, tensor), what)
         return tensor
 
     def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
         """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
-        self._timed("all_gather", part, lambda group: dist.all_gather_into_tensor(whole, part, group=group), what)
+        self._timed("all_gather", part, partial(dist.all_gather_into_tensor, whole, part), what)
 
     def all_to_all(
         self,
@@ -157,43 +157,38 @@ class Peers:
         Args:
             num_received, num_sent: Rows for each rank; None: equally many.
         """
-
-        def exchange(group: Any) -> None:
-            dist.all_to_all_single(received, sent, num_received, num_sent, group=group)
-
-        self._timed("all_to_all", sent, exchange, what)
+        self._timed("all_to_all", sent, partial(dist.all_to_all_single, received, sent, num_received, num_sent), what)
 
     def send(self, tensor: Tensor, dst: int, what: str) -> None:
         """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype."""
-        self._timed("send", tensor, lambda group: dist.send(tensor, dst, group=group), what, dst)
+        self._timed("send", tensor, partial(dist.send, tensor, dst), what, dst)
 
     def recv(self, tensor: Tensor, src: int, what: str) -> None:
         """Fill `tensor` with the tensor that rank `src` sends."""
-        self._timed("recv", tensor, lambda group: dist.recv(tensor, src, group=group), what, src)
+        self._timed("recv", tensor, partial(dist.recv, tensor, src), what, src)
 
     def send_object(self, value: Any, dst: int, what: str) -> None:
         """Hand any picklable value to rank `dst`, which must `recv_object`."""
-        self._guarded(lambda: dist.send_object_list([value], dst, group=self._groups["cpu"]), what, dst)
+        self._guarded(partial(dist.send_object_list, [value], dst, self._groups["cpu"]), what, dst)
 
     def recv_object(self, src: int, what: str) -> Any:
         """The value that rank `src` sends."""
-        return self._guarded(lambda: _received(src, self._groups["cpu"]), what, src)
+        return self._guarded(partial(_received, src, self._groups["cpu"]), what, src)
 
     # -- between steps
 
     def call(self, value: Any, dst: int, what: str) -> None:
         """Wake rank `dst`, which waits in `wait_for_call`, with any picklable value."""
-        self._guarded(lambda: dist.send_object_list([value], dst, group=self._idle), what, dst)
+        self._guarded(partial(dist.send_object_list, [value], dst, self._idle), what, dst)
 
     def wait_for_call(self, src: int, what: str) -> Any:
         """The value of rank `src`'s next `call`, however long that takes. Raises PeerLostError if rank `src` dies."""
-        return self._guarded(lambda: _received(src, self._idle), what, src)
+        return self._guarded(partial(_received, src, self._idle), what, src)
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """Every rank's value, in the order of the ranks; each is picklable. Waits as long as start-up may take."""
         values = [None] * self.world_size
-        gather = partial(dist.all_gather_object, values, value)
-        self._guarded(gather, what, limit_s=self._startup_timeout_s)
+        self._guarded(partial(dist.all_gather_object, values, value), what, limit_s=self._startup_timeout_s)
         return values
 
     # -- the end
@@ -238,9 +233,9 @@ class Peers:
 
     # -- losing a peer
 
-    def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
+    def _timed(self, name: str, tensor: Tensor, call: Callable[..., Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
-        self._guarded(lambda: call(self._groups[tensor.device.type]), what, peer)
+        self._guarded(partial(call, group=self._groups[tensor.device.type]), what, peer)
         traffic = self.traffic[name]
         traffic.num_calls += 1
         traffic.num_bytes += tensor.nbytes
