@@ -81,7 +81,7 @@ class Peers:
 
     Attributes:
         rank, world_size: As torchrun says; 0 <= rank < world_size.
-        traffic: Of tensors, by the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv'.
+        traffic: The tensors, by the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv'.
 
     Args:
         device: Where this rank computes; 'auto' is cuda:LOCAL_RANK where there is CUDA, else 'cpu'.
@@ -206,9 +206,11 @@ class Peers:
         has_lost = self._lost is not None
         self.leave("it has closed")
         if self._sigterm is not None:
-            # After a loss torchrun's SIGTERM is on its way, and must not cut off the report of the loss. It is ignored,
-            # not handled: the interpreter takes handlers away before it has ended.
+            # After a loss torchrun's SIGTERM has come or is on its way, and must not cut off the report of the loss. It
+            # is ignored, not handled: the interpreter takes handlers away before it has ended.
             signal.signal(signal.SIGTERM, signal.SIG_IGN if has_lost else self._sigterm)
+            if has_lost:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         self._disconnect()
 
     def leave(self, why: str) -> None:
