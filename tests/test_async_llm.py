@@ -406,7 +406,7 @@ def test_a_deadline_on_the_way(llm):
         first = await anext(stream)
         with held(served):
             thread = served._thread
-            (job,) = thread._jobs.values()
+            (job,) = thread.jobs.values()
             assert job.deadline_s == pytest.approx(first.metrics.arrival_s + 3600)
             job.deadline_s = time.monotonic()
         with pytest.raises(DeadlineError):
@@ -424,7 +424,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten(llm):
         for _ in range(10):
             await asyncio.gather(*(last_of(served.generate("a", one, deadline_s=3600)) for _ in range(30)))
         with held(served):
-            return len(served._thread._jobs)
+            return len(served._thread.jobs)
 
     assert run(llm, main) == 0
 

@@ -20,48 +20,37 @@ class Reserve(AdmissionRule):
 
 
 @final
-class OutputLengths:
-    """How many tokens a completion is expected to have: an exponential moving average over ended completions.
+class Estimate(AdmissionRule):
+    """Leaves a sequence the blocks of an output of the average length so far, and at least what 'optimistic' does.
 
-    After a completion of `x` tokens, `mean` becomes DECAY * mean + (1 - DECAY) * x: the last ten have two thirds of the
-    weight. It starts from the most tokens that the first completion to end was allowed: short completions, which end
-    first, do not make an engine careless at once.
+    The average is an exponential moving one: after an output of `x` tokens, `mean_length` becomes
+    DECAY * mean_length + (1 - DECAY) * x, so the last ten have two thirds of the weight. It starts from the most tokens
+    that the first completion to end was allowed: short completions, which end first, do not make an engine careless at
+    once.
 
     Attributes:
-        mean: Tokens; None before the first end.
+        mean_length: Tokens of an output; None before the first end.
     """
 
     DECAY = 0.9
 
-    def __init__(self) -> None:
-        self.mean: float | None = None
-
-    def note(self, num_tokens: int, max_tokens: int) -> None:
-        """A completion ended by itself after `num_tokens` of the `max_tokens` that it was allowed."""
-        before = max_tokens if self.mean is None else self.mean
-        self.mean = self.DECAY * before + (1 - self.DECAY) * num_tokens
-
-    def expected(self, max_tokens: int) -> int:
-        """Tokens of a completion that is allowed `max_tokens`."""
-        return max_tokens if self.mean is None else min(max_tokens, math.ceil(self.mean))
-
-
-@final
-class Estimate(AdmissionRule):
-    """Leaves a sequence the blocks of an output of the average length so far, and at least what 'optimistic' does."""
-
     def __init__(self, config: SchedulerConfig, cache: KVAllocator) -> None:
         super().__init__(config, cache)
-        self.lengths = OutputLengths()
+        self.mean_length: float | None = None
 
     def headroom(self, sequence: Sequence, table: KVTable) -> int:
-        num_output = self.lengths.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
+        num_output = self.expected(sequence.max_num_tokens - sequence.num_prompt_tokens)
         num_tokens = sequence.num_prompt_tokens + num_output - 1
         return max(super().headroom(sequence, table), num_blocks_up_to(self.cache, sequence, table, num_tokens))
 
+    def expected(self, max_tokens: int) -> int:
+        """Tokens of an output that is allowed `max_tokens`."""
+        return max_tokens if self.mean_length is None else min(max_tokens, math.ceil(self.mean_length))
+
     def note_end(self, sequence: Sequence) -> None:
-        num_prompt = sequence.num_prompt_tokens
-        self.lengths.note(len(sequence.token_ids) - num_prompt, sequence.max_num_tokens - num_prompt)
+        num_prompt, num_tokens = sequence.num_prompt_tokens, len(sequence.token_ids)
+        before = sequence.max_num_tokens - num_prompt if self.mean_length is None else self.mean_length
+        self.mean_length = self.DECAY * before + (1 - self.DECAY) * (num_tokens - num_prompt)
 
 
 def by_lengths(config: SchedulerConfig, cache: KVAllocator) -> AdmissionRule:

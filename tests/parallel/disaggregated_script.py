@@ -121,8 +121,8 @@ def recovered(llm, outputs, alone):
     return {
         "is_equal": [each.outputs for each in outputs] == [each.outputs for each in alone],
         "in_use": llm.engine.stats().cache.num_in_use,
-        "num_resent": llm.engine.recoveries.num_resent,
-        "num_recomputed": llm.engine.recoveries.num_recomputed,
+        "num_resent": llm.engine.num_resent,
+        "num_recomputed": llm.engine.num_recomputed,
     }
 
 

@@ -16,15 +16,15 @@ def idle_then_lose_one() -> int:
 
     from twophase_features.parallel.peers import PeerLostError, Peers
 
-    with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
-        message = torch.zeros(3, dtype=torch.int64)
+    with Peers("cpu", step_timeout_s=LIMIT_S) as peers:
+        message = [0, 0, 0]
         if RANK == 0:
             time.sleep(LIMIT_S + 1)
             for rank in (1, 2):
-                peers.call(torch.tensor([7, 8, rank]), rank, "a worker")
+                peers.call([7, 8, rank], rank, "a worker")
         else:
-            peers.wait_for_call(message, 0, "work")
-        total = message.float()
+            message = peers.wait_for_call(0, "work")
+        total = torch.tensor(message).float()
         peers.all_reduce(total, "a sum")
         passed_on = torch.full((2,), float(RANK))
         if RANK:
@@ -32,7 +32,7 @@ def idle_then_lose_one() -> int:
         else:
             for rank in (2, 1):
                 peers.recv(passed_on, rank, "a greeting")
-        print(message.tolist(), total.tolist(), passed_on.tolist(), peers.traffic["all_reduce"].num_bytes)
+        print(message, total.tolist(), passed_on.tolist(), peers.traffic["all_reduce"].num_bytes)
         if RANK == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(2):
@@ -45,16 +45,14 @@ def idle_then_lose_one() -> int:
 
 def driver_dies() -> int:
     """Two ranks: the driver is killed while its worker has nothing to do."""
-    import torch
-
     from twophase_features.parallel.peers import PeerLostError, Peers
 
-    with Peers.join("cpu", step_timeout_s=LIMIT_S) as peers:
+    with Peers("cpu", step_timeout_s=LIMIT_S) as peers:
         if RANK == 0:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            peers.wait_for_call(torch.zeros(1, dtype=torch.int64), 0, "work")
+            peers.wait_for_call(0, "work")
         except PeerLostError as error:
             time.sleep(0.5)  # the SIGTERM of the launcher comes meanwhile
             print(error.ranks)

@@ -20,12 +20,12 @@ def lose_rank(folder: Path, how: str, after: int, method: str = "all_reduce") ->
     """This process dies, or falls silent, in the middle of a step: at its all-reduce number `after`, say."""
     original, calls = getattr(Peers, method), []
 
-    def call(self, *args):
+    def call(self, *args, **options):
         calls.append(args)
         if len(calls) == after:
             (folder / "lost_at").write_text(str(time.time()))
             os.kill(os.getpid(), getattr(signal, how))
-        original(self, *args)
+        return original(self, *args, **options)
 
     setattr(Peers, method, call)
 

@@ -18,6 +18,7 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.scheduling.policy import Policy
 from twophase_features.parallel._protocol import Cancel, Done, Failed, Pages, Submit, Transfer
+from twophase_features.parallel.disaggregation import check_same
 from twophase_features.parallel.peers import PeerLostError
 from twophase_features.policies.request_level import DynamicPolicy
 
@@ -280,14 +281,19 @@ class TestRoom:
         num_loaded = sum(step.blocks_loaded for step in engines.engine.trace)
         assert (num_loaded > num_sent) == (preemption_mode == "swap")
 
-    def test_the_validation_knows_both_sides(self, folder):
-        engines = TwoEngines(folder, prefill={"num_kv_blocks": 4})
-        with pytest.raises(InvalidRequestError, match=r"the prefill side \(rank 1\) refuses: .*needs? 5 KV blocks"):
-            engines.engine.add_request("a", prompt_of(0, 21), GREEDY)
+    def test_what_does_not_fit_is_refused_at_once(self, folder):
+        engines = TwoEngines(folder)
         with pytest.raises(InvalidRequestError, match="max_model_len=128"):
             engines.engine.add_request("a", prompt_of(0, 128), GREEDY)
         engines.check_idle()
         assert not engines.to_prefill.said
+
+    def test_a_prompt_that_the_worker_refuses_is_computed_here(self, folder, caplog):
+        engines = TwoEngines(folder, prefill={"num_kv_blocks": 4})
+        outputs = engines.generate([prompt_of(0, 21)], GREEDY)
+        assert completions(outputs) == completions(expected(folder, [prompt_of(0, 21)], GREEDY))
+        assert engines.engine.num_recomputed == 1
+        assert "could not compute request '0': InvalidRequestError: " in caplog.text
 
     def test_what_the_policy_cannot_rank_is_refused_at_once(self, folder):
         engines = TwoEngines(folder, decode={"policy": Unranked()})
@@ -305,8 +311,11 @@ class TestRoom:
         assert engines.finish()["a"].outputs == expected(folder, [prompt_of(0, lengths[0])], GREEDY)[0].outputs
 
     def test_both_sides_must_agree(self, folder):
-        with pytest.raises(ConfigError, match="same model, K/V format and block size"):
-            TwoEngines(folder, prefill={"block_size": 8})
+        engines = TwoEngines(folder, prefill={"block_size": 8})
+        ranks = [(each.model_config, each.kv_cache.spec) for each in (engines.decode, engines.prefill)]
+        check_same([ranks[0]] * 2)
+        with pytest.raises(ConfigError, match=r"same model, K/V format and block size.* rank 1 has"):
+            check_same(ranks)
 
 
 class TestTrouble:
@@ -365,8 +374,7 @@ class TestTrouble:
         suspect.engine = engines.prefill.engine
         prompts = prompts_of([7, 9, 10])
         assert completions(engines.generate(prompts, GREEDY)) == completions(expected(folder, prompts, GREEDY))
-        recoveries = engines.engine.recoveries
-        assert (recoveries.num_resent, recoveries.num_recomputed) == (0, 1)  # of the others nothing was missing
+        assert (engines.engine.num_resent, engines.engine.num_recomputed) == (0, 1)  # of the others nothing was missing
         (failed,) = [said for said in engines.to_decode.said if isinstance(said, Failed)]
         assert failed.request_id == "1"
         assert "planted" in failed.error
@@ -398,7 +406,7 @@ class TestTrouble:
         engines.front.put(LOSS)
         outputs = alone_until_the_end(engines)
         assert completions([outputs[str(i)] for i in range(3)]) == completions(expected(folder, prompts, GREEDY))
-        assert engines.engine.recoveries.num_recomputed == num_waiting
+        assert engines.engine.num_recomputed == num_waiting
         assert num_turns or num_waiting == 3
         assert engines.decode.engine.stats().cache.num_in_use == 0
         check_integrity(engines.decode.scheduler.cache)
@@ -458,9 +466,8 @@ class TestTransfersThatFail:
         engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 64, "seed": 1})
         engines.to_decode.loses = lose_first(num_lost)
         assert completions(engines.generate(prompts, params)) == completions(expected(folder, prompts, params))
-        recoveries = engines.engine.recoveries
-        assert recoveries.num_recomputed == num_recomputed
-        assert recoveries.num_resent >= max(1, num_recomputed)
+        assert engines.engine.num_recomputed == num_recomputed
+        assert engines.engine.num_resent >= max(1, num_recomputed)
 
     def test_only_what_is_missing_is_sent_again(self, folder):
         """23 tokens in chunks of 10: blocks 0-1, then 2-4, whose second layer is lost. From block 2 on all is sent
@@ -477,7 +484,7 @@ class TestTransfersThatFail:
         first, again = submitted(engines)
         assert again.keys == first.keys[2:]
         assert [said.keys for said in engines.to_decode.pages_said()] == [first.keys[:2], first.keys[2:], again.keys]
-        assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 0)
+        assert (engines.engine.num_resent, engines.engine.num_recomputed) == (1, 0)
         transfers, (done,) = engines.engine.take_transfers()
         assert done.num_cached_tokens == 16
         assert [record.num_blocks for record in transfers] == [2 * 2, 3 * 2, 3 * 2]  # in two layers
@@ -489,7 +496,7 @@ class TestTransfersThatFail:
         engines = TwoEngines(folder, prefill={"max_num_batched_tokens": 10, "max_num_seqs": 1})
         engines.to_decode.loses = lambda pages: pages.layer == 1 and submitted(engines)[0].keys[hole] in pages.keys
         (output,) = engines.generate([prompt_of(0, 23)], GREEDY)
-        assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 1)
+        assert (engines.engine.num_resent, engines.engine.num_recomputed) == (1, 1)
         assert output.metrics.num_cached_tokens == num_cached
         assert output.outputs == expected(folder, [prompt_of(0, 23)], GREEDY)[0].outputs
 
@@ -508,7 +515,7 @@ class TestTransfersThatFail:
         monkeypatch.setattr(module, "unpack_layer", unpack_layer)
         engines = TwoEngines(folder)
         outputs = engines.generate([prompt_of(0, 9)], GREEDY)
-        assert (engines.engine.recoveries.num_resent, engines.engine.recoveries.num_recomputed) == (1, 1)
+        assert (engines.engine.num_resent, engines.engine.num_recomputed) == (1, 1)
         assert calls == [0, 1, 1]
         assert completions(outputs) == completions(expected(folder, [prompt_of(0, 9)], GREEDY))
 
@@ -525,8 +532,8 @@ class TestTransfersThatFail:
     def test_random_lives(self, folder, seed):
         """A line that loses one layer in five."""
         rng = random.Random(seed)
-        recoveries = play(folder, seed, loses=lambda pages: rng.random() < 0.2)
-        assert recoveries.num_resent > 0
+        engine = play(folder, seed, loses=lambda pages: rng.random() < 0.2)
+        assert engine.num_resent > 0
 
 
 def play(folder, seed, num_requests=14, loses=None):
@@ -560,11 +567,10 @@ def play(folder, seed, num_requests=14, loses=None):
         isinstance(each, Cancel | Done | Failed) for each in engines.to_prefill.said + engines.to_decode.said
     )
     assert num_over >= len(submitted(engines)) > 0
-    return engines.engine.recoveries
+    return engines.engine
 
 
 def test_what_a_transfer_hides():
     """A forward pass from 0 to 10 s that sends three layers; the last is still under way when it ends."""
     record = Transfer(0.0, 10.0, 4, 200, 1.0, [(1.5, 3.5), (4.5, 6.5), (9.0, 12.0)])
-    assert (record.compute_s, record.pack_s, record.send_s, record.late_s) == (10.0, 1.0, 7.0, 2.0)
-    assert record.hidden_share == pytest.approx(5 / 8)
+    assert (record.send_s, record.late_s) == (7.0, 2.0)

@@ -125,23 +125,23 @@ def torchrun(monkeypatch):
 def test_a_rank_that_does_not_come(torchrun):
     torchrun.setenv("WORLD_SIZE", "3")
     with pytest.raises(PeerLostError, match=r"all ranks to start \(limit for a silent peer: 0.5 s\)") as caught:
-        Peers.join("cpu", startup_timeout_s=0.5)
+        Peers("cpu", startup_timeout_s=0.5)
     assert caught.value.ranks == (1, 2)
 
 
 def test_joining_needs_torchrun_and_a_limit(torchrun):
     with pytest.raises(ConfigError, match="step_timeout_s must be a positive number of seconds, got 0"):
-        Peers.join("cpu", step_timeout_s=0)
+        Peers("cpu", step_timeout_s=0)
     torchrun.delenv("RANK")
     with pytest.raises(ConfigError, match="not started by torchrun: RANK is not set"):
-        Peers.join("cpu")
+        Peers("cpu")
 
 
 def test_a_port_that_something_else_listens_on(torchrun):
     with socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))):
         torchrun.setenv("WORLD_SIZE", "2")
         with pytest.raises(PeerLostError, match=r"listen|address"):
-            Peers.join("cpu", startup_timeout_s=0.5)
+            Peers("cpu", startup_timeout_s=0.5)
 
 
 def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path):
@@ -152,7 +152,7 @@ def test_a_failure_in_the_middle_of_the_model_ends_the_group(torchrun, tmp_path)
     broken = with_backend(model, FaultyBackend(model.backend, "attend", lambda batch: True))
     spec = KVCacheSpec(2, 2, 8, BLOCK_SIZE, torch.float32)
     handler = signal.getsignal(signal.SIGTERM)
-    with Peers.join("cpu") as peers:
+    with Peers("cpu") as peers:
         runner = DriverRunner(ModelRunner(broken, KVCache(spec, 8, device), 32), peers, Shard(model.config, 0, 1))
         chunks = [ScheduledChunk(i, [5, 6], 0, [i], 1) for i in range(4)]
         with pytest.raises(Broken):

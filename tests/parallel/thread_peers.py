@@ -1,6 +1,7 @@
 """Ranks in threads of one process: what they say to each other goes over queues, one for each pair of them."""
 
 import faulthandler
+import pickle
 import queue
 import threading
 
@@ -21,11 +22,14 @@ class ThreadPeers(Peers):
         self.traffic = {}
         self._lines, self._barrier = lines, barrier
 
-    def meet(self, what):
+    def gather(self, value, what):
         self._barrier.wait()
+        for dst in range(self.world_size):
+            self.send_object(value, dst, what)
+        return [self._from(src) for src in range(self.world_size)]
 
     def all_reduce(self, tensor, what):
-        tensor.copy_(sum(self._swap([tensor] * self.world_size)))
+        return tensor.copy_(sum(self._swap([tensor] * self.world_size)))
 
     def all_gather(self, whole, part, what):
         whole.copy_(torch.cat(self._swap([part] * self.world_size)))
@@ -50,17 +54,19 @@ class ThreadPeers(Peers):
             raise AssertionError(f"rank {src} failed") from said
         return said
 
-    def call(self, message, dst, what):
-        self._lines[self.rank, dst].put(message.clone())
-
-    def wait_for_call(self, message, src, what):
-        message.copy_(self._from(src))
-
     def send(self, tensor, dst, what):
-        self.call(tensor, dst, what)
+        self._lines[self.rank, dst].put(tensor.clone())
 
     def recv(self, tensor, src, what):
-        self.wait_for_call(tensor, src, what)
+        tensor.copy_(self._from(src))
+
+    def send_object(self, value, dst, what):
+        self._lines[self.rank, dst].put(pickle.loads(pickle.dumps(value)))
+
+    def recv_object(self, src, what):
+        return self._from(src)
+
+    call, wait_for_call = send_object, recv_object
 
     def check(self):
         pass

@@ -27,9 +27,9 @@ class Instant(Inbox):
 
     asked_s = None
 
-    def take(self, timeout_s):
+    def messages(self, timeout_s):
         self.asked_s = timeout_s if self.asked_s is None else self.asked_s
-        return super().take(0.0)
+        return super().messages(0.0)
 
     def first_asked_s(self, call):
         """How long the first look into the inbox during `call` was ready to wait."""
@@ -41,8 +41,8 @@ class Instant(Inbox):
 class DirectLine:
     """Stands in for a `Channel` to another part of this process; keeps what was said."""
 
-    def __init__(self, from_rank: int, inbox: Inbox, tier: RemoteTier | None = None) -> None:
-        self.from_rank, self.inbox, self.tier = from_rank, inbox, tier
+    def __init__(self, inbox: Inbox, tier: RemoteTier | None = None) -> None:
+        self.inbox, self.tier = inbox, tier
         self.said = []
         self.before: Callable[[object], None] = lambda message: None
         self.loses: Callable[[Pages], bool] = lambda pages: False
@@ -52,7 +52,7 @@ class DirectLine:
         self.before(message)
         self.said.append(message)
         if not isinstance(message, Pages):
-            self.inbox.put((self.from_rank, message))
+            self.inbox.put(message)
         elif not self.loses(message):
             self.tier.receive(message.keys, message.layer, message.parts)
         if times is not None:
@@ -73,8 +73,8 @@ class TwoEngines:
         self.prefill = LLM(folder, **(OPTIONS | both | (prefill or {})))
         front, back = Instant(), Instant()
         self.tier = RemoteTier(self.decode.kv_cache, self.decode.scheduler.cache.tier, num_tier_blocks)
-        self.to_decode = DirectLine(1, front, self.tier)
-        self.to_prefill = DirectLine(0, back)
+        self.to_decode = DirectLine(front, self.tier)
+        self.to_prefill = DirectLine(back)
         self.front, self.back = front, back
         self.worker = PrefillWorker(self.prefill, self.to_decode.send, back)
         self.engine = DecodeEngine(self.decode, {1: self.to_prefill.send}, front, self.tier)

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -12,10 +13,8 @@ from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.scheduling.planner import Planner
 from twophase.scheduling.policy import Refusal
-from twophase_features.admission import OutputLengths
+from twophase_features.admission import Estimate
 from twophase_features.windows.sliding_window import SlidingWindow
-
-DECAY = OutputLengths.DECAY
 
 
 @contextmanager
@@ -204,45 +203,56 @@ def test_what_is_shared_is_not_reserved_twice():
             harness.run().check_outputs()
 
 
-class TestEstimate:
-    def test_the_average_by_hand(self):
-        lengths = OutputLengths()
-        assert lengths.mean is None
-        assert lengths.expected(50) == 50
-        lengths.note(10, max_tokens=100)
-        assert lengths.mean == pytest.approx(91)
-        lengths.note(1, max_tokens=7)
-        assert lengths.mean == pytest.approx(0.9 * 91 + 0.1)
-        assert lengths.expected(50) == 50
-        assert lengths.expected(200) == 82  # a part of a token is one
-        for _ in range(300):
-            lengths.note(10, max_tokens=100)
-        assert lengths.expected(100) == 11 if lengths.mean > 10 else 10
+def estimate():
+    return Harness(admission="estimate").scheduler.planner.admission
 
+
+def note(rule, num_tokens, max_tokens):
+    """A completion of an empty prompt ends."""
+    rule.note_end(SimpleNamespace(num_prompt_tokens=0, token_ids=range(num_tokens), max_num_tokens=max_tokens))
+
+
+class TestEstimate:
+    @pytest.mark.unchecked_types
+    def test_the_average_by_hand(self):
+        rule = estimate()
+        assert rule.mean_length is None
+        assert rule.expected(50) == 50
+        note(rule, 10, max_tokens=100)
+        assert rule.mean_length == pytest.approx(91)
+        note(rule, 1, max_tokens=7)
+        assert rule.mean_length == pytest.approx(0.9 * 91 + 0.1)
+        assert rule.expected(50) == 50
+        assert rule.expected(200) == 82  # a part of a token is one
+        for _ in range(300):
+            note(rule, 10, max_tokens=100)
+        assert rule.expected(100) == 11 if rule.mean_length > 10 else 10
+
+    @pytest.mark.unchecked_types
     def test_old_lengths_are_forgotten_at_the_rate_of_the_decay(self):
-        lengths = OutputLengths()
-        lengths.note(100, max_tokens=100)
+        rule = estimate()
+        note(rule, 100, max_tokens=100)
         for i in range(1, 30):
-            lengths.note(0, max_tokens=100)
-            assert lengths.mean == pytest.approx(100 * DECAY**i)
+            note(rule, 0, max_tokens=100)
+            assert rule.mean_length == pytest.approx(100 * Estimate.DECAY**i)
 
     def test_it_learns_from_what_ends_by_itself_and_from_nothing_else(self):
         harness = Harness(admission="estimate", num_blocks=64)
-        lengths = harness.scheduler.planner.admission.lengths
+        rule = harness.scheduler.planner.admission
         harness.add(make_request("a", 5, 10, ignore_eos=True), make_request("b", 5, 10, ignore_eos=True))
         harness.step()
         harness.take(harness.scheduler.abort("a"))
         harness.take(harness.scheduler.fail(1, ValueError("a test says so")))
-        assert lengths.mean is None
+        assert rule.mean_length is None
         harness.add(make_request("c", 5, 10, n=2, ignore_eos=True))
         harness.step()
         harness.step()
         first, _ = harness.scheduler.sequences.values()
         harness.take(harness.scheduler.finish(first.seq_id, "stop", "###"))
-        assert lengths.mean == pytest.approx(0.9 * 10 + 0.1 * (len(first.token_ids) - first.num_prompt_tokens))
-        so_far = lengths.mean
+        assert rule.mean_length == pytest.approx(0.9 * 10 + 0.1 * (len(first.token_ids) - first.num_prompt_tokens))
+        so_far = rule.mean_length
         harness.run()
-        assert lengths.mean == pytest.approx(0.9 * so_far + 0.1 * 10)
+        assert rule.mean_length == pytest.approx(0.9 * so_far + 0.1 * 10)
 
     def test_before_the_first_end_it_is_as_careful_as_reserve(self):
         for num_blocks, b_starts in ((7, 0), (6, 11)):
@@ -264,7 +274,7 @@ class TestEstimate:
 
         at_first = num_let_in_at_once("x", 16)
         num_let_in_at_once("y", 80)
-        assert admission != "estimate" or 2 < harness.scheduler.planner.admission.lengths.mean < 8
+        assert admission != "estimate" or 2 < harness.scheduler.planner.admission.mean_length < 8
         # Of 32 blocks, 16 for each in the worst case; 3 for a prompt of 4 and up to 8 tokens; 2 for the optimistic.
         least, most = {"optimistic": (16, 16), "reserve": (2, 2), "estimate": (10, 16)}[admission]
         assert at_first == (16 if admission == "optimistic" else 2)
@@ -273,7 +283,7 @@ class TestEstimate:
     def test_one_that_outlives_the_estimate_is_left_a_block(self):
         """Two tokens are expected; a had many more and goes on. So a free block is left to it, as the optimistic do."""
         harness = Harness(num_blocks=5, prefix_caching=False, admission="estimate")
-        harness.scheduler.planner.admission.lengths.mean = 2.0
+        harness.scheduler.planner.admission.mean_length = 2.0
         harness.add(make_request("a", 4, 16, ignore_eos=True))
         for _ in range(6):
             harness.step()

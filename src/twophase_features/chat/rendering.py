@@ -49,10 +49,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
@@ -65,5 +61,6 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     sandbox.filters["tojson"] = _to_json  # jinja's own escapes HTML
-    sandbox.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return sandbox.from_string(template)

@@ -1,7 +1,7 @@
 """The chat template of a model folder, from a file of its own (newer folders) or from tokenizer_config.json."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from twophase.core.errors import ModelFolderError
 from twophase.core.rules import shown
@@ -18,12 +18,13 @@ def read_template(folder: Path) -> str | None:
     config_path = folder / "tokenizer_config.json"
     template = read_json_object(config_path).get("chat_template") if config_path.is_file() else None
     if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
-        if len(named) != len(template):
-            raise _not_a_template(config_path, template)
-        template = {entry["name"]: entry.get("template") for entry in named}.get("default")
+        with suppress(TypeError, KeyError):  # it is reported below
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if template is not None and not isinstance(template, str):
-        raise _not_a_template(config_path, template)
+        raise ModelFolderError(
+            f"{config_path}: 'chat_template' must be text, or a list of {{'name': ..., 'template': ...}}; found "
+            f"{shown(template)}. Download it again, or remove the entry, which leaves the model without `chat`."
+        )
     return template
 
 
@@ -32,10 +33,3 @@ def _read_text(path: Path) -> str:
         return read_file(path).decode().replace("\r\n", "\n").replace("\r", "\n")
     except ValueError as error:
         raise ModelFolderError(f"{path} cannot be read as UTF-8 text ({error}). Download it again.") from error
-
-
-def _not_a_template(config_path: Path, found: Any) -> ModelFolderError:
-    return ModelFolderError(
-        f"{config_path}: 'chat_template' must be text, or a list of {{'name': ..., 'template': ...}}; found "
-        f"{shown(found)}. Download it again, or remove the entry, which leaves the model without `chat`."
-    )

@@ -43,17 +43,13 @@ class GGUFModel:
         hidden_size, num_heads = self.field("llama.embedding_length"), self.field("llama.attention.head_count")
         return {
             "architectures": ["LlamaForCausalLM"],
-            "attention_bias": False,
-            "attention_dropout": 0.0,
             "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.field("tokenizer.ggml.eos_token_id"),
             "head_dim": hidden_size // num_heads,
             "hidden_act": "silu",
             "hidden_size": hidden_size,
-            "initializer_range": 0.041666666666666664,
             "intermediate_size": self.field("llama.feed_forward_length"),
             "max_position_embeddings": self.field("llama.context_length"),
-            "mlp_bias": False,
             "model_type": "llama",
             "num_attention_heads": num_heads,
             "num_hidden_layers": self.field("llama.block_count"),
@@ -61,11 +57,9 @@ class GGUFModel:
             "pad_token_id": self.field("tokenizer.ggml.padding_token_id"),
             # The file holds float32: 9.99999974e-06 was written as 1e-05.
             "rms_norm_eps": float(f"{self.field('llama.attention.layer_norm_rms_epsilon'):.6g}"),
-            "rope_scaling": None,
             "rope_theta": self.field("llama.rope.freq_base"),
             "tie_word_embeddings": True,
             "torch_dtype": "bfloat16",
-            "use_cache": True,
             "vocab_size": self.field("llama.vocab_size"),
         }
 

@@ -3,17 +3,15 @@
 The thread that computes never waits for the network: it puts its messages into a queue. So a transfer overlaps with
 the next layers.
 
-A message is its number of bytes, and that many bytes of pickle. A side that has nothing to say sends a number of zero
-from time to time; a side that is silent for longer than the peers' limit is lost. So a process that was stopped is
-noticed, and a process that only computes for long is not taken for a stopped one.
+A side that has nothing to say sends None from time to time; a side that is silent for longer than the peers' limit is
+lost. So a process that was stopped is noticed, and a process that computes for long is not taken for a stopped one.
 """
 
-import io
-import pickle
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
@@ -31,29 +29,21 @@ Send = Callable[..., None]  # `Channel.send`, or a stand-in
 
 @final
 class Inbox:
-    """The messages that have come in on all lines, oldest first: (rank, message), or the error that ended a line."""
+    """The messages that have come in on all lines, oldest first, or the error that ended a line."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[int, Message] | Exception] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Message | Exception] = queue.SimpleQueue()
         self.put = self._queue.put
 
-    def take(self, timeout_s: int | float) -> tuple[int, Message] | None:
-        """The oldest message; None if none comes within `timeout_s`. Raises PeerLostError if a line has ended, and
-        everything that came before that has been taken."""
-        try:
-            item = self._queue.get(timeout=timeout_s) if timeout_s else self._queue.get_nowait()
-        except queue.Empty:
-            return None
-        if isinstance(item, Exception):
-            raise item
-        return item
-
     def messages(self, timeout_s: int | float) -> Iterator[Message]:
-        """All that have come, or the first that comes within `timeout_s`. Raises as `take`."""
-        item = self.take(timeout_s)
-        while item is not None:
-            yield item[1]
-            item = self.take(0.0)
+        """All that have come, or the first that comes within `timeout_s`. Raises PeerLostError if a line has ended, and
+        everything that came before that has been taken."""
+        with suppress(queue.Empty):
+            item = self._queue.get(timeout=timeout_s) if timeout_s else self._queue.get_nowait()
+            while not isinstance(item, Exception):
+                yield item
+                item = self._queue.get_nowait()
+            raise item
 
 
 @final
@@ -103,11 +93,11 @@ class Channel:
             try:
                 message, times, is_packed = self._outbox.get(timeout=self._peers.step_timeout_s / HEARTBEATS_PER_LIMIT)
             except queue.Empty:
-                self._send_bytes(io.BytesIO())
+                self._peers.send_object(None, self._rank, "a sign of life to be taken")
                 continue
-            start_s, body = time.monotonic(), io.BytesIO()
-            pickle.dump(self._on_the_host(message, is_packed) if isinstance(message, Pages) else message, body)
-            self._send_bytes(body)
+            start_s = time.monotonic()
+            sent = self._on_the_host(message, is_packed) if isinstance(message, Pages) else message
+            self._peers.send_object(sent, self._rank, "a message to be taken")
             if times is not None:
                 times.append((start_s, time.monotonic()))
 
@@ -119,25 +109,12 @@ class Channel:
         with torch.cuda.stream(self._stream):
             return replace(pages, parts=[part.cpu().numpy() for part in pages.parts])
 
-    def _send_bytes(self, body: io.BytesIO) -> None:
-        num_bytes = body.getbuffer().nbytes
-        self._peers.send(torch.tensor([num_bytes]), self._rank, "a sign of life to be taken")
-        if num_bytes:
-            content = torch.frombuffer(body.getbuffer(), dtype=torch.uint8)
-            self._peers.send(content, self._rank, "a message to be taken")
-
     def _receive_all(self) -> None:
-        num_bytes = torch.zeros(1, dtype=torch.int64)
         message: Message | None = None
         while not isinstance(message, Bye):
-            self._peers.recv(num_bytes, self._rank, "a sign of life")
-            if not num_bytes:
-                continue
-            body = torch.empty(int(num_bytes), dtype=torch.uint8)
-            self._peers.recv(body, self._rank, "a message")
-            message = pickle.loads(body.numpy().data)
+            message = self._peers.recv_object(self._rank, "a message, or a sign of life")
             if isinstance(message, Pages):
                 assert self._tier is not None
                 self._tier.receive(message.keys, message.layer, list(map(torch.from_numpy, message.parts)))
-            else:
-                self._inbox.put((self._rank, message))
+            elif message is not None:
+                self._inbox.put(message)

@@ -1,7 +1,6 @@
 """The messages between the two sides of a disaggregated engine: plain data, pickled between processes of one program.
 
 decode side (rank 0)                         prefill side
-                        <- Hello             when it is ready
 Submit ->                                    a prompt to compute, and the blocks to send
                         <- Pages             layer by layer, as they are computed, and chunk by chunk
                         <- Done              all its pages have gone before
@@ -12,20 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from twophase.cache.kv_cache import KVCacheSpec
 from twophase.core.plan import BlockKey
-from twophase.model.config import ModelConfig
-from twophase.scheduling.limits import SchedulerConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A prefill worker is ready. It serves this model, with pages of this `spec`, within these limits."""
-
-    model: ModelConfig
-    spec: KVCacheSpec
-    limits: SchedulerConfig
-    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +53,6 @@ class Transfer:
     sent: list[tuple[float, float]] = field(default_factory=list)
 
     @property
-    def compute_s(self) -> float:
-        return self.end_s - self.start_s
-
-    @property
     def send_s(self) -> float:
         return sum(end - start for start, end in self.sent)
 
@@ -79,25 +61,18 @@ class Transfer:
         """Part of `send_s` that came after the forward pass."""
         return sum(max(0.0, end - max(start, self.end_s)) for start, end in self.sent)
 
-    @property
-    def hidden_share(self) -> float:
-        """Share of the transfer's time, packing and sending, during which the next layers were computed."""
-        total_s = self.pack_s + self.send_s
-        return (self.send_s - self.late_s) / total_s if total_s else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """A prompt is computed and all its pages have been sent.
 
     Attributes:
-        queue_s, prefill_s: From its submission to its first chunk, and from there to its end.
+        prefill_s: From its first chunk to its end.
         num_cached_tokens: Prompt tokens found in the prefix cache of the prefill side.
         transfers: Those since the last prompt that was done.
     """
 
     request_id: str
-    queue_s: float
     prefill_s: float
     num_cached_tokens: int
     transfers: tuple[Transfer, ...]
@@ -123,4 +98,4 @@ class Bye:
     """The last message of either side."""
 
 
-Message = Hello | Submit | Pages | Done | Failed | Cancel | Bye
+Message = Submit | Pages | Done | Failed | Cancel | Bye

@@ -18,7 +18,7 @@ import itertools
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from typing import Any, final
 
 import torch
 
+from twophase.cache.kv_cache import KVCacheSpec
 from twophase.cache.manager import CacheManager
 from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
@@ -36,8 +37,7 @@ from twophase.engine.engine import PreparedRequest, uninterrupted
 from twophase.engine.metrics import EngineStats
 from twophase.engine.request_state import Prompt
 from twophase.llm import LLM
-from twophase.model.config import load_config
-from twophase.scheduling.limits import check_request
+from twophase.model.config import ModelConfig, load_config
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
 from twophase_features.pairs import check_pairs
 from twophase_features.parallel import _protocol as wire
@@ -49,7 +49,7 @@ from twophase_features.parallel.peers import (
     Peers,
     place,
 )
-from twophase_features.parallel.prefill_worker import PREFILL, PrefillWorker
+from twophase_features.parallel.prefill_worker import PrefillWorker
 from twophase_features.parallel.remote_tier import RemoteTier
 
 MAX_RESENDS = 1  # of a prompt's pages; when some are missing again, their tokens are computed here
@@ -57,19 +57,6 @@ MAX_RECORDS = 10_000  # the newest ones are kept until `take_transfers`
 IDLE_S = 0.05  # how long one step may wait for pages when there is nothing to decode; a message ends it at once
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Recoveries:
-    """How often transfers failed. Only the `DecodeEngine` changes it.
-
-    Attributes:
-        num_resent: Prompts of which pages were sent again; twice is counted twice.
-        num_recomputed: Prompts of which pages did not come in the end, so that their tokens were computed here.
-    """
-
-    num_resent: int = 0
-    num_recomputed: int = 0
 
 
 @dataclass(slots=True)
@@ -97,8 +84,8 @@ class DecodeEngine:
     a block, or known here) or more than the tier can hold, and prompts whose log-probabilities are asked for.
 
     A transfer that fails costs time and changes no token. Missing pages are sent once more, from the first missing
-    block on. If that fails too, or if the worker fails or is lost, the engine computes the rest. After a loss new
-    requests are refused, with the `PeerLostError`: to compute all their prompts here would hold up every decode.
+    block on. If that fails too, or if the worker refuses the prompt, fails or is lost, the engine computes the rest.
+    After a loss new requests are refused, with the `PeerLostError`: to compute all prompts here would hold up decodes.
     (vLLM's `kv_load_failure_policy` is this choice: 'recompute', or by default 'fail', which ends such requests.)
 
     Metrics are the decode side's: waiting for pages is part of the time until `first_scheduled_s`, and
@@ -106,7 +93,8 @@ class DecodeEngine:
 
     Attributes:
         lost: Why there is no worker any more.
-        recoveries: How often transfers failed.
+        num_resent: Prompts of which pages were sent again; twice is counted twice.
+        num_recomputed: Prompts of which pages did not come in the end, so that their tokens were computed here.
 
     Args:
         llm: The model, with the engine that decodes; `tier` becomes the tier of its cache.
@@ -115,8 +103,7 @@ class DecodeEngine:
         tier: Where their pages go.
 
     Raises:
-        ConfigError: A worker serves something else, or pages of another shape; or the cache knows no tiers.
-        PeerLostError: A worker did not come.
+        ConfigError: The cache knows no tiers.
     """
 
     def __init__(self, llm: LLM, sends: Mapping[int, Send], inbox: Inbox, tier: RemoteTier) -> None:
@@ -133,21 +120,10 @@ class DecodeEngine:
         self._seeds = random.Random(llm.config.seed)  # drawn in the order of requests, whichever pages come first
         self._remote: dict[str, _Remote] = {}  # in the order of requests
         self._to_load: dict[str, tuple[BlockKey, ...]] = {}  # expected blocks of requests that are in the engine
-        self.recoveries = Recoveries()
+        self.num_resent = self.num_recomputed = 0
         self._prefills: deque[wire.Done] = deque(maxlen=MAX_RECORDS)
         self._transfers: deque[wire.Transfer] = deque(maxlen=MAX_RECORDS)
         self.lost: PeerLostError | None = None
-        self._workers: dict[int, Any] = {}  # what each worker said first
-        while len(self._workers) < len(sends):
-            item = inbox.take(IDLE_S)
-            if item is not None:
-                self._workers[item[0]] = item[1]
-        for rank, hello in self._workers.items():
-            if (hello.model, hello.spec) != (llm.model_config, llm.kv_cache.spec):
-                raise ConfigError(
-                    f"prefill and decode must have the same model, K/V format and block size; rank 0 has "
-                    f"{llm.kv_cache.spec}, rank {rank} has {hello.spec}; start all ranks with the same options."
-                )
 
     # -- what LLM asks of an engine
 
@@ -162,7 +138,7 @@ class DecodeEngine:
         """As `Engine.add`.
 
         Raises:
-            InvalidRequestError: It could never be served as asked, here or by the prefill worker.
+            InvalidRequestError: It could never be served as asked.
             PeerLostError: There is no prefill worker any more.
         """
         if self.lost is not None:
@@ -171,16 +147,14 @@ class DecodeEngine:
         if request.request_id in self._remote:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by an unfinished request.")
         self._scheduler.check(request)
-        submit, rank = self._submit_of(request), next(self._turns)
-        if submit is not None:
-            self._check_prefill(rank, request, submit)
+        submit = self._submit_of(request)
         if params.seed is None:
             seeded = replace(params, seed=self._seeds.getrandbits(63))
             prepared = prepared._replace(request=replace(request, sampling_params=seeded))
         if submit is None:
             self._engine.add(prepared)
         else:
-            self._remote[request.request_id] = _Remote(prepared, submit, rank)
+            self._remote[request.request_id] = _Remote(prepared, submit, next(self._turns))
             self._submit_waiting()
 
     @uninterrupted()
@@ -253,15 +227,6 @@ class DecodeEngine:
         whole_blocks = request.prompt_token_ids[: len(keys) * self._cache.block_size]
         return wire.Submit(request.request_id, whole_blocks, request.cache_salt, tuple(keys[num_here:]))
 
-    def _check_prefill(self, rank: int, request: Request, submit: wire.Submit) -> None:
-        """The worker's validation, which is done here, so that a refusal is an exception."""
-        worker = self._workers[rank]
-        prompt = replace(request, prompt_token_ids=submit.prompt_token_ids, sampling_params=PREFILL)
-        try:
-            check_request(prompt, worker.limits, CacheManager(worker.num_blocks, worker.spec.block_size))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"the prefill side (rank {rank}) refuses: {error}") from error
-
     def _submit_waiting(self) -> None:
         """Send prompts to their workers, in the order of requests, as far as the tier has room for their pages."""
         for remote in self._remote.values():
@@ -287,33 +252,30 @@ class DecodeEngine:
             case wire.Done(request_id):
                 self._transfers += message.transfers
                 if request_id in self._remote:
-                    self._take_in(message)
+                    # The receiving thread hands on a message only when it is through with all pages before it.
+                    keys = self._remote[request_id].submit.keys
+                    first_missing = self._tier.num_here(keys)
+                    if first_missing == len(keys):
+                        self._prefills.append(message)
+                        self._queue(request_id)
+                    else:
+                        self._recover(request_id, first_missing)
             case wire.Failed(request_id, error) if request_id in self._remote:
                 logger.warning("the prefill side could not compute request %r: %s", request_id, error)
                 self._compute_rest(request_id)
-
-    def _take_in(self, done: wire.Done) -> None:
-        """The receiving thread hands on a message only when it is through with all pages before it."""
-        keys = self._remote[done.request_id].submit.keys
-        first_missing = self._tier.num_here(keys)
-        if first_missing == len(keys):
-            self._prefills.append(done)
-            self._queue(done.request_id)
-        else:
-            self._recover(done.request_id, first_missing)
 
     def _recover(self, request_id: str, first_missing: int) -> None:
         """The worker has the prompt in its prefix cache: submitted again, it is hardly computed, but sent."""
         remote = self._remote[request_id]
         if remote.num_resends < MAX_RESENDS:
             remote.num_resends += 1
-            self.recoveries.num_resent += 1
+            self.num_resent += 1
             self._sends[remote.rank](replace(remote.submit, keys=remote.submit.keys[first_missing:]))
         else:
             self._compute_rest(request_id)
 
     def _compute_rest(self, request_id: str) -> None:
-        self.recoveries.num_recomputed += 1
+        self.num_recomputed += 1
         self._queue(request_id)
 
     def _lose(self, error: PeerLostError) -> None:
@@ -344,7 +306,8 @@ def disaggregated(
         prefill_options: Options of `LLM` for the prefill side, in the place of rank 0's.
 
     Raises:
-        ConfigError: Not started by torchrun, or with fewer than two processes; or as `LLM`.
+        ConfigError: Not started by torchrun, or with fewer than two processes; ranks that serve different models, or
+            pages of different shapes; or as `LLM`.
         PeerLostError: In a prefill rank: rank 0 is gone. In rank 0: a peer did not come. (One that is lost later does
             not end the block, and no request that it had; see `DecodeEngine`.)
     """
@@ -364,7 +327,8 @@ def disaggregated(
         config = replace(config, device=f"cuda:{local_rank}")
     # Loading may take longer than a peer may be silent: join when it is done.
     llm = LLM(model, config)
-    with Peers.join(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
+    with Peers(llm.kv_cache.device, step_timeout_s=step_timeout_s, startup_timeout_s=startup_timeout_s) as peers:
+        check_same(peers.gather((llm.model_config, llm.kv_cache.spec), "all ranks to load the model"))
         inbox = Inbox()
         if rank:
             channel = Channel(peers, 0, inbox)
@@ -382,3 +346,13 @@ def disaggregated(
             engine.close()
             for channel in channels.values():
                 channel.close()
+
+
+def check_same(ranks: Sequence[tuple[ModelConfig, KVCacheSpec]]) -> None:
+    """Raises ConfigError unless all ranks have the model and the pages of rank 0."""
+    for rank, found in enumerate(ranks):
+        if found != ranks[0]:
+            raise ConfigError(
+                f"prefill and decode must have the same model, K/V format and block size; rank 0 has {ranks[0][1]}, "
+                f"rank {rank} has {found[1]}; start all ranks with the same options."
+            )

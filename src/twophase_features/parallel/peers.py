@@ -19,8 +19,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import FrameType
-from typing import Any, final
+from typing import Any, Self, final
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,6 @@ from twophase.core.errors import ConfigError, UnrecoverableError
 
 DEFAULT_STARTUP_TIMEOUT_S = 60.0
 FOR_EVER = timedelta(days=3650)
-EXIT_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -41,12 +41,10 @@ class PeerLostError(UnrecoverableError):
 
     Attributes:
         ranks: The missing ranks; several if the one at fault is unknown, as in a collective.
-        limit_s: The time limit on a peer's silence.
     """
 
     def __init__(self, ranks: tuple[int, ...], waiting_for: str, limit_s: int | float, reason: str) -> None:
         self.ranks = ranks
-        self.limit_s = limit_s
         who = " or ".join(f"rank {rank}" for rank in ranks)
         super().__init__(
             f"{who} was lost while this process waited for {waiting_for} (limit for a silent peer: {limit_s:g} s): "
@@ -74,60 +72,48 @@ class Traffic:
 class Peers:
     """This process's place among `world_size` processes, and its communication with them. Not thread-safe.
 
-    Made by `Peers.join`. Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises
-    `PeerLostError` when a peer dies, and when it says nothing for `step_timeout_s`; from then on every call raises it.
-    `what` says in that error what the call waited for.
+    Tensors on the CPU travel by gloo, those on CUDA by NCCL. Every call that waits raises `PeerLostError` when a peer
+    dies, and when it says nothing for `step_timeout_s`; from then on every call raises it. `what` says in that error
+    what the call waited for.
 
     While it is open, SIGTERM does not end the process at once: torchrun sends it to all ranks as soon as one has died,
     and a survivor must live long enough to notice the loss and say so. It ends `step_timeout_s` later at the latest.
 
     Attributes:
-        rank, local_rank, world_size: As torchrun says; 0 <= rank < world_size.
-        device: Where this rank computes.
-        step_timeout_s: How long a silent peer is waited for.
-        traffic: By the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv', 'call'.
+        rank, world_size: As torchrun says; 0 <= rank < world_size.
+        traffic: The tensors, by the name of the method: 'all_reduce', 'all_gather', 'all_to_all', 'send', 'recv'.
+
+    Args:
+        device: Where this rank computes; 'auto' is cuda:LOCAL_RANK where there is CUDA, else 'cpu'.
+        step_timeout_s: How long a silent peer is waited for in the middle of a step.
+        startup_timeout_s: How long the others may take to get here.
+
+    Raises:
+        ConfigError: No torchrun around this process, or a limit that is not a positive number.
+        PeerLostError: A rank did not come in time.
     """
 
     def __init__(
-        self, place: tuple[int, int, int], device: torch.device, timeouts_s: tuple[int | float, int | float]
-    ) -> None:
-        self.rank, self.local_rank, self.world_size = place
-        self._others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
-        self.device = device
-        self.step_timeout_s, self._startup_timeout_s = timeouts_s
-        self._lost: PeerLostError | None = None
-        self._is_open = True
-        self._sigterm: Any = None
-        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
-
-    @classmethod
-    def join(
-        cls,
+        self,
         device: str | torch.device = "auto",
         *,
         step_timeout_s: int | float = DEFAULT_STEP_TIMEOUT_S,
         startup_timeout_s: int | float = DEFAULT_STARTUP_TIMEOUT_S,
-    ) -> "Peers":
-        """Join the group that torchrun's environment variables describe.
-
-        Args:
-            device: 'auto' is cuda:LOCAL_RANK where there is CUDA, else 'cpu'.
-            step_timeout_s: How long a silent peer is waited for in the middle of a step.
-            startup_timeout_s: How long the others may take to get here.
-
-        Raises:
-            ConfigError: No torchrun around this process, or a limit that is not a positive number.
-            PeerLostError: A rank did not come in time.
-        """
-        rank, local_rank, world_size = place()
+    ) -> None:
+        self.rank, local_rank, self.world_size = place()
         for name, value in (("step_timeout_s", step_timeout_s), ("startup_timeout_s", startup_timeout_s)):
             if not value > 0:
                 raise ConfigError(f"{name} must be a positive number of seconds, got {value}.")
-        device = _device(device, local_rank)
-        peers = cls((rank, local_rank, world_size), device, (step_timeout_s, startup_timeout_s))
-        peers._guarded(peers._open_groups, "all ranks to start", limit_s=startup_timeout_s)
-        peers._postpone_sigterm()
-        return peers
+        self.device = _device(device, local_rank)
+        self.step_timeout_s, self._startup_timeout_s = step_timeout_s, startup_timeout_s
+        self.traffic: dict[str, Traffic] = defaultdict(Traffic)
+        self._others = tuple(rank for rank in range(self.world_size) if rank != self.rank)
+        self._lost: PeerLostError | None = None
+        self._is_open = True
+        self._sigterm: Any = None
+        self._guarded(self._open_groups, "all ranks to start", limit_s=startup_timeout_s)
+        if threading.current_thread() is threading.main_thread():
+            self._sigterm = signal.signal(signal.SIGTERM, self._end_soon)
 
     def _open_groups(self) -> None:
         startup, step = (timedelta(seconds=limit_s) for limit_s in (self._startup_timeout_s, self.step_timeout_s))
@@ -148,13 +134,14 @@ class Peers:
 
     # -- in the middle of a step
 
-    def all_reduce(self, tensor: Tensor, what: str) -> None:
-        """Every rank's `tensor` becomes the sum over all ranks."""
-        self._timed("all_reduce", tensor, lambda group: dist.all_reduce(tensor, group=group), what)
+    def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
+        """Every rank's `tensor` becomes the sum over all ranks, and is returned."""
+        self._timed("all_reduce", tensor, partial(dist.all_reduce, tensor), what)
+        return tensor
 
     def all_gather(self, whole: Tensor, part: Tensor, what: str) -> None:
         """`whole` becomes every rank's `part`, one after the other; all parts are of one shape."""
-        self._timed("all_gather", part, lambda group: dist.all_gather_into_tensor(whole, part, group=group), what)
+        self._timed("all_gather", part, partial(dist.all_gather_into_tensor, whole, part), what)
 
     def all_to_all(
         self,
@@ -170,34 +157,39 @@ class Peers:
         Args:
             num_received, num_sent: Rows for each rank; None: equally many.
         """
-
-        def exchange(group: Any) -> None:
-            dist.all_to_all_single(received, sent, num_received, num_sent, group=group)
-
-        self._timed("all_to_all", sent, exchange, what)
+        self._timed("all_to_all", sent, partial(dist.all_to_all_single, received, sent, num_received, num_sent), what)
 
     def send(self, tensor: Tensor, dst: int, what: str) -> None:
         """Hand `tensor` to rank `dst`, which must `recv` one of this shape and dtype."""
-        self._timed("send", tensor, lambda group: dist.send(tensor, dst, group=group), what, dst)
+        self._timed("send", tensor, partial(dist.send, tensor, dst), what, dst)
 
     def recv(self, tensor: Tensor, src: int, what: str) -> None:
         """Fill `tensor` with the tensor that rank `src` sends."""
-        self._timed("recv", tensor, lambda group: dist.recv(tensor, src, group=group), what, src)
+        self._timed("recv", tensor, partial(dist.recv, tensor, src), what, src)
+
+    def send_object(self, value: Any, dst: int, what: str) -> None:
+        """Hand any picklable value to rank `dst`, which must `recv_object`."""
+        self._guarded(partial(dist.send_object_list, [value], dst, self._groups["cpu"]), what, dst)
+
+    def recv_object(self, src: int, what: str) -> Any:
+        """The value that rank `src` sends."""
+        return self._guarded(partial(_received, src, self._groups["cpu"]), what, src)
 
     # -- between steps
 
-    def call(self, message: Tensor, dst: int, what: str) -> None:
-        """Wake rank `dst`, which waits in `wait_for_call`. `message` is on the CPU."""
-        self._timed("call", message, lambda group: dist.send(message, dst, group=self._idle), what, dst)
+    def call(self, value: Any, dst: int, what: str) -> None:
+        """Wake rank `dst`, which waits in `wait_for_call`, with any picklable value."""
+        self._guarded(partial(dist.send_object_list, [value], dst, self._idle), what, dst)
 
-    def wait_for_call(self, message: Tensor, src: int, what: str) -> None:
-        """Wait for rank `src`'s `call` without a limit; `message` (on the CPU) is filled. Raises PeerLostError if rank
-        `src` has died."""
-        self._guarded(lambda: dist.recv(message, src, group=self._idle), what, src)
+    def wait_for_call(self, src: int, what: str) -> Any:
+        """The value of rank `src`'s next `call`, however long that takes. Raises PeerLostError if rank `src` dies."""
+        return self._guarded(partial(_received, src, self._idle), what, src)
 
-    def meet(self, what: str) -> None:
-        """Wait until every rank is here, for as long as start-up may take: after the loading of weights, say."""
-        self._guarded(dist.barrier, what, limit_s=self._startup_timeout_s)
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Every rank's value, in the order of the ranks; each is picklable. Waits as long as start-up may take."""
+        values = [None] * self.world_size
+        self._guarded(partial(dist.all_gather_object, values, value), what, limit_s=self._startup_timeout_s)
+        return values
 
     # -- the end
 
@@ -214,9 +206,11 @@ class Peers:
         has_lost = self._lost is not None
         self.leave("it has closed")
         if self._sigterm is not None:
-            # After a loss torchrun's SIGTERM is on its way, and must not cut off the report of the loss. It is ignored,
-            # not handled: the interpreter takes handlers away before it has ended.
+            # After a loss torchrun's SIGTERM has come or is on its way, and must not cut off the report of the loss. It
+            # is ignored, not handled: the interpreter takes handlers away before it has ended.
             signal.signal(signal.SIGTERM, signal.SIG_IGN if has_lost else self._sigterm)
+            if has_lost:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         self._disconnect()
 
     def leave(self, why: str) -> None:
@@ -226,7 +220,7 @@ class Peers:
             self._lost = PeerLostError(self._others or (self.rank,), "anything more", self.step_timeout_s, reason)
             self._disconnect()
 
-    def __enter__(self) -> "Peers":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -241,9 +235,9 @@ class Peers:
 
     # -- losing a peer
 
-    def _timed(self, name: str, tensor: Tensor, call: Callable[[Any], Any], what: str, peer: int | None = None) -> None:
+    def _timed(self, name: str, tensor: Tensor, call: Callable[..., Any], what: str, peer: int | None = None) -> None:
         start = time.perf_counter()
-        self._guarded(lambda: call(self._groups[tensor.device.type]), what, peer)
+        self._guarded(partial(call, group=self._groups[tensor.device.type]), what, peer)
         traffic = self.traffic[name]
         traffic.num_calls += 1
         traffic.num_bytes += tensor.nbytes
@@ -264,14 +258,14 @@ class Peers:
                 self._disconnect()
             raise self._lost from error
 
-    def _postpone_sigterm(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._sigterm = signal.signal(signal.SIGTERM, self._end_soon)
-
     def _end_soon(self, number: int, frame: FrameType | None) -> None:
-        timer = threading.Timer(self.step_timeout_s, os._exit, (EXIT_TERMINATED,))
-        timer.daemon = True
-        timer.start()
+        signal.setitimer(signal.ITIMER_REAL, self.step_timeout_s)  # whose SIGALRM ends the process
+
+
+def _received(src: int, group: Any) -> Any:
+    values = [None]
+    dist.recv_object_list(values, src, group=group)
+    return values[0]
 
 
 def place() -> tuple[int, int, int]:

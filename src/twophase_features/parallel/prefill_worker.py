@@ -41,7 +41,6 @@ class PrefillWorker:
         self._transfers: list[wire.Transfer] = []  # since the last prompt that was done
         assert isinstance(llm.runner, ModelRunner)  # `pairs` refuses disaggregation of several ranks
         llm.runner.watch = self._sending
-        send(wire.Hello(llm.model_config, llm.kv_cache.spec, llm.scheduler.config, llm.kv_cache.num_blocks))
 
     def serve(self) -> None:
         """Compute what comes until the decode side says Bye.
@@ -95,10 +94,9 @@ class PrefillWorker:
         start_s, end_s = metrics.first_scheduled_s, metrics.first_token_s
         assert start_s is not None
         assert end_s is not None
-        times = float(start_s - metrics.arrival_s), float(end_s - start_s)
+        transfers, self._transfers = tuple(self._transfers), []
         # Its transfers are complete when it is sent, behind all pages.
-        self._send(wire.Done(output.request_id, *times, metrics.num_cached_tokens, tuple(self._transfers)))
-        self._transfers = []
+        self._send(wire.Done(output.request_id, float(end_s - start_s), metrics.num_cached_tokens, transfers))
 
     def _cancel(self, request_id: str) -> None:
         self._engine.abort(request_id)

@@ -18,9 +18,8 @@ On CUDA (not run on several GPUs yet) rank i computes on cuda:i and tensors go t
 that has a time limit is a decision of the host, which a graph cannot hold.
 """
 
-import pickle
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Never, final
@@ -37,11 +36,8 @@ from twophase.engine.runner import ModelRunner, Runner, TakeLogits
 from twophase.model.config import ModelConfig
 from twophase_features.offloading.host_memory import HostBlocks, PinnedBlocks
 from twophase_features.parallel.expert_parallel import ExpertParallel
-from twophase_features.parallel.peers import PeerLostError, Peers, Traffic, place
+from twophase_features.parallel.peers import PeerLostError, Peers, place
 from twophase_features.parallel.sharding import Shard
-
-FIRST_BYTES = 2048  # of every first message: its length, and most decode steps
-LENGTH_BYTES = 8
 
 
 @final
@@ -57,7 +53,8 @@ class TensorParallelGroup(Executor):
         self.shard = Shard(config, peers.rank, peers.world_size, has_whole_experts)
         super().__init__(self.shard.config, peers.device)
         self.experts, self.is_driver = self.shard.experts, peers.rank == 0
-        self.sum_over_ranks = self._sum
+        # The sum of the outputs of a layer cut by input.
+        self.sum_over_ranks = partial(peers.all_reduce, what="the sum of hidden states over the ranks")
         self.dispatch_experts = ExpertParallel(peers) if has_whole_experts else None
 
     @classmethod
@@ -70,7 +67,7 @@ class TensorParallelGroup(Executor):
             has_whole_experts: The ranks share out experts, instead of cutting each (see `Shard`).
 
         Raises:
-            ConfigError: torchrun started another number of processes; or see `Shard`, `Peers.join`.
+            ConfigError: torchrun started another number of processes; or see `Shard`, `Peers`.
             PeerLostError: A rank did not come.
         """
         Shard(config, 0, size, has_whole_experts)  # whatever is wrong with it should not cost a start of all ranks
@@ -82,24 +79,15 @@ class TensorParallelGroup(Executor):
                 f"tensor_parallel_size {size} needs as many processes, and torchrun started {world_size}; "
                 f"make --nproc-per-node the same."
             )
-        peers = Peers.join(device.type if device.index is None else device, step_timeout_s=timeout_s)
+        peers = Peers(device.type if device.index is None else device, step_timeout_s=timeout_s)
         return cls(config, peers, has_whole_experts)
-
-    def _sum(self, x: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
-        """The sum of the outputs of a layer cut by input."""
-        self.peers.all_reduce(x, "the sum of hidden states over the ranks")
-        return x
 
     def cut(self, name: str, tensor: Any) -> Any:
         return self.shard.cut(name, tensor)
 
     def smallest(self, count: int) -> int:
         """The least of the ranks' counts. The ranks meet here, however long each took to load its weights."""
-        self.peers.meet("all ranks to load their weights")
-        counts = torch.zeros(self.shard.world_size, dtype=torch.int64)
-        counts[self.shard.rank] = count
-        self.peers.all_reduce(counts, "the ranks to agree on the number of blocks")
-        return int(counts.min())
+        return min(self.peers.gather(count, "all ranks to load their weights"))
 
     def run(self, runner: ModelRunner) -> Runner:
         """The runner with which the engine runs steps. On other ranks than 0: serve until rank 0 closes, then exit.
@@ -121,17 +109,16 @@ class DriverRunner:
 
     Args:
         runner: Runs rank 0's part of the model; only this object uses it.
+
+    Attributes:
+        traffic: The tensors between the ranks, as rank 0 saw them: 'all_reduce' and 'recv'; between experts
+            'all_to_all' and 'all_gather'.
     """
 
     def __init__(self, runner: ModelRunner, peers: Peers, shard: Shard) -> None:
         self._runner, self._peers, self._shard = runner, peers, shard
         self._others = range(1, peers.world_size)
-
-    @property
-    def traffic(self) -> dict[str, Traffic]:
-        """The traffic between the ranks, as rank 0 saw it: 'all_reduce', 'call', 'send' and 'recv'; between experts
-        'all_to_all' and 'all_gather'."""
-        return self._peers.traffic
+        self.traffic = peers.traffic
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._together(self._runner.copy_blocks, "copy_blocks", copies)
@@ -184,7 +171,8 @@ class DriverRunner:
 
     def _tell(self, method: str, *args: Any) -> None:
         self._peers.check()
-        tell(self._peers, self._others, (method, args))
+        for rank in self._others:
+            self._peers.call((method, args), rank, "a worker to take its work")
 
     def _with_others(self, logits: Float[Tensor, "R V0"]) -> Float[Tensor, "R V"]:
         """The logits of the whole vocabulary: rank 0's own, then the logits of the other ranks."""
@@ -202,7 +190,7 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
     send_logits = partial(peers.send, dst=0, what="rank 0 to take the logits")
     host_blocks: PinnedBlocks | None = None
     while True:
-        method, args = next_work(peers)
+        method, args = peers.wait_for_call(0, "work")
         match method:
             case "close":
                 return
@@ -216,26 +204,3 @@ def _serve(runner: ModelRunner, peers: Peers) -> None:
                 host_blocks = PinnedBlocks(runner.kv_cache, *args)
             case _:  # save, restore
                 getattr(host_blocks, method)(*args)
-
-
-def tell(peers: Peers, ranks: Iterable[int], work: tuple[str, tuple[Any, ...]]) -> None:
-    """Wake other ranks with a method's name and its arguments, pickled, behind the number of bytes."""
-    body = pickle.dumps(work)
-    message = torch.zeros(max(FIRST_BYTES, LENGTH_BYTES + len(body)), dtype=torch.uint8)
-    message[:LENGTH_BYTES].view(torch.int64)[0] = len(message)
-    message[LENGTH_BYTES:][: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
-    for rank in ranks:
-        peers.call(message[:FIRST_BYTES], rank, "a worker to take its work")
-        if len(message) > FIRST_BYTES:
-            peers.send(message[FIRST_BYTES:], rank, "a worker to take its work")
-
-
-def next_work(peers: Peers) -> tuple[str, tuple[Any, ...]]:
-    """Wait for the work that rank 0 tells next."""
-    first = torch.empty(FIRST_BYTES, dtype=torch.uint8)
-    peers.wait_for_call(first, 0, "work")
-    rest = torch.empty(int(first[:LENGTH_BYTES].view(torch.int64)) - FIRST_BYTES, dtype=torch.uint8)
-    if len(rest):
-        peers.recv(rest, 0, "the rest of a message")
-    work: tuple[str, tuple[Any, ...]] = pickle.loads(torch.cat((first, rest)).numpy()[LENGTH_BYTES:].data)
-    return work

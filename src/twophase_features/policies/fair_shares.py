@@ -91,16 +91,11 @@ class FairPolicy(Policy):
             of_tenant[sequence.request.tenant].append(sequence)
         while of_tenant:
             tenant = min(of_tenant, key=lambda tenant: (self.counters[tenant], of_tenant[tenant][0].rank))
-            if not self._admit(step, of_tenant[tenant].popleft()):
+            sequence = of_tenant[tenant].popleft()
+            if not step.admit(sequence):
                 return
+            self.counters.end_waiting(sequence)
+            if sequence.num_preemptions == 0:  # a preempted sequence's prompt is charged already
+                self.counters.charge(tenant, sequence.num_prompt_tokens - sequence.num_cached_tokens)
             if not of_tenant[tenant]:
                 del of_tenant[tenant]
-
-    def _admit(self, step: Step, sequence: Sequence) -> bool:
-        """Admit a sequence and charge its prompt. A preempted sequence is not charged again."""
-        if not step.admit(sequence):
-            return False
-        self.counters.end_waiting(sequence)
-        if sequence.num_preemptions == 0:
-            self.counters.charge(sequence.request.tenant, sequence.num_prompt_tokens - sequence.num_cached_tokens)
-        return True

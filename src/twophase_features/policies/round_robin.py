@@ -48,13 +48,10 @@ class RotatingPolicy(Policy):
         self.turns.pop(sequence.seq_id, None)
 
     def plan(self, step: Step) -> None:
-        begun = []
         for sequence in step.running:
             if sequence.is_decoding:
                 step.decode(sequence)
-            else:
-                begun.append(sequence)
-        begun = [sequence for sequence in begun if sequence.table is not None]  # and not preempted for a decode
+        begun = [sequence for sequence in step.running if not sequence.is_decoding]  # and not preempted for a decode
         if self.max_tokens is not None:
             step.limit(self.max_tokens)
         # As many waiting sequences as may get a turn. The turns come by age, and are taken by rank.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from twophase.core.rules import option, optional, whole_number
-from twophase.scheduling.policy import Policy, Step, decodes_first
+from twophase.scheduling.policy import Policy, Step, decodes_and_begun, decodes_first
 
 
 @final
@@ -14,15 +14,8 @@ class ContinuousPolicy(Policy):
     prompt is computed in one step beside the decodes, which wait for it."""
 
     def plan(self, step: Step) -> None:
-        for sequence in step.running:
-            if sequence.is_decoding:
-                step.decode(sequence)
-        for sequence in step.running:
-            if not sequence.is_decoding:
-                step.prefill(sequence)
-        for sequence in step.waiting:
-            if not step.admit(sequence, whole=True):
-                break
+        decodes_and_begun(step)
+        admit_whole(step)
 
 
 @final
@@ -42,8 +35,13 @@ class PrefillFirstPolicy(Policy):
             for sequence in step.running:
                 if not sequence.is_decoding:
                     step.prefill(sequence)
-            for sequence in step.waiting:
-                if not step.admit(sequence, whole=True):
-                    break
+            admit_whole(step)
         if step.is_empty:
             decodes_first(step)
+
+
+def admit_whole(step: Step) -> None:
+    """Whole prompts of waiting sequences in order until one is refused."""
+    for sequence in step.waiting:
+        if not step.admit(sequence, whole=True):
+            break

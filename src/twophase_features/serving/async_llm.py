@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 import weakref
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -82,24 +81,13 @@ class AsyncLLM:
         if llm.engine.has_unfinished_requests():
             raise InvalidRequestError("the LLM has unfinished requests; finish or abort them first.")
         llm.refusal = "an AsyncLLM runs this LLM's engine: send requests to it, or `close` it first."
-        at_end = partial(setattr, llm, "refusal")
-        self._thread = EngineThread(llm.engine, max_queue=max_queue, at_end=at_end)
+        self._thread = EngineThread(llm.engine, max_queue, partial(setattr, llm, "refusal"))
         self._stop = weakref.finalize(self, self._thread.stop)  # at the latest when the interpreter ends
 
     # -- requests
 
     async def generate(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-        tenant: str = "",
-        ttft_slo_s: float | int | None = None,
-        deadline_s: float | int | None = None,
-        stream: bool = True,
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt, yielding its completions so far; the last output is `finished`.
 
@@ -107,11 +95,7 @@ class AsyncLLM:
         next step. A request that fails while it runs raises nothing: its finish reason is 'error'.
 
         Args:
-            prompt: As in `LLM.generate`.
-            request_id: Unique among the unfinished ones; None: a number.
-            priority, cache_salt, tenant, ttft_slo_s: See `Request`.
-            deadline_s: Seconds from now; a request that is not finished by then is aborted.
-            stream: Yield intermediate outputs, not only the last one.
+            prompt, sampling_params, options: As `submit`.
 
         Raises:
             InvalidRequestError: The request could never be served.
@@ -120,17 +104,7 @@ class AsyncLLM:
             DeadlineError: The request was not finished by its deadline; its output so far has been yielded.
             EngineDeadError: The engine's thread died, before or meanwhile (`error` has the reason), or was closed.
         """
-        outputs = await self.submit(
-            prompt,
-            sampling_params,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-            tenant=tenant,
-            ttft_slo_s=ttft_slo_s,
-            deadline_s=deadline_s,
-            stream=stream,
-        )
+        outputs = await self.submit(prompt, sampling_params, **options)
         try:
             async for output in outputs:
                 yield output
@@ -148,16 +122,17 @@ class AsyncLLM:
     ) -> RequestStream:
         """As `generate`, but returns as soon as the engine has accepted the request. Refusals, and a deadline that
         passes before acceptance, are raised here; later errors by the stream.
+
+        Args:
+            prompt: As in `LLM.generate`.
+            request_id: Unique among the unfinished ones; None: a number.
+            deadline_s: Seconds from now; a request that is not finished by then is aborted.
+            options: priority, cache_salt, tenant and ttft_slo_s, see `Request`; stream=False: no intermediate outputs,
+                only the last one.
         """
-        arrival_s = time.monotonic()
         deadline_s = checked("deadline_s", deadline_s, DEADLINE)
-        outputs = RequestStream(
-            f"async-{next(self._ids)}" if request_id is None else request_id,
-            prompt,
-            sampling_params,
-            {**options, "arrival_s": arrival_s},
-            None if deadline_s is None else arrival_s + deadline_s,
-        )
+        request_id = f"async-{next(self._ids)}" if request_id is None else request_id
+        outputs = RequestStream(request_id, prompt, sampling_params, options, deadline_s)
         self._thread.submit(outputs)
         try:
             await outputs.accepted()
@@ -190,7 +165,7 @@ class AsyncLLM:
     @property
     def num_unfinished(self) -> int:
         """Accepted requests that have not ended."""
-        return self._thread.num_unfinished
+        return len(self._thread.jobs)
 
     async def drain(self, timeout_s: float | int | None = None) -> bool:
         """Refuse new requests and wait for the accepted ones; False if they took longer than `timeout_s`."""

@@ -1,6 +1,7 @@
 """A request between the event loop that asked for it and the thread that runs it."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
@@ -22,10 +23,14 @@ class RequestStream:
     Args:
         request_id: Unique among the unfinished ones.
         options: Keyword arguments of `Engine.prepare`.
-        deadline_s: On the engine's clock; None: no deadline.
+        limit_s: Seconds from now until its deadline; None: no deadline.
 
     Attributes:
-        is_in_stats: Whether the engine's statistics count the request; the thread that runs it sets this.
+        arrival_s, deadline_s: On the engine's clock.
+        abort: Ends the request before the next step, if it is unfinished, without further events.
+        is_accepted: The engine has accepted the request, and its statistics count it.
+        is_scheduled: A step has computed a part of it.
+        notice: Set after an event.
     """
 
     def __init__(
@@ -34,43 +39,32 @@ class RequestStream:
         prompt: Prompt,
         params: SamplingParams | None,
         options: Mapping[str, Any],
-        deadline_s: float | None,
+        limit_s: float | int | None,
     ) -> None:
-        self.request_id, self.prompt, self.params = request_id, prompt, params
-        self.options, self.deadline_s = options, deadline_s
+        self.request_id, self.prompt, self.params, self.options = request_id, prompt, params, options
+        self.arrival_s = time.monotonic()
+        self.deadline_s = None if limit_s is None else self.arrival_s + limit_s
         self.loop = asyncio.get_running_loop()
         self.abort: Callable[[], None] = lambda: None  # set by the thread that runs the request
-        self.is_in_stats = False
-        self._is_accepted = False
+        self.is_accepted = self.is_scheduled = False
         self._newest: deque[RequestOutput] = deque(maxlen=1)  # taking and replacing it are atomic
         self._error: Exception | None = None
         self._is_over = False
-        self._is_notified = False
-        self._notice = asyncio.Event()
+        self.notice = asyncio.Event()
 
-    def put(self, event: Event) -> bool:
-        """Called by the engine's thread; returns whether `notice` must be called in the event loop."""
+    def put(self, event: Event) -> None:
+        """Called by the engine's thread, which then has `notice` set in the event loop."""
         if event is None:
-            self._is_accepted = True
+            self.is_accepted = True
         elif isinstance(event, Exception):
             self._error = event
         else:
             self._newest.append(event)
-        # A pending notice will find the event. The flag is not written then: the event loop may just be
-        # taking it back, and would never be notified again.
-        if self._is_notified:
-            return False
-        self._is_notified = True
-        return True
-
-    def notice(self) -> None:
-        self._is_notified = False  # first, so that later events are notified again
-        self._notice.set()
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted the request; raises the error with which the engine refused it."""
-        await self._until(lambda: self._is_accepted or self._error is not None)
-        if not self._is_accepted and self._error is not None:
+        await self._until(lambda: self.is_accepted or self._error is not None)
+        if not self.is_accepted and self._error is not None:
             self._is_over = True
             raise self._error
 
@@ -91,17 +85,17 @@ class RequestStream:
 
     async def _until(self, is_there: Callable[[], bool]) -> None:
         while not is_there():
-            self._notice.clear()
-            await self._notice.wait()
+            self.notice.clear()
+            await self.notice.wait()
 
 
 def deliver(events: Iterable[tuple[RequestStream, Event]]) -> None:
     """Pass events on to their event loops, with one call per loop."""
-    to_notify: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
+    of_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
     for stream, event in events:
-        if stream.put(event):
-            to_notify.setdefault(stream.loop, []).append(stream)
-    for loop, streams in to_notify.items():
+        stream.put(event)
+        of_loop.setdefault(stream.loop, []).append(stream)
+    for loop, streams in of_loop.items():
         try:
             loop.call_soon_threadsafe(_notice_all, streams)
         except RuntimeError:  # the event loop has ended, and with it the waiting task
@@ -111,4 +105,4 @@ def deliver(events: Iterable[tuple[RequestStream, Event]]) -> None:
 
 def _notice_all(streams: Iterable[RequestStream]) -> None:
     for stream in streams:
-        stream.notice()
+        stream.notice.set()

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, final, runtime_checkable
@@ -39,10 +39,10 @@ class EngineThread:
     """Runs `Engine.step` while requests are unfinished, and sleeps otherwise. Its methods may be called from any
     thread.
 
-    Only this thread changes the engine, between two steps. Two more threads prepare requests in order of arrival: one
-    tokenizes text, the other compiles schemas to grammars, so neither steps nor an event loop wait for either. A
-    request in preparation counts as waiting: it counts against `max_queue`, can be aborted, its deadline runs, and
-    `drain` waits for it.
+    Only this thread changes the engine, between two steps: other threads post commands. Two more threads prepare
+    requests in order of arrival: one tokenizes text, the other compiles schemas to grammars, so neither steps nor an
+    event loop wait for either. A request in preparation counts as waiting: it counts against `max_queue`, can be
+    aborted, its deadline runs, and `drain` waits for it.
 
     If a step raises, the thread ends: `error` is set, and every unfinished job gets an `EngineDeadError`.
 
@@ -51,33 +51,30 @@ class EngineThread:
         max_queue: Maximum number of requests that wait for their first step; None: unlimited.
         at_end: Called when the thread has stopped using the engine, with None, or with the reason why the engine is
             unusable.
+
+    Attributes:
+        error: The exception that ended the thread.
+        observers: Told of steps and ends of requests.
+        jobs: The unfinished ones, in order of arrival.
+        stats: The engine's, as of the end of the latest turn.
+        is_draining: No request is accepted any more.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        max_queue: int | None = None,
-        at_end: Callable[[str | None], None] = lambda why_not: None,
-    ) -> None:
+    def __init__(self, engine: Engine, max_queue: int | None, at_end: Callable[[str | None], None]) -> None:
         self.error: BaseException | None = None
         self.observers: list[Observer] = []
-        self.stats: EngineStats = engine.stats()  # as of the end of the latest turn
+        self.stats: EngineStats = engine.stats()
+        self.is_draining = False
         self._engine = engine
         self._max_queue = max_queue
         self._at_end = at_end
-        # Guards the fields from here to `_is_stopped`; notified when one of these fields changes.
+        self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
+        # Guards the next three fields; notified when one of these fields changes.
         self._changed = threading.Condition()
         self._inbox: list[Callable[[], object]] = []
-        self._jobs: dict[str, RequestStream] = {}  # unfinished
-        # Never-scheduled jobs, and since when they have waited, the oldest first.
-        self._unscheduled: dict[str, float] = {}
-        self._is_draining = False
+        self.jobs: dict[str, RequestStream] = {}
         self._is_stopped = False
-        self._with_text, self._with_grammar = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "grammar")
-        # Only the thread itself uses these.
-        self._added: list[RequestStream] = []  # in this turn
-        self._events: list[tuple[RequestStream, Event]] = []
+        self._events: list[tuple[RequestStream, Event]] = []  # of this turn
         self._latest_step: StepTrace | None = engine.latest_step
         self._thread = threading.Thread(target=self._run, name="twophase-engine", daemon=True)
         self._thread.start()
@@ -89,25 +86,17 @@ class EngineThread:
         return self.error is None and not self._is_stopped
 
     @property
-    def is_draining(self) -> bool:
-        return self._is_draining
-
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._jobs)
-
-    @property
     def queue_age_s(self) -> float | None:
         """See `AsyncLLM`. Unlike `stats`, it grows while a step runs, so it also shows a step that hangs."""
         with self._changed:
-            since_s = next(iter(self._unscheduled.values()), None)
-        return None if since_s is None else time.monotonic() - since_s
+            oldest = next((job for job in self.jobs.values() if not job.is_scheduled), None)
+        return None if oldest is None else time.monotonic() - oldest.arrival_s
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for a place or blocks, and requests submitted since `stats` were taken."""
         with self._changed:
-            return self.stats.num_waiting + sum(not job.is_in_stats for job in self._jobs.values())
+            return self.stats.num_waiting + sum(not job.is_accepted for job in self.jobs.values())
 
     def submit(self, job: RequestStream) -> None:
         """Hand over a request.
@@ -119,39 +108,32 @@ class EngineThread:
         checked("request_id", job.request_id, TEXT)
         with self._changed:
             self.check_acceptance()
-            if job.request_id in self._jobs:
+            if job.request_id in self.jobs:
                 raise InvalidRequestError(f"request id {job.request_id!r} is in use by an unfinished request.")
-            self._jobs[job.request_id] = job
-            self._unscheduled[job.request_id] = time.monotonic()
-            if job.deadline_s is not None:
-                self._changed.notify_all()
-            job.abort = partial(self.abort, job)
-            has_grammar = getattr(job.params, "structured_outputs", None) is not None
-            (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
+            self.jobs[job.request_id] = job
+            self._changed.notify_all()  # its deadline may be the earliest
+        job.abort = partial(self._post, partial(self._abort, job))
+        has_grammar = getattr(job.params, "structured_outputs", None) is not None
+        (self._with_grammar if has_grammar else self._with_text).submit(self._prepare, job)
 
     def check_acceptance(self) -> None:
         """Raises the error with which `submit` would refuse any request now."""
         if not self.is_alive:
             raise self._death()
-        if self._is_draining:
+        if self.is_draining:
             raise DrainingError("the engine is draining: it finishes accepted requests and accepts no new ones.")
-        if self._max_queue is not None and len(self._unscheduled) >= self._max_queue:
-            raise QueueFullError(
-                f"at most {self._max_queue} requests may wait (max_queue), and {len(self._unscheduled)} do; try again "
-                f"later."
-            )
-
-    def abort(self, job: RequestStream) -> None:
-        """End a job before the next step, if it is unfinished, without further events."""
         with self._changed:
-            if self._jobs.get(job.request_id) is job:
-                self._post(lambda: self._abort(job))
+            num_waiting = sum(not job.is_scheduled for job in self.jobs.values())
+        if self._max_queue is not None and num_waiting >= self._max_queue:
+            raise QueueFullError(
+                f"at most {self._max_queue} requests may wait (max_queue), and {num_waiting} do; try again later."
+            )
 
     def drain(self, timeout_s: float | int | None = None) -> bool:
         """Refuse new jobs and wait for the accepted ones; False if they took longer than `timeout_s`."""
         with self._changed:
-            self._is_draining = True
-            return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+            self.is_draining = True
+            return self._changed.wait_for(lambda: not self.jobs, timeout_s)
 
     def stop(self) -> None:
         """End the thread after the step that is running; unfinished jobs get an `EngineDeadError`."""
@@ -164,8 +146,9 @@ class EngineThread:
             self._thread.join()
 
     def _post(self, command: Callable[[], object]) -> None:
-        self._inbox.append(command)
-        self._changed.notify_all()
+        with self._changed:
+            self._inbox.append(command)
+            self._changed.notify_all()
 
     def _death(self) -> EngineDeadError:
         if self.error is None:
@@ -178,15 +161,17 @@ class EngineThread:
     # -- in the two threads that prepare requests
 
     def _prepare(self, job: RequestStream) -> None:
-        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+        if self.jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
-        prepared: PreparedRequest | Exception
         try:
-            prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
+            prepared = self._engine.prepare(
+                job.request_id, job.prompt, job.params, arrival_s=job.arrival_s, **job.options
+            )
         except BaseException as error:  # a Rust library's panic is not an Exception
-            prepared = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        with self._changed:
-            self._post(lambda: self._add(job, prepared))
+            refusal = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            self._post(partial(self._end, job, refusal))
+        else:
+            self._post(partial(self._add, job, prepared))
 
     # -- in the engine's thread
 
@@ -196,8 +181,7 @@ class EngineThread:
                 pass
         except BaseException as error:
             self.error = error
-        finally:
-            self._end_all()
+        self._end_all()
 
     def _turn(self) -> bool:
         """Run the posted commands, then a step, and deliver the events; False when the thread must stop."""
@@ -213,40 +197,31 @@ class EngineThread:
         if self._engine.has_unfinished_requests():
             self._step()
         stats = self._engine.stats()
-        with self._changed:  # before events are delivered, so that no receiver finds outdated stats
+        with self._changed:  # together, so that a request is counted once, and no receiver finds outdated stats
             self.stats = stats
-            for job in self._added:
-                job.is_in_stats = True
-        self._added = []
-        self._deliver()
+            self._deliver()
         return True
 
     def _max_sleep_s(self) -> float | None:
         """Seconds to sleep unless a command is posted; None: no limit."""
-        sleep_s = self._engine.idle_s if self._engine.has_unfinished_requests() else None
-        deadlines_s = [job.deadline_s for job in self._jobs.values() if job.deadline_s is not None]
-        if sleep_s != 0 and deadlines_s:
-            left_s = max(0.0, min(deadlines_s) - time.monotonic())
-            sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
-        return sleep_s
+        limits_s = [job.deadline_s - time.monotonic() for job in self.jobs.values() if job.deadline_s is not None]
+        if self._engine.has_unfinished_requests():
+            limits_s.append(self._engine.idle_s)
+        return max(0.0, min(limits_s)) if limits_s else None
 
-    def _add(self, job: RequestStream, prepared: PreparedRequest | Exception) -> None:
-        if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
+    def _add(self, job: RequestStream, prepared: PreparedRequest) -> None:
+        if self.jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
-            if isinstance(prepared, Exception):
-                raise prepared
             self._engine.add(prepared)
         except Exception as error:  # the request's fault; the engine is unchanged
-            self._forget(job)
-            self._events.append((job, error))
+            self._end(job, error)
         else:
-            self._added.append(job)
             self._events.append((job, None))
 
-    def _abort(self, job: RequestStream) -> None:
-        if self._jobs.get(job.request_id) is job:
-            self._forget(job)
+    def _abort(self, job: RequestStream, reason: Exception | None = None) -> None:
+        """End an unfinished job; its stream gets the reason, or no further event."""
+        if self._end(job, reason):
             self._abort_in_engine(job.request_id)
 
     def _abort_in_engine(self, request_id: str) -> None:
@@ -258,28 +233,27 @@ class EngineThread:
         """Abort jobs past their deadlines."""
         now_s = time.monotonic()
         with self._changed:
-            late = [job for job in self._jobs.values() if job.deadline_s is not None and job.deadline_s <= now_s]
+            late = [job for job in self.jobs.values() if job.deadline_s is not None and job.deadline_s <= now_s]
         for job in late:
-            self._abort(job)
-            self._events.append((job, DeadlineError("the request was not finished by its deadline, and aborted.")))
+            self._abort(job, DeadlineError("the request was not finished by its deadline, and aborted."))
 
     def _step(self) -> None:
         outputs = self._engine.step()
         step = self._engine.latest_step
         if step is not None and step is not self._latest_step:
             self._latest_step = step
-            with self._changed:
-                for request_id, *_ in step.chunks:
-                    self._unscheduled.pop(request_id, None)
+            for request_id, *_ in step.chunks:
+                if request_id in self.jobs:
+                    self.jobs[request_id].is_scheduled = True
             self._inform("note_step", step)
         for output in outputs:
-            job = self._jobs.get(output.request_id)
             if output.finished:
                 self._inform("note_end", output)
-            if job is not None:
+            job = self.jobs.get(output.request_id)
+            if job is not None and output.finished:
+                self._end(job, output)
+            elif job is not None:
                 self._events.append((job, output))
-                if output.finished:
-                    self._forget(job)
 
     def _inform(self, method: str, what: StepTrace | RequestOutput) -> None:
         for observer in list(self.observers):
@@ -289,11 +263,16 @@ class EngineThread:
                 self.observers.remove(observer)
                 logger.warning("%r raised and no longer observes; the engine continues", observer, exc_info=True)
 
-    def _forget(self, job: RequestStream) -> None:
+    def _end(self, job: RequestStream, event: Event) -> bool:
+        """Forget a job, with a last event for its stream (None: without one); False if it had ended already."""
         with self._changed:
-            del self._jobs[job.request_id]
-            self._unscheduled.pop(job.request_id, None)
+            if self.jobs.get(job.request_id) is not job:
+                return False
+            del self.jobs[job.request_id]
             self._changed.notify_all()
+        if event is not None:
+            self._events.append((job, event))
+        return True
 
     def _deliver(self) -> None:
         events, self._events = self._events, []
@@ -303,18 +282,14 @@ class EngineThread:
         """Abort all jobs, and report the engine's end to each."""
         with self._changed:
             self._is_stopped = True
-            jobs, self._jobs, self._inbox = self._jobs, {}, []
-            self._unscheduled.clear()
+            jobs, self.jobs, self._inbox = self.jobs, {}, []
             self._changed.notify_all()
-        self._at_end(self._abort_all(jobs))
-        self._events += [(job, self._death()) for job in jobs.values()]
-        self._deliver()
-
-    def _abort_all(self, jobs: Mapping[str, RequestStream]) -> str | None:
-        """Returns why the engine cannot be used any more, if that failed."""
+        why_not = None
         try:
             for request_id in jobs:
                 self._abort_in_engine(request_id)
-            return None
         except Exception as error:
-            return f"{self._death()} Its requests could not be aborted either ({error!r}): open the model again."
+            why_not = f"{self._death()} Its requests could not be aborted either ({error!r}): open the model again."
+        self._at_end(why_not)
+        self._events += [(job, self._death()) for job in jobs.values()]
+        self._deliver()
