@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, tl, triton
+from twophase_kernels.arguments import check_forms
 from twophase_kernels.code_pairs import INT8_PAIRS
 from twophase_kernels.gpu import Generation
 
@@ -98,14 +99,7 @@ def num_runs(num_inputs: int, bits: int) -> int:
 
 def check_packed(packed: Tensor, num_inputs: int, bits: int) -> None:
     """Raises ValueError unless `packed` has the shape and dtype of packed weights [O, num_inputs], contiguous."""
-    runs = num_runs(num_inputs, bits)
-    shape = tuple(packed.shape)
-    fits = len(shape) == 3 and (shape[0], shape[2]) == (runs, WORDS_PER_RUN)
-    if packed.dtype != torch.int16 or not fits or not packed.is_contiguous():
-        raise ValueError(
-            f"packed must be contiguous int16 [{runs}, O, {WORDS_PER_RUN}] for {num_inputs} inputs of {bits} bits (see "
-            f"pack_int{bits}), got {packed.dtype} {shape} with strides {packed.stride()}."
-        )
+    check_forms({"runs": num_runs(num_inputs, bits)}, packed=(packed, "runs O 32", torch.int16))
 
 
 def _check_codes(codes: Tensor, lowest: int, highest: int) -> None:

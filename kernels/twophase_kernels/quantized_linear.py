@@ -27,17 +27,10 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import (
-    FLOATS,
-    check_devices,
-    check_rows,
-    check_tensor,
-    next_power_of_2,
-    tl,
-    triton,
-)
+from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
 from twophase_kernels.gpu import Generation, gpu_generation
-from twophase_kernels.linear_splits import LinearTiles, check_mode, in_splits
+from twophase_kernels.linear_splits import LinearTiles, in_splits
 from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
 
 GROUPS = (32, 64, 128)
@@ -162,9 +155,7 @@ def int4_linear(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    _check_x(x, packed, scales, minima, bias)
-    group = _check_groups(x.shape[1], packed, scales, minima)
-    return _launch(x, packed, scales, minima, bias, num_splits, out, tiles, bits=4, group=group)
+    return _launch(x, packed, scales, minima, bias, num_splits, out, tiles, bits=4)
 
 
 def int8_linear(
@@ -186,10 +177,7 @@ def int8_linear(
         tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
         (Other arguments, result and errors are `int4_linear`'s.)
     """
-    _check_x(x, packed, scales, None, bias)
-    check_packed(packed, x.shape[1], bits=8)
-    check_tensor("scales (one per output)", scales, packed.shape[1:2], FLOATS)
-    return _launch(x, packed, scales, None, bias, num_splits, out, tiles, bits=8, group=0)
+    return _launch(x, packed, scales, None, bias, num_splits, out, tiles, bits=8)
 
 
 def _launch(
@@ -203,10 +191,19 @@ def _launch(
     tiles: LinearTiles | None,
     *,
     bits: int,
-    group: int,
 ) -> Tensor:
-    (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[1]
-    check_tensor("bias", bias, (num_outputs,), FLOATS)
+    form = "groups O" if bits == 4 else "O"
+    sizes = check_arguments(
+        x=(x, "T | I", FLOATS),
+        packed=(packed, "runs O 32", torch.int16),
+        scales=(scales, form, FLOATS),
+        minima=(minima, form, FLOATS),
+        bias=(bias, "O", FLOATS),
+        out=(out, "T O", x.dtype),
+    )
+    num_tokens, num_inputs, num_outputs = sizes["T"], sizes["I"], sizes["O"]
+    check_packed(packed, num_inputs, bits)
+    group = _group_size(num_inputs, sizes["groups"]) if bits == 4 else 0
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = quantized_linear_tiles(num_tokens, num_outputs, group, minima is not None, x.dtype, generation)
@@ -252,23 +249,12 @@ def quantized_linear_tiles(
     return LinearTiles(128, block_t, 128, 8 if is_wide else 4, num_stages, max_registers)
 
 
-def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> None:
-    check_mode(x, scales, minima, bias)
-    check_devices(x=x, packed=packed, scales=scales, minima=minima, bias=bias)
-    check_rows("x", x)
-
-
-def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
-    """The size of a group."""
-    check_packed(packed, num_inputs, bits=4)
-    num_groups = scales.shape[0] if scales.ndim == 2 else 0
+def _group_size(num_inputs: int, num_groups: int) -> int:
     if num_groups == 0 or num_inputs % num_groups or num_inputs // num_groups not in GROUPS:
         raise ValueError(
             f"scales must be [I / G, O] with groups of G = {', '.join(map(str, GROUPS))} columns, of which I = "
-            f"{num_inputs} must be a multiple, got {tuple(scales.shape)}."
+            f"{num_inputs} must be a multiple, got {num_groups} groups."
         )
-    for name, tensor in (("scales", scales), ("minima", minima)):
-        check_tensor(f"{name} (groups first)", tensor, (num_groups, packed.shape[1]), FLOATS)
     return num_inputs // num_groups
 
 

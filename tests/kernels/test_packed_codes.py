@@ -85,7 +85,7 @@ def test_refuses_codes(pack, codes, message):
     ids=["dtype", "runs", "words", "dimensions", "strides"],
 )
 def test_refuses_packed(packed):
-    with pytest.raises(ValueError, match=r"packed must be contiguous int16 \[5, O, 32\] for 576 inputs of 4 bits"):
+    with pytest.raises(ValueError, match=r"packed must be contiguous int16 \[runs=5, O, 32\]"):
         module.unpack_int4(packed, 576, is_signed=True)
 
 
