@@ -172,7 +172,7 @@ def fp8_linear(
             NaN.
         scales: [O], contiguous, any float dtype.
         dtype: The result's: float32, float16 or bfloat16.
-        bias, num_splits: As for `int4_linear`, as are the errors.
+        bias, num_splits: As for `quantized_linear`, as are the errors.
         out: [T, O] of `dtype` to write to, contiguous; it is returned.
         tiles: Instead of `fp8_linear_tiles`, for experiments.
     """

@@ -72,7 +72,7 @@ def check_memory(module: ModuleType) -> None:
     """The words are oneDNN's memory where it has our layout, and live as long as they are used."""
     for layer in layers_of(random(70, 33)):
         few = module.few_rows_of_torch(layer, 1)
-        (words,) = few.weight
+        words = few.words
         shares_memory = words.data_ptr() == (torch.ops.mkldnn.data_ptr(layer.weight) if layer.is_packed else 0)
         assert shares_memory == (layer.is_packed and module.memory_of(layer.weight, words) is not None)
         expected = 70 * 33 * 4 if shares_memory else 70 * 33 * 4 + words.numel() * 4
@@ -98,7 +98,7 @@ def check_another_layout(module: ModuleType) -> None:
     assert module.memory_of(layer.weight, words[:, :16].contiguous()) is None
     with patch.object(module, "memory_of", lambda packed, words: None):
         few = module.few_rows_of_torch(layer, 4)
-    assert few.weight[0].data_ptr() != torch.ops.mkldnn.data_ptr(layer.weight)
+    assert few.words.data_ptr() != torch.ops.mkldnn.data_ptr(layer.weight)
     torch.testing.assert_close(few(random(3, 32)), layer(random(3, 32)), rtol=1e-5, atol=1e-5)
 
 
@@ -319,7 +319,7 @@ MUTANTS = [
     ("memory not kept", check_memory, "    buffer.owner = packed", "    _ = packed"),
     ("layout not compared", check_another_layout, "return found if torch.equal(", "return found if True or torch.equal("),
     ("size not compared", check_another_layout, "if num_bytes != words.numel() * words.itemsize", "if num_bytes < 0"),
-    ("shared is copied", check_memory, "(words if shared is None else shared,)", "(words,)"),
+    ("shared is copied", check_memory, "words if shared is None else shared,", "words,"),
     ("about equal is slower", check_measurement, "TOLERANCE * many_s", "many_s"),
     ("one layer measured", check_measurement, "_recorded(products, x) for", "_recorded(products[:1], x) for"),
     ("a replay multiplies nothing", check_a_measurement, "return recording.replay", "return lambda: None"),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from twophase.model.linear import Linear
@@ -24,8 +24,9 @@ class FewRows:
     """x @ weight.T + bias, by a kernel for up to `max_rows` rows and by `many` for more.
 
     Attributes:
-        launch: The kernel: launch(x, *weight, O, bias, dtype).
-        weight: The tensors that the kernel reads, the words first.
+        launch: The kernel: launch(x, words, *scales, O, bias, dtype).
+        words: The weight as the kernel reads it.
+        scales: Of codes, scales and minima, as the kernel reads them.
         shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
@@ -35,7 +36,8 @@ class FewRows:
 
     many: Linear
     launch: Callable[..., Tensor]
-    weight: tuple[Tensor | None, ...]
+    words: Shaped[Tensor, "B W 64"]
+    scales: tuple[Float[Tensor, "B G 64"] | None, ...]
     shape: tuple[int, ...]
     bias: Float[Tensor, "O"] | None
     x_dtype: torch.dtype
@@ -55,7 +57,7 @@ class FewRows:
             )
         if self.input_order is not None:
             x = x.index_select(1, self.input_order)
-        return self.launch(x, *self.weight, self.shape[0], self.bias, self.dtype)
+        return self.launch(x, self.words, *self.scales, self.shape[0], self.bias, self.dtype)
 
 
 def few_rows_of_codes(
@@ -65,9 +67,9 @@ def few_rows_of_codes(
     codes, minima = weight.codes, weight.minima
     if weight.bits == 4 and minima is None:
         codes, minima = codes + 8, -8 * weight.scales
-    packed_minima = None if minima is None else pack_scales(minima)
-    packed = pack_code_words(codes, weight.bits), pack_scales(weight.scales), packed_minima
-    return FewRows(many, launch_packed_codes_linear, packed, tuple(weight.shape), bias, dtype, weight.input_order)
+    scales = pack_scales(weight.scales), None if minima is None else pack_scales(minima)
+    words, shape = pack_code_words(codes, weight.bits), tuple(weight.shape)
+    return FewRows(many, launch_packed_codes_linear, words, scales, shape, bias, dtype, weight.input_order)
 
 
 def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:

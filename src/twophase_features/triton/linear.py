@@ -43,9 +43,8 @@ def few_rows_of_torch(linear: TorchLinear, max_rows: int = 0) -> FewRows:
     weight = linear.weight.to_dense() if linear.is_packed else linear.weight
     words = pack_weight(weight)
     shared = memory_of(linear.weight, words) if linear.is_packed else None
-    packed = (words if shared is None else shared,)
-    shape = tuple(weight.shape)
-    return FewRows(linear, launch_packed_linear, packed, shape, linear.bias, weight.dtype, max_rows=max_rows)
+    words, shape = words if shared is None else shared, tuple(weight.shape)
+    return FewRows(linear, launch_packed_linear, words, (), shape, linear.bias, weight.dtype, max_rows=max_rows)
 
 
 def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
@@ -95,7 +94,7 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
     new = _replaced(weights, with_kernel)
     if isinstance(new.lm_head, FewRows):
         new = replace(new, lm_head=replace(new.lm_head, dtype=torch.float32))
-    use_huge_pages(linear.weight[0] for linear in _linears(new) if isinstance(linear, FewRows))
+    use_huge_pages(linear.words for linear in _linears(new) if isinstance(linear, FewRows))
     return new
 
 
@@ -152,14 +151,14 @@ def _sample(layers: Sequence[TorchLinear | FewRows]) -> list[FewRows]:
     """As many layers as have `SAMPLE_BYTES` of weights, one at least."""
     samples = (layer if isinstance(layer, FewRows) else few_rows_of_torch(layer) for layer in layers)
     first = next(samples)
-    number = SAMPLE_BYTES // first.weight[0].nbytes
+    number = SAMPLE_BYTES // first.words.nbytes
     return [first, *islice(samples, max(0, number - 1))]
 
 
 def _kind(linear: Linear) -> tuple[int, ...]:
     """Layers of one kind are equally fast: [O, I], and the words that hold I codes."""
     if isinstance(linear, FewRows):
-        return *linear.shape, linear.weight[0].shape[1]
+        return *linear.shape, linear.words.shape[1]
     return tuple(linear.weight.shape) if isinstance(linear, TorchLinear) else ()
 
 
