@@ -1,4 +1,4 @@
-"""What a kernel's tensors must be, said in one form for each:
+"""The check of a kernel's tensors: each has a form.
 
     sizes = check_arguments(x=(x, "T | N", FLOATS), weight=(weight, "N", FLOATS))
 

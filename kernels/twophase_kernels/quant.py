@@ -130,7 +130,7 @@ def cache_dtype(kv_format: KVFormat, model_dtype: torch.dtype) -> torch.dtype:
 
 
 def kv_format_of(cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> KVFormat:
-    """The format of a cache, K's or V's: int8 and uint8 (e4m3 bits) have scales, floats have none.
+    """The format of a cache, K's or V's: int8 and uint8 (e4m3 bits) come with scales, floats without.
 
     Raises:
         ValueError: Scales are missing or superfluous.

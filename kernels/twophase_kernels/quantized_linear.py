@@ -140,8 +140,8 @@ def quantized_linear(
     Args:
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
         packed: int16 [runs, O, 32], `pack_codes` of codes [O, I]; any O, with 8 bits any I.
-        scales: Contiguous, any float dtype. Of 4 bits [I / G, O]: groups of G = 32, 64 or 128 neighbouring columns.
-            (Groups come first, so that neighbouring outputs' groups are contiguous.) Of 8 bits [O].
+        scales: Contiguous, any float dtype: [O] for 8 bits; [I / G, O] for 4 bits, in groups of G = 32, 64 or 128
+            neighbouring columns. (Groups come first, so that neighbouring outputs' groups are contiguous.)
         minima: Like the scales of 4 bits; codes are then 0 to 15. None: symmetric codes, -8 to 7.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.

@@ -1,8 +1,8 @@
 """Layers on a CPU in mode 'cpu' that multiply few rows by our kernel, and more rows as without it.
 
 Up to how many rows the kernel is the faster one is measured when the model is loaded: see
-`twophase_features.triton.linear`, which makes these of plain weights. Of weights of 4 or 8 bits they are made here: the
-kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
+`twophase_features.triton.linear`, which also makes the layers of plain weights. Weights of 4 or 8 bits become such
+layers here: the kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class FewRows:
     Attributes:
         launch: The kernel: launch(x, words, *scales, O, bias, dtype).
         words: The weight as the kernel reads it.
-        scales: Of codes, scales and minima, as the kernel reads them.
+        scales: The scales and minima of codes, as the kernel reads them.
         shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
