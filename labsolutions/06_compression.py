@@ -1011,8 +1011,8 @@ check("6.11")
 
 # %%
 # needs: triton
-from twophase_kernels.packed_codes import pack_int4
-from twophase_kernels.quantized_linear import int4_linear, quantized_linear_kernel
+from twophase_kernels.packed_codes import pack_codes
+from twophase_kernels.quantized_linear import quantized_linear, quantized_linear_kernel
 from twophase_labs.compression.int4_launch import grouped_codes, launch_int4_linear, pack_words, show_traffic
 from twophase_labs.machine.compiled import Compiled, inspect_engine
 
@@ -1023,8 +1023,8 @@ compiled = Compiled(int4_linear_kernel)
 out = launch_int4_linear(compiled, x, pack_words(codes), scales, minima)
 weight = codes * scales.repeat_interleave(64, 1) + minima.repeat_interleave(64, 1)
 print(f"largest difference from the written-out weight: {(out - x.float() @ weight.T).abs().max():.0e}")
-for_engine = pack_int4(codes), scales.T.contiguous(), minima.T.contiguous()
-engines = inspect_engine(int4_linear, x, *for_engine, num_splits=1)
+for_engine = pack_codes(codes, 4), scales.T.contiguous(), minima.T.contiguous()
+engines = inspect_engine(quantized_linear, x, *for_engine, num_splits=1)
 show_traffic({"yours": compiled.report, "the engine's": engines}, num_weights=128 * 576)
 show_source(quantized_linear_kernel, first="parts = unpack_words", last="acc += x_sum")
 

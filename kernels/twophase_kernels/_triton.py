@@ -73,7 +73,6 @@ def _install_compiler() -> Exception | None:
     return None
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # the kernels' dtypes
 MAX_WIDTH = 65536  # of a row that one program holds in registers
 
 MEANING = {
@@ -131,65 +130,6 @@ def mode(dtype: torch.dtype | None = None) -> Literal["cuda", "cpu", "interprete
 def reason() -> str:
     """Why kernels run as `mode` says, unless a driver was set by hand: 'because there is no GPU'."""
     return _decided.reason if _decided else ""
-
-
-def check_devices(**tensors: torch.Tensor | None) -> None:
-    """All on one device, and that the CPU exactly when kernels are interpreted; names are for the message.
-
-    Raises:
-        ValueError: otherwise. (A kernel given a stray CPU pointer crashes the whole CUDA context.)
-        KernelsUnavailableError: as `mode`.
-    """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first, device = next((name, tensor.device) for name, tensor in given.items())
-    check_device(first, device)
-    for name, tensor in given.items():
-        if tensor.device != device:
-            raise ValueError(f"{name} must be where {first} is ({device}), got {tensor.device}.")
-
-
-def check_device(name: str, device: torch.device) -> None:
-    """The CPU where kernels are interpreted or emulated, a GPU (or none yet, 'meta') where they are compiled for it."""
-    how = mode()
-    if (how == "cuda") == (device.type == "cpu"):
-        raise ValueError(
-            f"Kernels are {MEANING[how]} in this process, but {name} is on {device}; put every tensor on the "
-            f"{'GPU' if how == 'cuda' else 'CPU'}."
-        )
-
-
-def check_tensor(
-    name: str,
-    tensor: torch.Tensor | None,
-    shape: tuple[int, ...],
-    dtypes: torch.dtype | tuple[torch.dtype, ...],
-    device: torch.device | None = None,
-) -> None:
-    """Raises ValueError unless the tensor is None, or contiguous and of this shape and one of these dtypes.
-
-    Args:
-        name: For the message; may say what the sizes mean, 'scales (one per output)'.
-        device: Where it must be; None: `check_devices` has looked.
-    """
-    if tensor is None:
-        return
-    allowed = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-    is_there = device is None or tensor.device == device
-    if tensor.shape != shape or tensor.dtype not in allowed or not is_there or not tensor.is_contiguous():
-        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        raise ValueError(
-            f"{name} must be contiguous {words} {list(shape)}{'' if device is None else f' on {device}'}, got "
-            f"{tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()} on {tensor.device}."
-        )
-
-
-def check_rows(name: str, x: torch.Tensor, max_width: int = 2**31 - 1) -> None:
-    """Raises ValueError unless x is [T, N], N from 1 to `max_width`, of a float dtype, with contiguous rows."""
-    if x.ndim != 2 or x.dtype not in FLOATS or not 1 <= x.shape[1] <= max_width or x.stride(1) != 1:
-        raise ValueError(
-            f"{name} must be [T, N], 1 <= N <= {max_width}, float32, float16 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {tuple(x.shape)} with strides {x.stride()}."
-        )
 
 
 def _require_unchanged(interpreted: bool) -> None:
@@ -254,8 +194,11 @@ def new_workspace(numel: int, device: torch.device) -> torch.Tensor:
 def row_tile(width: int) -> tuple[int, int, int]:
     """(rows, padded width, warps) of a program that holds whole rows: several if they are short.
 
-    About 16 elements per thread: with more, wide rows would no longer stay in registers.
+    About 16 elements per thread: with more, wide rows would no longer stay in registers. Raises ValueError for rows
+    without elements, or too many.
     """
+    if not 1 <= width <= MAX_WIDTH:
+        raise ValueError(f"rows must have 1 to {MAX_WIDTH} elements, got {width}.")
     padded = next_power_of_2(width)
     num_rows = max(1, 1024 // padded)
     return num_rows, padded, min(16, max(1, num_rows * padded // 512))

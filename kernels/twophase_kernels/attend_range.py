@@ -332,7 +332,7 @@ def paged_attention_reference(
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
-    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
+    kv_format = kv_format_of(k_cache, k_scale, v_scale)
     bounds = range(len(seq_lens) + 1) if cu_query_lens is None else cu_query_lens.tolist()
     for s, seq_len in enumerate(seq_lens.tolist()):
         tokens = slice(bounds[s], bounds[s + 1])

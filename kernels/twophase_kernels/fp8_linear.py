@@ -16,22 +16,11 @@ Weights are the matrix instruction's left operand, as in `quantized_linear`; col
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import (
-    FLOATS,
-    MAX_WIDTH,
-    cdiv,
-    check_devices,
-    check_rows,
-    check_tensor,
-    mode,
-    next_power_of_2,
-    row_tile,
-    tl,
-    triton,
-)
+from twophase_kernels._triton import cdiv, mode, next_power_of_2, row_tile, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
 from twophase_kernels.code_pairs import decode_pairs
 from twophase_kernels.gpu import Generation, gpu_generation
-from twophase_kernels.linear_splits import LinearTiles, check_mode, in_splits
+from twophase_kernels.linear_splits import LinearTiles, in_splits
 from twophase_kernels.quant import absmax_bits, decode_e4m3, encode_e4m3, quantise_reference, row_scales
 
 E4M3 = torch.float8_e4m3fn
@@ -70,14 +59,12 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: x breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    mode(x.dtype)
-    check_devices(x=x)
-    check_rows("x", x, MAX_WIDTH)
+    check_arguments(x=(x, "T | I", FLOATS))
     num_rows, num_inputs = x.shape
+    block_rows, block_i, num_warps = row_tile(num_inputs)
     codes = torch.empty(num_rows, num_inputs, dtype=torch.uint8, device=x.device)
     scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
     if num_rows:
-        block_rows, block_i, num_warps = row_tile(num_inputs)
         quantise_tokens_kernel[(cdiv(num_rows, block_rows),)](
             x, codes, scales, x.stride(0), num_rows, num_inputs,
             BLOCK_ROWS=block_rows, BLOCK_I=block_i, num_warps=num_warps,
@@ -185,12 +172,24 @@ def fp8_linear(
             NaN.
         scales: [O], contiguous, any float dtype.
         dtype: The result's: float32, float16 or bfloat16.
-        bias, num_splits: As for `int4_linear`, as are the errors.
+        bias, num_splits: As for `quantized_linear`, as are the errors.
         out: [T, O] of `dtype` to write to, contiguous; it is returned.
         tiles: Instead of `fp8_linear_tiles`, for experiments.
     """
-    _check(x, x_scales, weight, scales, dtype, bias)
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype}.")
+    mode(dtype)
+    check_arguments(
+        x=(x, "T I", E4M3),
+        x_scales=(x_scales, "T", torch.float32),
+        weight=(weight, "O I", E4M3),
+        scales=(scales, "O", FLOATS),
+        bias=(bias, "O", FLOATS),
+        out=(out, "T O", dtype),
+    )
     (num_tokens, num_inputs), num_outputs = x.shape, len(weight)
+    if num_inputs % ROW_ALIGNMENT or num_inputs == 0:
+        raise ValueError(f"x and weight must have a multiple of {ROW_ALIGNMENT} columns, got {num_inputs}.")
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = fp8_linear_tiles(num_tokens, num_outputs, generation)
@@ -227,30 +226,6 @@ def fp8_linear_tiles(num_tokens: int, num_outputs: int, generation: Generation) 
     if generation == "cdna":
         return LinearTiles(64, min(max(16, block_t), 32), 128, num_warps=4, num_stages=3)
     return LinearTiles(128, block_t, 128, num_warps=8 if block_t == 64 else 4, num_stages=3)
-
-
-def _check(
-    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
-) -> None:
-    if dtype not in FLOATS:
-        raise ValueError(f"dtype must be float32, float16 or bfloat16, got {dtype}.")
-    mode(dtype)
-    check_mode(scales, bias)
-    check_devices(x=x, x_scales=x_scales, weight=weight, scales=scales, bias=bias)
-    for name, codes in (("x", x), ("weight", weight)):
-        if codes.ndim != 2 or codes.dtype != E4M3 or not codes.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous float8_e4m3fn [rows, I], got {codes.dtype} {tuple(codes.shape)} with "
-                f"strides {codes.stride()}."
-            )
-    if x.shape[1] != weight.shape[1] or x.shape[1] % ROW_ALIGNMENT or x.shape[1] == 0:
-        raise ValueError(
-            f"x and weight must have the same number of columns, a multiple of {ROW_ALIGNMENT}, got {x.shape[1]} and "
-            f"{weight.shape[1]}."
-        )
-    check_tensor("x_scales (one per token)", x_scales, x.shape[:1], torch.float32)
-    check_tensor("scales (one per output)", scales, weight.shape[:1], FLOATS)
-    check_tensor("bias", bias, weight.shape[:1], FLOATS)
 
 
 def fp8_linear_reference(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_tensor, mode, new_workspace, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, new_workspace, next_power_of_2, tl, triton
 from twophase_kernels.gpu import num_multiprocessors
 
 MAX_SPLITS = 16
@@ -66,12 +66,6 @@ def choose_num_splits(tiles: LinearTiles, num_tokens: int, num_outputs: int, num
     return next_power_of_2(most + 1) // 2 if most else 1
 
 
-def check_mode(*tensors: Tensor | None) -> None:
-    """`mode` for a kernel that takes these: in the interpreter none of them may be bfloat16."""
-    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-    mode(torch.bfloat16 if torch.bfloat16 in dtypes else None)
-
-
 def in_splits(
     launch: Callable[[tuple[int, int, int], Tensor, Tensor | None], None],
     tiles: LinearTiles,
@@ -84,7 +78,8 @@ def in_splits(
 ) -> Tensor:
     """out [T, O] of `shape` (T, O, I): by launch(grid, target, bias), over `num_splits` splits of the columns.
 
-    The target of several is [splits, T, O], partial sums without bias. Raises ValueError for what breaks a rule.
+    The target of several is [splits, T, O], partial sums without bias. Raises ValueError for a number of splits that is
+    not allowed.
     """
     if num_splits is None:
         num_splits = choose_num_splits(tiles, *shape, num_multiprocessors(device))
@@ -92,7 +87,6 @@ def in_splits(
         raise ValueError(f"num_splits must be 1 to {MAX_SPLITS}, got {num_splits}.")
     if out is None:
         out = torch.empty(shape[:2], dtype=dtype, device=device)
-    check_tensor("out", out, shape[:2], dtype, device)
     grid = tiles.grid(*shape[:2], num_splits)
     if out.numel() == 0:
         return out

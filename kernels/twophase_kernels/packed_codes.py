@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import cdiv, tl, triton
+from twophase_kernels.arguments import check_forms
 from twophase_kernels.code_pairs import INT8_PAIRS
 from twophase_kernels.gpu import Generation
 
@@ -56,66 +57,22 @@ INT8_TO_BF16 = """
 """
 
 
-def pack_int4(codes: Tensor) -> Tensor:
-    """Codes [O, I], integers from -8 to 7 or from 0 to 15, two to a byte -> packed int16 [runs, O, 32].
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes [O, I], integers -> packed int16 [runs, O, 32].
 
-    Whether they are signed is not kept: `unpack_int4` and the kernel are told. Raises ValueError for another shape or
-    dtype, or codes out of both ranges.
+    Codes of 8 bits are from -128 to 127, of 4 bits from -8 to 7 or from 0 to 15. Whether they are signed is not kept:
+    `unpack_codes` and the kernel are told.
+
+    Raises:
+        ValueError: The codes are of another shape or dtype, or out of range.
     """
-    _check_codes(codes, lowest=-8, highest=15)
-    if codes.numel() and codes.min() < 0 and codes.max() > 7:
-        raise ValueError(
-            "codes must be from -8 to 7 (without minima) or from 0 to 15 (with minima), got "
-            f"{int(codes.min())} to {int(codes.max())}."
-        )
-    return _pack(codes, bits=4)
-
-
-def pack_int8(codes: Tensor) -> Tensor:
-    """Codes [O, I], integers from -128 to 127 -> packed int16 [runs, O, 32]. Raises ValueError for another shape or
-    dtype, or codes out of range."""
-    _check_codes(codes, lowest=-128, highest=127)
-    return _pack(codes, bits=8)
-
-
-def unpack_int4(packed: Tensor, num_inputs: int, is_signed: bool) -> Tensor:
-    """The inverse of `pack_int4`: int8 [O, num_inputs], from -8 to 7 if `is_signed`, else from 0 to 15. Raises
-    ValueError if `packed` does not have `pack_int4`'s shape or dtype for num_inputs columns."""
-    codes = _unpack(packed, num_inputs, bits=4)
-    return (codes ^ 8) - 8 if is_signed else codes
-
-
-def unpack_int8(packed: Tensor, num_inputs: int) -> Tensor:
-    """The inverse of `pack_int8`: int8 [O, num_inputs]. Raises ValueError if `packed` does not have `pack_int8`'s shape
-    or dtype for num_inputs columns."""
-    return _unpack(packed, num_inputs, bits=8)
-
-
-def num_runs(num_inputs: int, bits: int) -> int:
-    """Runs that hold a row."""
-    return cdiv(num_inputs, WORDS_PER_RUN * (16 // bits))
-
-
-def check_packed(packed: Tensor, num_inputs: int, bits: int) -> None:
-    """Raises ValueError unless `packed` has the shape and dtype of packed weights [O, num_inputs], contiguous."""
-    runs = num_runs(num_inputs, bits)
-    shape = tuple(packed.shape)
-    fits = len(shape) == 3 and (shape[0], shape[2]) == (runs, WORDS_PER_RUN)
-    if packed.dtype != torch.int16 or not fits or not packed.is_contiguous():
-        raise ValueError(
-            f"packed must be contiguous int16 [{runs}, O, {WORDS_PER_RUN}] for {num_inputs} inputs of {bits} bits (see "
-            f"pack_int{bits}), got {packed.dtype} {shape} with strides {packed.stride()}."
-        )
-
-
-def _check_codes(codes: Tensor, lowest: int, highest: int) -> None:
     if codes.ndim != 2 or codes.is_floating_point() or codes.is_complex() or codes.shape[1] == 0:
         raise ValueError(f"codes must be integers [O, I] with I > 0, got {codes.dtype} {tuple(codes.shape)}.")
-    if codes.numel() and (codes.min() < lowest or codes.max() > highest):
-        raise ValueError(f"codes must be from {lowest} to {highest}, got {int(codes.min())} to {int(codes.max())}.")
-
-
-def _pack(codes: Tensor, bits: int) -> Tensor:
+    lowest, highest = (int(codes.min()), int(codes.max())) if codes.numel() else (0, 0)
+    half = 2 ** (bits - 1)
+    if not (-half <= lowest and highest < half) and not (bits == 4 and lowest >= 0 and highest < 16):
+        unsigned = " (without minima) or from 0 to 15 (with minima)" if bits == 4 else ""
+        raise ValueError(f"codes must be from {-half} to {half - 1}{unsigned}, got {lowest} to {highest}.")
     num_parts = 16 // bits
     num_outputs, num_inputs = codes.shape
     runs = num_runs(num_inputs, bits)
@@ -128,12 +85,24 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     return words.transpose(0, 1).contiguous()
 
 
-def _unpack(packed: Tensor, num_inputs: int, bits: int) -> Tensor:
+def unpack_codes(packed: Tensor, bits: int, num_inputs: int, is_signed: bool = True) -> Tensor:
+    """The inverse of `pack_codes`: int8 [O, num_inputs]. Raises ValueError as `check_packed`."""
     check_packed(packed, num_inputs, bits)
     shifts = bits * torch.arange(16 // bits, device=packed.device)
     parts = (packed.to(torch.int32)[:, :, None] >> shifts[:, None]) & ((1 << bits) - 1)  # [runs, O, parts, 32]
-    codes = parts.permute(1, 0, 2, 3).flatten(1)[:, :num_inputs]
-    return codes.to(torch.uint8).view(torch.int8).contiguous()
+    codes = parts.permute(1, 0, 2, 3).flatten(1)[:, :num_inputs].contiguous()
+    sign = 2 ** (bits - 1) if is_signed else 0
+    return ((codes ^ sign) - sign).to(torch.int8)
+
+
+def num_runs(num_inputs: int, bits: int) -> int:
+    """Runs that hold a row."""
+    return cdiv(num_inputs, WORDS_PER_RUN * (16 // bits))
+
+
+def check_packed(packed: Tensor, num_inputs: int, bits: int) -> None:
+    """Raises ValueError unless `packed` has the shape and dtype of packed weights [O, num_inputs], contiguous."""
+    check_forms({"runs": num_runs(num_inputs, bits)}, packed=(packed, "runs O 32", torch.int16))
 
 
 def unpacking_code(bits: int, is_signed: bool, dtype: torch.dtype, generation: Generation) -> str:

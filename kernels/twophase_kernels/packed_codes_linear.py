@@ -13,8 +13,9 @@ that a library is faster for several rows.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import check_tensor, next_power_of_2, tl, triton
-from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS, check_rows_on_cpu
+from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels.arguments import check_arguments
+from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS, WORD_DTYPES, require_cpu
 
 GROUPS = (32, 64, 128)  # of 4 bits
 BYTE_WORDS = 4  # of a block per step of the loop, in 8 bits
@@ -154,15 +155,18 @@ def packed_codes_linear(
         ValueError: A tensor breaks one of these rules.
         KernelsUnavailableError: No kernel can run here.
     """
-    check_rows_on_cpu("packed_codes_linear", x, words=words, scales=scales, minima=minima, bias=bias)
-    bits, num_inputs = 8 if minima is None else 4, x.shape[1]
-    num_blocks, num_groups = -(-num_outputs // BLOCK_OUTPUTS), scales.shape[1] if scales.ndim == 3 else 0
-    if not num_groups or not fits(bits, num_inputs, num_inputs // num_groups):
+    require_cpu("packed_codes_linear", x.dtype)
+    bits, num_inputs = 8 if minima is None else 4, x.shape[1:].numel()
+    sizes = check_arguments(
+        {"B": cdiv(num_outputs, BLOCK_OUTPUTS), "W": num_inputs * bits // 32, "O": num_outputs},
+        x=(x, "T | I", tuple(WORD_DTYPES)),
+        words=(words, "B W 64", torch.int32),
+        scales=(scales, "B G 64", torch.float32),
+        minima=(minima, "B G 64", torch.float32),
+        bias=(bias, "O", x.dtype),
+    )
+    if not sizes["G"] or not fits(bits, num_inputs, num_inputs // sizes["G"]):
         raise ValueError(f"{bits} bits of {num_inputs} columns have no scales of shape {list(scales.shape)}.")
-    check_tensor("words", words, (num_blocks, num_inputs * bits // 32, BLOCK_OUTPUTS), torch.int32)
-    check_tensor("scales", scales, (num_blocks, num_groups, BLOCK_OUTPUTS), torch.float32)
-    check_tensor("minima", minima, tuple(scales.shape), torch.float32)
-    check_tensor("bias", bias, (num_outputs,), x.dtype)
     return launch_packed_codes_linear(x, words, scales, minima, num_outputs, bias)
 
 
@@ -180,7 +184,7 @@ def launch_packed_codes_linear(
     out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
     if num_tokens:
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
-        packed_codes_linear_kernel[(-(-num_tokens // block_t), words.shape[0])](
+        packed_codes_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
             x, words, scales, minima, bias, out, num_tokens, num_outputs, words.shape[1], x.stride(0),
             BITS=8 if minima is None else 4, BLOCK_T=block_t,
             BLOCK_W=BYTE_WORDS if minima is None else words.shape[1] // scales.shape[1], BLOCK_O=BLOCK_OUTPUTS,

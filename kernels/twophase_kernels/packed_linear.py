@@ -17,16 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_kernels._triton import (
-    KernelsUnavailableError,
-    cdiv,
-    check_devices,
-    check_tensor,
-    mode,
-    next_power_of_2,
-    tl,
-    triton,
-)
+from twophase_kernels._triton import KernelsUnavailableError, cdiv, mode, next_power_of_2, tl, triton
+from twophase_kernels.arguments import check_arguments
 
 BLOCK_OUTPUTS = 64
 WORD_ALIGNMENT = 16  # of W
@@ -136,11 +128,16 @@ def packed_linear(
         ValueError: An argument breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype; or kernels are compiled for a GPU.
     """
-    check_rows_on_cpu("packed_linear", x, words=words, bias=bias)
+    require_cpu("packed_linear", x.dtype)
     if num_outputs < 1:
         raise ValueError(f"num_outputs must be at least 1, got {num_outputs}.")
-    check_tensor("words", words, packed_shape(num_outputs, x.shape[1], x.dtype), WORD_DTYPES[x.dtype])
-    check_tensor("bias", bias, (num_outputs,), x.dtype)
+    num_blocks, num_words, _ = packed_shape(num_outputs, x.shape[1:].numel(), x.dtype)
+    check_arguments(
+        {"B": num_blocks, "W": num_words, "O": num_outputs},
+        x=(x, "T | I", tuple(WORD_DTYPES)),
+        words=(words, "B W 64", WORD_DTYPES[x.dtype]),
+        bias=(bias, "O", x.dtype),
+    )
     if dtype not in (None, x.dtype, torch.float32):
         raise ValueError(f"dtype must be x's, float32 or None, got {dtype} for x of {x.dtype}.")
     return launch_packed_linear(x, words, num_outputs, bias, dtype)
@@ -161,19 +158,13 @@ def launch_packed_linear(
     return out
 
 
-def check_rows_on_cpu(kernel: str, x: Tensor, **others: Tensor | None) -> None:
-    """Raises KernelsUnavailableError for a GPU, ValueError unless x has rows of a dtype that is packed."""
-    how = mode(x.dtype)
+def require_cpu(kernel: str, dtype: torch.dtype) -> None:
+    """Raises KernelsUnavailableError where kernels run on a GPU, or not in this dtype."""
+    how = mode(dtype)
     if how not in ("cpu", "interpreted"):
         raise KernelsUnavailableError(
             f"{kernel} is a kernel for a CPU, and kernels are {how} in this process. Use torch's product, or "
             "start Python with TWOPHASE_KERNELS=cpu."
-        )
-    check_devices(x=x, **others)
-    if x.ndim != 2 or x.dtype not in WORD_DTYPES or x.shape[1] == 0 or x.stride(1) != 1:
-        raise ValueError(
-            "x must be [T, I], I at least 1, float32 or bfloat16, with contiguous rows, got "
-            f"{x.dtype} {list(x.shape)} with strides {x.stride()}."
         )
 
 

@@ -26,7 +26,7 @@ enough programs must have enough loads in flight.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import cdiv, check_tensor, new_workspace, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, new_workspace, next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
@@ -261,12 +261,10 @@ def paged_decode(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    kv_format = check_paged_inputs(
-        q, k_cache, v_cache, block_tables, seq_lens, k_scale, v_scale, scale, window, num_sinks
-    )
-    num_tokens, num_heads, head_dim = q.shape
-    batch_size = len(seq_lens)
-    _, num_kv_heads, page, _ = k_cache.shape
+    kv_format, _, batch_size, num_heads, num_kv_heads, head_dim, page, out, lse = check_paged_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, k_scale=k_scale, v_scale=v_scale, scale=scale,
+        window=window, num_sinks=num_sinks, out=out, return_lse=return_lse,
+    )  # fmt: skip
     group = num_heads // num_kv_heads
     generation = gpu_generation(q.device)
     if tiles is None:
@@ -287,10 +285,6 @@ def paged_decode(
         by_length = num_splits == 1 and is_split_by_length(batch_size, num_keys)
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_tensor("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
-    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
     partial = partial_lse = None
     num_rows = max_tokens * num_heads  # of a sequence's partial results
@@ -327,7 +321,6 @@ def _tokens_of_tile(
                 f"sequences, max_query_len {max_query_len}."
             )
         return 1
-    check_tensor("cu_query_lens", cu_query_lens, (batch_size + 1,), torch.int32, q.device)
     num_rows = min(tiles.block_m, max_rows(q.shape[-1]))
     if not 0 < max_query_len * group <= num_rows:
         raise ValueError(

@@ -13,7 +13,7 @@ everything that is not a matrix product is kept out of the inner loop.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import check_tensor, next_power_of_2, tl, triton
+from twophase_kernels._triton import next_power_of_2, tl, triton
 from twophase_kernels.attend_range import (
     LOG2_E,
     KeyLayout,
@@ -167,23 +167,16 @@ def paged_prefill(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    kv_format = check_paged_inputs(
-        q, k_cache, v_cache, block_tables, seq_lens, k_scale, v_scale, scale, window, num_sinks
-    )
-    num_tokens, num_heads, head_dim = q.shape
-    _, num_kv_heads, page, _ = k_cache.shape
-    num_seqs = len(seq_lens)
-    check_tensor("cu_query_lens", cu_query_lens, (num_seqs + 1,), torch.int32, q.device)
+    kv_format, num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, page, out, lse = check_paged_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, k_scale=k_scale, v_scale=v_scale, scale=scale,
+        window=window, num_sinks=num_sinks, out=out, return_lse=return_lse,
+    )  # fmt: skip
     group = num_heads // num_kv_heads
     generation = gpu_generation(q.device)
     if tiles is None:
         tiles = prefill_tiles(group, head_dim, q.dtype, kv_format, window is not None, max_query_len, generation)
     if tiles.block_m < group:
         raise ValueError(f"block_m must hold the {group} heads of one token, got {tiles.block_m}.")
-    if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_tensor("out", out, (num_tokens, num_heads, head_dim), q.dtype, q.device)
-    lse = torch.empty(num_tokens, num_heads, dtype=torch.float32, device=q.device) if return_lse else None
     if num_tokens and num_seqs:
         # A chunk of c tokens needs at most c // BLOCK_Q + 1 blocks, so the host needs no lengths.
         num_blocks = num_tokens // (tiles.block_m // group) + num_seqs

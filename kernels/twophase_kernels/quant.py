@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from twophase_kernels._triton import tl, triton
+from twophase_kernels.arguments import FLOATS
 
 KVFormat = Literal["none", "int8", "fp8_e4m3"]
+CACHE_DTYPES = (*FLOATS, torch.int8, torch.uint8)
 
 INT8_MAX = tl.constexpr(127.0)
 E4M3_MAX = tl.constexpr(448.0)
@@ -127,32 +129,19 @@ def cache_dtype(kv_format: KVFormat, model_dtype: torch.dtype) -> torch.dtype:
     return {"none": model_dtype, "int8": torch.int8, "fp8_e4m3": torch.uint8}[kv_format]
 
 
-def kv_format_of(k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> KVFormat:
-    """The format that a layer's cache tensors are in: int8 and uint8 (e4m3 bits) need scales, floats take none.
+def kv_format_of(cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> KVFormat:
+    """The format of a cache, K's or V's: int8 and uint8 (e4m3 bits) come with scales, floats without.
 
     Raises:
-        ValueError: K and V differ in dtype or shape, or scales are missing, superfluous or of the wrong shape.
+        ValueError: Scales are missing or superfluous.
     """
-    if k_cache.dtype != v_cache.dtype or k_cache.shape != v_cache.shape:
+    kv_format: KVFormat = {torch.int8: "int8", torch.uint8: "fp8_e4m3"}.get(cache.dtype, "none")
+    if {k_scale is None, v_scale is None} != {kv_format == "none"}:
         raise ValueError(
-            "k_cache and v_cache must agree in dtype and shape, got "
-            f"{k_cache.dtype} {tuple(k_cache.shape)} and {v_cache.dtype} {tuple(v_cache.shape)}."
+            f"int8 and uint8 (fp8 e4m3) caches need k_scale and v_scale, fp32 [N, H_kv, page], and others take none; "
+            f"got {cache.dtype}, k_scale {'missing' if k_scale is None else 'given'}, v_scale "
+            f"{'missing' if v_scale is None else 'given'}."
         )
-    kv_format: KVFormat = {torch.int8: "int8", torch.uint8: "fp8_e4m3"}.get(k_cache.dtype, "none")
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if kv_format == "none" and scale is not None:
-            raise ValueError(
-                f"{name} is for int8 and uint8 (fp8 e4m3) caches; this one is {k_cache.dtype}. Leave it out."
-            )
-        if kv_format == "none":
-            continue
-        if scale is None:
-            raise ValueError(f"A cache of {k_cache.dtype} ({kv_format}) needs {name}, fp32 [N, H_kv, page].")
-        if scale.dtype != torch.float32 or scale.shape != k_cache.shape[:3]:
-            raise ValueError(
-                f"{name} must be float32 {tuple(k_cache.shape[:3])} (one per token and head), "
-                f"got {scale.dtype} {tuple(scale.shape)}."
-            )
     return kv_format
 
 

@@ -27,18 +27,11 @@ How codes are packed: `packed_codes`. How columns are split over programs, and s
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import (
-    FLOATS,
-    check_devices,
-    check_rows,
-    check_tensor,
-    next_power_of_2,
-    tl,
-    triton,
-)
+from twophase_kernels._triton import next_power_of_2, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
 from twophase_kernels.gpu import Generation, gpu_generation
-from twophase_kernels.linear_splits import LinearTiles, check_mode, in_splits
-from twophase_kernels.packed_codes import check_packed, unpack_int4, unpack_int8, unpack_words, unpacking_code
+from twophase_kernels.linear_splits import LinearTiles, in_splits
+from twophase_kernels.packed_codes import check_packed, unpack_codes, unpack_words, unpacking_code
 
 GROUPS = (32, 64, 128)
 
@@ -129,7 +122,7 @@ def quantized_linear_kernel(
     tl.store(out_ptr + rows[None, :] * num_outputs + offs_o[:, None], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def int4_linear(
+def quantized_linear(
     x: Tensor,
     packed: Tensor,
     scales: Tensor,
@@ -140,20 +133,21 @@ def int4_linear(
     out: Tensor | None = None,
     tiles: LinearTiles | None = None,
 ) -> Tensor:
-    """x w^T + bias for weights of 4 bits in groups, w = scale * code + minimum. Does not wait for the device.
+    """x w^T + bias for weights of 4 bits in groups, or of 8 bits with a scale per output. Does not wait for the device.
 
     The same call gives the same bits. For other numbers of tokens tiles and splits may differ, and with them last bits.
 
     Args:
         x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
-        packed: int16 [runs, O, 32], `pack_int4` of codes [O, I]; any O.
-        scales: [I / G, O], contiguous, any float dtype: groups of G = 32, 64 or 128 neighbouring columns. (Groups come
-            first, so that neighbouring outputs' groups are contiguous.)
-        minima: Like scales; codes are then 0 to 15. None: symmetric codes, -8 to 7.
+        packed: int16 [runs, O, 32], `pack_codes` of codes [O, I]; any O, with 8 bits any I.
+        scales: Contiguous, any float dtype: [O] for 8 bits; [I / G, O] for 4 bits, in groups of G = 32, 64 or 128
+            neighbouring columns. (Groups come first, so that neighbouring outputs' groups are contiguous.)
+        minima: Like the scales of 4 bits; codes are then 0 to 15. None: symmetric codes, -8 to 7.
         bias: [O], contiguous, any float dtype; or None.
         num_splits: Programs that share the columns of an output, 1 to 16; by default `choose_num_splits`.
         out: [T, O] of x's dtype to write to, contiguous.
-        tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be 128.
+        tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be 128 for 4 bits, a multiple of 64
+            for 8.
 
     Returns:
         [T, O] in x's dtype.
@@ -162,51 +156,21 @@ def int4_linear(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    _check_x(x, packed, scales, minima, bias)
-    group = _check_groups(x.shape[1], packed, scales, minima)
-    return _launch(x, packed, scales, minima, bias, num_splits, out, tiles, bits=4, group=group)
-
-
-def int8_linear(
-    x: Tensor,
-    packed: Tensor,
-    scales: Tensor,
-    *,
-    bias: Tensor | None = None,
-    num_splits: int | None = None,
-    out: Tensor | None = None,
-    tiles: LinearTiles | None = None,
-) -> Tensor:
-    """x w^T + bias for weights of 8 bits, w = scale * code with a scale per output. Does not wait for the device.
-
-    Args:
-        x: [T, I], float32, float16 or bfloat16, rows contiguous; T may be 0.
-        packed: int16 [runs, O, 32], `pack_int8` of codes [O, I]; any O, any I.
-        scales: [O], contiguous, any float dtype.
-        tiles: Instead of `quantized_linear_tiles`, for experiments; block_i must be a multiple of 64.
-        (Other arguments, result and errors are `int4_linear`'s.)
-    """
-    _check_x(x, packed, scales, None, bias)
-    check_packed(packed, x.shape[1], bits=8)
-    check_tensor("scales (one per output)", scales, packed.shape[1:2], FLOATS)
-    return _launch(x, packed, scales, None, bias, num_splits, out, tiles, bits=8, group=0)
-
-
-def _launch(
-    x: Tensor,
-    packed: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    num_splits: int | None,
-    out: Tensor | None,
-    tiles: LinearTiles | None,
-    *,
-    bits: int,
-    group: int,
-) -> Tensor:
-    (num_tokens, num_inputs), num_outputs = x.shape, packed.shape[1]
-    check_tensor("bias", bias, (num_outputs,), FLOATS)
+    bits = _bits(scales)
+    if bits == 8 and minima is not None:
+        raise ValueError(f"minima are for 4 bits, whose scales are [I / G, O], got scales {list(scales.shape)}.")
+    form = "groups O" if bits == 4 else "O"
+    sizes = check_arguments(
+        x=(x, "T | I", FLOATS),
+        packed=(packed, "runs O 32", torch.int16),
+        scales=(scales, form, FLOATS),
+        minima=(minima, form, FLOATS),
+        bias=(bias, "O", FLOATS),
+        out=(out, "T O", x.dtype),
+    )
+    num_tokens, num_inputs, num_outputs = sizes["T"], sizes["I"], sizes["O"]
+    check_packed(packed, num_inputs, bits)
+    group = _group_size(num_inputs, sizes["groups"]) if bits == 4 else 0
     generation = gpu_generation(x.device)
     if tiles is None:
         tiles = quantized_linear_tiles(num_tokens, num_outputs, group, minima is not None, x.dtype, generation)
@@ -252,43 +216,28 @@ def quantized_linear_tiles(
     return LinearTiles(128, block_t, 128, 8 if is_wide else 4, num_stages, max_registers)
 
 
-def _check_x(x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None) -> None:
-    check_mode(x, scales, minima, bias)
-    check_devices(x=x, packed=packed, scales=scales, minima=minima, bias=bias)
-    check_rows("x", x)
+def _bits(scales: Tensor) -> int:
+    """Scales of groups belong to 4 bits, scales of outputs to 8."""
+    return 4 if scales.ndim == 2 else 8
 
 
-def _check_groups(num_inputs: int, packed: Tensor, scales: Tensor, minima: Tensor | None) -> int:
-    """The size of a group."""
-    check_packed(packed, num_inputs, bits=4)
-    num_groups = scales.shape[0] if scales.ndim == 2 else 0
+def _group_size(num_inputs: int, num_groups: int) -> int:
     if num_groups == 0 or num_inputs % num_groups or num_inputs // num_groups not in GROUPS:
         raise ValueError(
             f"scales must be [I / G, O] with groups of G = {', '.join(map(str, GROUPS))} columns, of which I = "
-            f"{num_inputs} must be a multiple, got {tuple(scales.shape)}."
+            f"{num_inputs} must be a multiple, got {num_groups} groups."
         )
-    for name, tensor in (("scales", scales), ("minima", minima)):
-        check_tensor(f"{name} (groups first)", tensor, (num_groups, packed.shape[1]), FLOATS)
     return num_inputs // num_groups
 
 
-def int4_linear_reference(
+def quantized_linear_reference(
     x: Tensor, packed: Tensor, scales: Tensor, minima: Tensor | None = None, *, bias: Tensor | None = None
 ) -> Tensor:
-    """Reference for `int4_linear` in plain torch: the weights written out in fp32, and one product."""
-    codes = unpack_int4(packed, x.shape[1], is_signed=minima is None)
-    group = x.shape[1] // len(scales)
-    w = codes.float() * scales.float().T.repeat_interleave(group, dim=1)
+    """Reference for `quantized_linear` in plain torch: the weights written out in fp32, and one product."""
+    codes = unpack_codes(packed, _bits(scales), x.shape[1], is_signed=minima is None)
+    groups = codes.float().unflatten(1, (len(scales) if scales.ndim == 2 else 1, -1))
+    w = groups * torch.atleast_2d(scales.float()).T[:, :, None]
     if minima is not None:
-        w += minima.float().T.repeat_interleave(group, dim=1)
-    return _product(x, w, bias)
-
-
-def int8_linear_reference(x: Tensor, packed: Tensor, scales: Tensor, *, bias: Tensor | None = None) -> Tensor:
-    """Reference for `int8_linear` in plain torch."""
-    return _product(x, unpack_int8(packed, x.shape[1]).float() * scales.float()[:, None], bias)
-
-
-def _product(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    y = x.float() @ w.T
+        w += minima.float().T[:, :, None]
+    y = x.float() @ w.flatten(1).T
     return (y if bias is None else y + bias.float()).to(x.dtype)

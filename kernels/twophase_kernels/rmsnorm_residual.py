@@ -10,18 +10,8 @@ that is handed on.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import (
-    FLOATS,
-    MAX_WIDTH,
-    cdiv,
-    check_devices,
-    check_rows,
-    check_tensor,
-    mode,
-    row_tile,
-    tl,
-    triton,
-)
+from twophase_kernels._triton import cdiv, row_tile, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -76,34 +66,20 @@ def rmsnorm_residual(x: Tensor, residual: Tensor | None, weight: Tensor, eps: fl
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    _check(x, residual, weight, eps)
+    check_arguments(x=(x, "T | N", FLOATS), residual=(residual, "T | N", x.dtype), weight=(weight, "N", FLOATS))
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0, got {eps}.")
     num_rows, width = x.shape
+    block_rows, block_n, num_warps = row_tile(width)
     y = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     residual_out = x if residual is None else torch.empty_like(y)
     if num_rows:
-        block_rows, block_n, num_warps = row_tile(width)
         rmsnorm_residual_kernel[(cdiv(num_rows, block_rows),)](
             x, residual, weight, y, residual_out,
             x.stride(0), x.stride(0) if residual is None else residual.stride(0), num_rows, eps,
             N=width, BLOCK_ROWS=block_rows, BLOCK_N=block_n, num_warps=num_warps,
         )  # fmt: skip
     return y, residual_out
-
-
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> None:
-    mode(torch.bfloat16 if torch.bfloat16 in (x.dtype, weight.dtype) else None)
-    check_devices(x=x, residual=residual, weight=weight)
-    check_rows("x", x, MAX_WIDTH)
-    if residual is not None:
-        check_rows("residual", residual, MAX_WIDTH)
-        if residual.shape != x.shape or residual.dtype != x.dtype:
-            raise ValueError(
-                "residual must be None or have x's shape and dtype, got "
-                f"{residual.dtype} {tuple(residual.shape)} for {x.dtype} {tuple(x.shape)}."
-            )
-    check_tensor("weight (for x's last dimension)", weight, x.shape[1:], FLOATS)
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}.")
 
 
 def rmsnorm_residual_reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,9 @@ so a row is handled as two halves, and both results come from the same two loads
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, cdiv, check_devices, check_tensor, mode, next_power_of_2, tl, triton
-from twophase_kernels.quant import KVFormat, absmax_bits, encode, kv_format_of, quantise_reference, row_scales
+from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
+from twophase_kernels.quant import CACHE_DTYPES, absmax_bits, encode, kv_format_of, quantise_reference, row_scales
 
 
 @triton.jit
@@ -152,18 +153,34 @@ def rope_kv_write(
         ValueError: An argument that breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    check_devices(
-        k=k, q=q, v=v, cos=cos, sin=sin, positions=positions, slot_mapping=slot_mapping,
-        k_cache=k_cache, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale,
-    )  # fmt: skip
-    kv_format = _check_kv(k, v, k_cache, v_cache, k_scale, v_scale)
-    _check_rotary(q, k, cos, sin)
-    for name, index in (("positions", positions), ("slot_mapping", slot_mapping)):
-        check_tensor(f"{name} (one per token)", index, k.shape[:1], torch.int64)
-    num_tokens, num_heads, head_dim = q.shape
+    kv_format = kv_format_of(k_cache, k_scale, v_scale)
+    cache, scales = "N H_kv page | D", "N H_kv page |"
+    sizes = check_arguments(
+        q=(q, "T H | D", FLOATS),
+        k=(k, "T H_kv | D", q.dtype),
+        v=(v, "T H_kv | D", q.dtype),
+        cos=(cos, "positions D/2", torch.float32),
+        sin=(sin, "positions D/2", torch.float32),
+        positions=(positions, "T", torch.int64),
+        slot_mapping=(slot_mapping, "T", torch.int64),
+        k_cache=(k_cache, cache, CACHE_DTYPES),
+        v_cache=(v_cache, cache, k_cache.dtype),
+        k_scale=(k_scale, scales, torch.float32),
+        v_scale=(v_scale, scales, torch.float32),
+    )
+    num_tokens, num_heads, num_kv_heads, half = (sizes[name] for name in ("T", "H", "H_kv", "D/2"))
+    if 2 * half != sizes["D"]:
+        raise ValueError(
+            "Rotary embedding pairs the two halves of a head: D must be even, and cos and sin must have D/2 columns, "
+            f"got D={sizes['D']} and {half} columns."
+        )
+    for name, k_part, v_part in (("cache", k_cache, v_cache), ("scale", k_scale, v_scale)):
+        if k_part is not None and v_part is not None and k_part.stride() != v_part.stride():
+            raise ValueError(
+                f"k_{name} and v_{name} must have the same strides, got {k_part.stride()} and {v_part.stride()}."
+            )
     if num_tokens == 0:
         return q
-    num_kv_heads, half = k.shape[1], head_dim // 2
     # Two tiles, of q or of k and v, are held in fp32 at a time: half as many elements in each.
     block_q, block_d, num_warps = head_tile(num_heads, half, max_elements=2048)
     block_kv, _, _ = head_tile(num_kv_heads, half, max_elements=1024)
@@ -186,53 +203,6 @@ def head_tile(num_heads: int, width: int, max_elements: int) -> tuple[int, int, 
     block_d = next_power_of_2(width)
     block_h = min(next_power_of_2(num_heads), max(1, max_elements // block_d))
     return block_h, block_d, min(8, max(1, block_h * block_d // 512))
-
-
-def _check_kv(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
-) -> KVFormat:
-    """The cache's format, or an error that names the argument, the rule and the value."""
-    mode(torch.bfloat16 if torch.bfloat16 in (k.dtype, k_cache.dtype) else None)
-    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
-    if k.ndim != 3 or k.shape != v.shape or k.dtype not in FLOATS or v.dtype != k.dtype:
-        raise ValueError(
-            "k and v must be [T, H_kv, D] of one shape and one of float32, float16, bfloat16, got "
-            f"{k.dtype} {tuple(k.shape)} and {v.dtype} {tuple(v.shape)}."
-        )
-    if k_cache.ndim != 4 or (k_cache.shape[1], k_cache.shape[3]) != (k.shape[1], k.shape[2]):
-        raise ValueError(
-            f"k_cache must be [N, H_kv, page, D] with k's H_kv and D ({k.shape[1]}, {k.shape[2]}), "
-            f"got {tuple(k_cache.shape)}."
-        )
-    if kv_format == "none" and k_cache.dtype not in FLOATS:
-        raise ValueError(f"k_cache must be float32, float16, bfloat16, int8 or uint8 (e4m3), got {k_cache.dtype}.")
-    for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache)):
-        _check_contiguous(name, tensor)
-    for name, first, second in (("cache", k_cache, v_cache), ("scale", k_scale, v_scale)):
-        if first is not None and second is not None and first.stride() != second.stride():
-            raise ValueError(
-                f"k_{name} and v_{name} must have the same strides, got {first.stride()} and {second.stride()}."
-            )
-    return kv_format
-
-
-def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    num_tokens, _, head_dim = k.shape
-    if q.ndim != 3 or (q.shape[0], q.shape[2], q.dtype) != (num_tokens, head_dim, k.dtype):
-        raise ValueError(
-            f"q must be [T, H, D] with k's T and D ({num_tokens}, {head_dim}) and dtype {k.dtype}, "
-            f"got {q.dtype} {tuple(q.shape)}."
-        )
-    if head_dim % 2:
-        raise ValueError(f"Rotary embedding pairs the two halves of a head: D must be even, got {head_dim}.")
-    _check_contiguous("q", q)
-    for name, table in (("cos", cos), ("sin", sin)):
-        check_tensor(f"{name} (positions, D/2)", table, (*cos.shape[:1], head_dim // 2), torch.float32)
-
-
-def _check_contiguous(name: str, tensor: Tensor) -> None:
-    if tensor.stride(-1) != 1:
-        raise ValueError(f"The last dimension of {name} must be contiguous, got strides {tensor.stride()}.")
 
 
 def rope_kv_write_reference(
@@ -270,7 +240,7 @@ def kv_write_reference(
     v_scale: Tensor | None = None,
 ) -> None:
     """K and V as they are, at their slots, quantised if the cache is, in plain torch."""
-    kv_format = kv_format_of(k_cache, v_cache, k_scale, v_scale)
+    kv_format = kv_format_of(k_cache, k_scale, v_scale)
     tokens = (slot_mapping >= 0).nonzero().flatten()
     page = k_cache.shape[2]
     block, offset = slot_mapping[tokens] // page, slot_mapping[tokens] % page

@@ -8,7 +8,8 @@ In one pass, so that neither sigmoid nor silu ever goes to memory.
 import torch
 from torch import Tensor
 
-from twophase_kernels._triton import FLOATS, cdiv, check_devices, mode, next_power_of_2, tl, triton
+from twophase_kernels._triton import cdiv, next_power_of_2, tl, triton
+from twophase_kernels.arguments import FLOATS, check_arguments
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -41,13 +42,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         ValueError: gate_up breaks one of these rules.
         KernelsUnavailableError: No kernel can run here, or not in this dtype.
     """
-    mode(gate_up.dtype)
-    check_devices(gate_up=gate_up)
-    if gate_up.ndim != 2 or gate_up.shape[1] % 2 or gate_up.dtype not in FLOATS or gate_up.stride(1) != 1:
-        raise ValueError(
-            "gate_up must be [T, 2I], float32, float16 or bfloat16, with contiguous rows, got "
-            f"{gate_up.dtype} {tuple(gate_up.shape)} with strides {gate_up.stride()}."
-        )
+    check_arguments(gate_up=(gate_up, "T | 2I", FLOATS))
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], gate and up side by side, got {list(gate_up.shape)}.")
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():

@@ -165,24 +165,20 @@ class DecodeGraphs:
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 
     def _try_capture(self, packed: PackedBatch, shape: _Shape) -> _Graph | None:
-        try:
-            captured = self._capture(packed, shape)
-        except Exception as error:
-            self._has_failed = True
-            logger.warning("A graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
-            return None
-        self._graphs[shape] = captured
-        return captured
-
-    def _capture(self, packed: PackedBatch, shape: _Shape) -> _Graph:
         # The capture may write the same K and V that the replay will write: nothing needs undoing.
         inputs = replace(
             packed.to(self._kv_cache.device),
             query_lens=(shape.max_query_len,) * shape.num_rows,
             seq_lens=(shape.context,) * shape.num_rows,
         )
-        replay, hidden = self._way(lambda: self._forward(inputs))
-        return _Graph(replay, inputs, hidden)
+        try:
+            replay, hidden = self._way(lambda: self._forward(inputs))
+        except Exception as error:
+            self._has_failed = True
+            logger.warning("A graph of %d decodes failed, so decodes run eagerly: %s", shape.num_rows, error)
+            return None
+        self._graphs[shape] = _Graph(replay, inputs, hidden)
+        return self._graphs[shape]
 
     def _forward(self, inputs: PackedBatch) -> Float[Tensor, "T N"]:
         return self._model.forward(inputs.token_ids, self._model.backend.plan(inputs.view()), self._kv_cache)

@@ -3,7 +3,7 @@
 import gc
 from dataclasses import replace
 from types import ModuleType
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from twophase import LLM, assembly
 from twophase.model.linear import TorchLinear, can_pack, make_linear
 from twophase.model.llama import LlamaModel
 from twophase_features.quantization import few_rows
-from twophase_features.quantization.few_rows import FewRowsCodes
+from twophase_features.quantization.few_rows import FewRows
 from twophase_features.quantization.rounding import quantize
 from twophase_features.quantization.schemes import SCHEMES
 from twophase_features.triton import linear
@@ -55,10 +55,10 @@ def check_layer(module: ModuleType) -> None:
     """Products equal torch's for any number of rows, and up to `max_rows` they are the kernel's."""
     weight, bias = random(70, 33), random(70, seed=1)
     for layer in layers_of(weight, bias):
-        few = module.FewRowsLinear.from_torch(layer, 2)
-        with patch.object(module, "launch_packed_linear", return_value=random(1, 70)) as kernel:
-            for num_rows in (1, 2, 3):
-                few(random(num_rows, 33))
+        few = module.few_rows_of_torch(layer, 2)
+        kernel = Mock(return_value=random(1, 70))
+        for num_rows in (1, 2, 3):
+            replace(few, launch=kernel)(random(num_rows, 33))
         assert [len(call.args[0]) for call in kernel.call_args_list] == [1, 2]
         for num_rows in (0, 1, 2, 3):
             x = random(num_rows, 33)
@@ -71,12 +71,12 @@ def check_layer(module: ModuleType) -> None:
 def check_memory(module: ModuleType) -> None:
     """The words are oneDNN's memory where it has our layout, and live as long as they are used."""
     for layer in layers_of(random(70, 33)):
-        few = module.FewRowsLinear.from_torch(layer, 1)
-        if few.shares_memory:
-            assert few.words.data_ptr() == torch.ops.mkldnn.data_ptr(layer.weight)
-        expected = 70 * 33 * 4 if few.shares_memory else 70 * 33 * 4 + few.words.numel() * 4
-        assert weight_memory_bytes(few) == expected, "shared memory counts once"
+        few = module.few_rows_of_torch(layer, 1)
         words = few.words
+        shares_memory = words.data_ptr() == (torch.ops.mkldnn.data_ptr(layer.weight) if layer.is_packed else 0)
+        assert shares_memory == (layer.is_packed and module.memory_of(layer.weight, words) is not None)
+        expected = 70 * 33 * 4 if shares_memory else 70 * 33 * 4 + words.numel() * 4
+        assert weight_memory_bytes(few) == expected, "shared memory counts once"
         before = words.clone()
         del few, layer
         gc.collect()
@@ -97,14 +97,14 @@ def check_another_layout(module: ModuleType) -> None:
         assert module.memory_of(layer.weight, words) is None
     assert module.memory_of(layer.weight, words[:, :16].contiguous()) is None
     with patch.object(module, "memory_of", lambda packed, words: None):
-        few = module.FewRowsLinear.from_torch(layer, 4)
-    assert not few.shares_memory
+        few = module.few_rows_of_torch(layer, 4)
+    assert few.words.data_ptr() != torch.ops.mkldnn.data_ptr(layer.weight)
     torch.testing.assert_close(few(random(3, 32)), layer(random(3, 32)), rtol=1e-5, atol=1e-5)
 
 
 def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
     """`max_rows` where the products of 1, 2, 4, 8 rows take such times, and all rounds but one more: `noise`, ours twice that."""
-    layer = module.FewRowsLinear.from_torch(TorchLinear(random(8, 4), None, is_packed=False), 0)
+    layer = module.few_rows_of_torch(TorchLinear(random(8, 4), None, is_packed=False))
     rounds = []
 
     def recorded(products, x):
@@ -136,7 +136,7 @@ def check_measurement(module: ModuleType) -> None:
 
 def check_a_measurement(module: ModuleType) -> None:
     """On this machine's clock: any answer is right, and it is one of those measured. Both ways really multiply."""
-    layer = module.FewRowsLinear.from_torch(make_linear(random(64, 32)), 0)
+    layer = module.few_rows_of_torch(make_linear(random(64, 32)))
     with patch.object(module, "ROWS", (1,)):
         assert module.measure_max_rows([layer]) in (0, 1)
     for products in ([layer.few], [layer.many]):
@@ -151,7 +151,7 @@ def check_head(module: ModuleType, folder) -> None:
     """The head's products of few rows are float32, not rounded to bfloat16 before they are widened."""
     weights = load_model(folder, dtype=torch.bfloat16).weights
     head = module.with_kernels(weights, max_rows=1).lm_head
-    x = random(1, head.many.weight.shape[1]).bfloat16()
+    x = random(1, head.shape[1]).bfloat16()
     got, dense = head(x), weights.lm_head.weight
     dense = dense.to_dense() if weights.lm_head.is_packed else dense
     assert got.dtype == torch.float32
@@ -163,12 +163,12 @@ def check_weights(module: ModuleType, folder) -> None:
     weights = load_model(folder).weights
     new = module.with_kernels(weights, max_rows=3)
     changed = [layer for each in new.layers for layer in (each.qkv, each.o, each.mlp.gate_up, each.mlp.down)]
-    assert all(type(layer).__name__ == "FewRowsLinear" and layer.max_rows == 3 for layer in (*changed, new.lm_head))
+    assert all(isinstance(layer, FewRows) and layer.max_rows == 3 for layer in (*changed, new.lm_head))
     assert new.layers[1].o.many is weights.layers[1].o
     assert new.embed is weights.embed
     assert new.layers[0].input_norm is weights.layers[0].input_norm
     shape = tuple(weights.lm_head.weight.shape)
-    with patch.object(module, "measure_max_rows", lambda layers: 4 if layers[0].num_outputs == shape[0] else 0):
+    with patch.object(module, "measure_max_rows", lambda layers: 4 if layers[0].shape[0] == shape[0] else 0):
         some = module.with_kernels(weights)
     assert (some.lm_head.max_rows, some.layers[0].qkv) == (4, weights.layers[0].qkv)
     few_bits = lambda x: x  # noqa: E731
@@ -195,14 +195,15 @@ def check_code_layers(module: ModuleType) -> None:
             for bias in (None, random(70, seed=1)):
                 weight = quantized(scheme, order=order)
                 assert module.has_few_rows_kernel(weight, torch.float32)
-                layer = module.FewRowsCodes.from_weight(weight, bias, torch.float32, lambda x: x[:, :1])
+                layer = module.few_rows_of_codes(weight, bias, torch.float32, lambda x: x[:, :1])
                 want = torch.nn.functional.linear(x := random(2, 96), weight.dequantize(), bias)
                 torch.testing.assert_close(layer.few(x), want, rtol=1e-4, atol=1e-4)
         assert torch.equal(layer(x), x[:, :1]), "not measured yet"
         assert [replace(layer, max_rows=2)(random(rows, 96)).shape[1] for rows in (1, 2, 3)] == [70, 70, 1]
         assert replace(layer, dtype=torch.bfloat16).few(x).dtype == torch.bfloat16
-        with pytest.raises(ValueError, match=r"x must be \[T, 96\] torch.float32"):
-            layer.few(x.double())
+        for wrong in (x.double(), random(2, 95), random(96, 2).T):
+            with pytest.raises(ValueError, match=r"x must be \[T, 96\] torch.float32"):
+                layer.few(wrong)
     for odd in (quantized("int8_dynamic"), quantized("int8", num_inputs=90), quantized("fp8")):
         assert not module.has_few_rows_kernel(odd, torch.float32)
     assert not module.has_few_rows_kernel(quantized("int8"), torch.float16)
@@ -217,7 +218,7 @@ def check_codes_of_models(folder) -> None:
             options = {"dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True, "quantization": "int8"}
             llm = LLM(str(folder), device="cpu", attention_backend="triton", **options)
         layer = llm.model.weights.layers[0].qkv
-        assert isinstance(layer, FewRowsCodes) == (limit == 2)
+        assert isinstance(layer, FewRows) == (limit == 2)
         assert limit == 0 or (layer.max_rows, llm.model.weights.lm_head.dtype) == (2, torch.float32)
         few.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
     assert few[0] == few[1]
@@ -238,7 +239,7 @@ def check_opening(folder) -> None:
         options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
         with patch.object(linear, "measure_max_rows", lambda layers: 2):
             llm = LLM(str(folder), attention_backend=backend, **options)
-        is_ours = isinstance(llm.model.weights.lm_head, linear.FewRowsLinear)
+        is_ours = isinstance(llm.model.weights.lm_head, FewRows)
         assert is_ours == (backend == "triton")
         outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
     assert outputs[0] == outputs[1]
@@ -285,9 +286,11 @@ def test_codes(compiling):
 
 CODE_MUTANTS = [
     ("one row too many", "x.shape[0] <= self.max_rows", "x.shape[0] <= self.max_rows + 1"),
+    ("one row too few", "x.shape[0] <= self.max_rows", "x.shape[0] < self.max_rows"),
+    ("wrong columns", "x.shape[1] != self.shape[1] or ", ""),
     ("signed codes as they are", "codes, minima = codes + 8, -8 * weight.scales", "minima = -8 * weight.scales"),
     ("columns in the codes' order", "        if self.input_order is not None:", "        if False:"),
-    ("bias left out", "self.num_outputs, self.bias, self.dtype", "self.num_outputs, None, self.dtype"),
+    ("bias left out", "self.shape[0], self.bias, self.dtype", "self.shape[0], None, self.dtype"),
     ("rounded activations", "weight.activations is not None or ", ""),
 ]
 
@@ -312,9 +315,7 @@ def test_interpreted_kernels_are_not_used(folder):
 
 
 MUTANTS = [
-    ("one row too few", check_layer, "x.shape[0] <= self.max_rows", "x.shape[0] < self.max_rows"),
-    ("bias left out", check_layer, "self.num_outputs, self.many.bias, ", "self.num_outputs, None, "),
-    ("wrong columns", check_layer, "x.shape[1] != weight.shape[1] or ", ""),
+    ("bias left out", check_layer, "shape, linear.bias, weight.dtype", "shape, None, weight.dtype"),
     ("memory not kept", check_memory, "    buffer.owner = packed", "    _ = packed"),
     ("layout not compared", check_another_layout, "return found if torch.equal(", "return found if True or torch.equal("),
     ("size not compared", check_another_layout, "if num_bytes != words.numel() * words.itemsize", "if num_bytes < 0"),

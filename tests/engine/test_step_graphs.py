@@ -286,7 +286,7 @@ def test_played_verifications_equal_eager(cpu_model, verified):
 
 VERIFICATION_MUTANTS = [
     ("no graph with drafts", "== 1 + chunk.num_drafts", "== 1"),
-    ("one graph for any number of drafts", "self._graphs[shape] = captured", "self._graphs[shape._replace(max_query_len=4)] = captured"),
+    ("one graph for any number of drafts", "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))"),
     ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
     ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
     ("stale lengths", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),

@@ -70,7 +70,7 @@ def bfloat16_calls():
     x, (packed, scales, minima) = small_layer(32)
     args = {"x": x, "packed": packed, "scales": scales, "minima": minima, "bias": torch.zeros(20)}
     for which in ("x", "scales", "minima", "bias"):
-        yield lambda which=which: quantized_linear.int4_linear(**args | {which: args[which].bfloat16()})
+        yield lambda which=which: quantized_linear.quantized_linear(**args | {which: args[which].bfloat16()})
     rows = layer()
     for changed in (
         {"dtype": torch.bfloat16},

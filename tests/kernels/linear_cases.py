@@ -15,7 +15,7 @@ from tests.kernels.cases import DTYPES, HERE, generator
 from tests.kernels.elementwise import assert_rounded_once, kept_workspace, poisoned_memory
 from twophase_kernels.fp8_linear import E4M3
 from twophase_kernels.linear_splits import LinearTiles
-from twophase_kernels.packed_codes import pack_int4, pack_int8
+from twophase_kernels.packed_codes import pack_codes
 
 # Of the sum of magnitudes: partial sums of a few hundred terms are rounded, or cut off where a matrix unit adds, by
 # 2^-24 of themselves each, and they are much smaller than that sum.
@@ -101,7 +101,7 @@ def make_codes(num_outputs: int, num_inputs: int, lowest: int, highest: int) -> 
 
 
 def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
-    """int4_linear or int8_linear of `module` on one layer, against the oracle."""
+    """`quantized_linear` of `module` on one layer, against the oracle."""
     p = point
     rng = generator(3)
     x = activations(p.num_tokens, p.num_inputs, p.dtype, device)
@@ -112,18 +112,14 @@ def check_linear(module, point: LinearPoint, device: str = HERE) -> None:
     minima = -8 * torch.rand(num_groups, p.num_outputs, generator=rng) * scales if p.has_minima else None
     if p.group:
         codes = make_codes(p.num_outputs, p.num_inputs, *((0, 15) if p.has_minima else (-8, 7)))
-        args = [between_poison(pack_int4(codes), 0x7531), between_poison(scales, math.nan)]
+        args = [between_poison(pack_codes(codes, 4), 0x7531), between_poison(scales, math.nan)]
         args += [between_poison(minima, math.nan)] if p.has_minima else []
-        function = module.int4_linear
     else:
         codes = make_codes(p.num_outputs, p.num_inputs, -128, 127)
-        args, function = (
-            [between_poison(pack_int8(codes), 0x7531), between_poison(scales[0], math.nan)],
-            module.int8_linear,
-        )
+        args = [between_poison(pack_codes(codes, 8), 0x7531), between_poison(scales[0], math.nan)]
     guarded = torch.full((p.num_tokens + 2 * GUARD, p.num_outputs), 7.0, dtype=p.dtype, device=device)
     with poisoned_memory(), kept_workspace(module, guard=GUARD * (p.num_outputs + GUARD)):
-        got = function(
+        got = module.quantized_linear(
             x, *(tensor.to(device) for tensor in args), bias=bias, num_splits=p.num_splits, tiles=p.tiles,
             out=guarded[GUARD:-GUARD],
         )  # fmt: skip

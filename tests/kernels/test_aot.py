@@ -22,7 +22,7 @@ from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
 from twophase_kernels.linear_splits import LinearTiles
 from twophase_kernels.paged_decode import paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
-from twophase_kernels.quantized_linear import int4_linear, int8_linear
+from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
@@ -195,7 +195,7 @@ def test_bad_tiles_are_noticed(compiling):
 def fp32_linears():
     def launch(tiles):
         layer = MetaLinear(torch.float32, 16)
-        return lambda: int4_linear(layer.x(), layer.packed(4), layer.empty(32, 4096), num_splits=1, tiles=tiles)
+        return lambda: quantized_linear(layer.x(), layer.packed(4), layer.empty(32, 4096), num_splits=1, tiles=tiles)
 
     return compiled("sm_100", wide=launch(LinearTiles(64, 16, 128, 4, 3)), as_it_is=launch(None))
 
@@ -260,8 +260,8 @@ def step(num_seqs, table_width, num_tokens, offset):
     silu_mul(meta(num_tokens, 8192))
     for num_inputs, num_outputs in ((4096, 6144), (14336, 4096)):  # layers of other sizes, too, share binaries
         x, scales = meta(num_tokens, num_inputs), meta(num_inputs // 128, num_outputs, dtype=torch.float32)
-        int4_linear(x, meta(num_inputs // 128, num_outputs, 32, dtype=torch.int16), scales)
-        int8_linear(x, meta(num_inputs // 64, num_outputs, 32, dtype=torch.int16), scales[0], num_splits=2)
+        quantized_linear(x, meta(num_inputs // 128, num_outputs, 32, dtype=torch.int16), scales)
+        quantized_linear(x, meta(num_inputs // 64, num_outputs, 32, dtype=torch.int16), scales[0], num_splits=2)
         weight = meta(num_outputs, num_inputs, dtype=torch.float8_e4m3fn)
         fp8_linear(*quantise_tokens(x), weight, scales[0], dtype=torch.bfloat16)
 

@@ -24,7 +24,7 @@ from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
 from twophase_kernels import fp8_linear, linear_splits, quantized_linear
 from twophase_kernels._triton import triton
-from twophase_kernels.packed_codes import pack_int4, pack_int8
+from twophase_kernels.packed_codes import pack_codes
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
@@ -234,8 +234,8 @@ def test_weights_are_read_once_and_at_full_width(compiling, target):
     """Counted: each byte of a weight moves once, 16 to a thread, all of each sector used; no bank conflicts."""
     x, scales = torch.randn(1, 512, dtype=BF16), torch.ones(16, 256)
     for args in (
-        (quantized_linear.int4_linear, x, pack_int4(torch.ones(256, 512, dtype=torch.int8)), scales, scales),
-        (quantized_linear.int8_linear, x, pack_int8(torch.ones(256, 512, dtype=torch.int8)), scales[0]),
+        (quantized_linear.quantized_linear, x, pack_codes(torch.ones(256, 512, dtype=torch.int8), 4), scales, scales),
+        (quantized_linear.quantized_linear, x, pack_codes(torch.ones(256, 512, dtype=torch.int8), 8), scales[0]),
     ):
         report = compiling.call(inspect_call, *args, target=target, num_splits=1)
         weights, *others = report.global_accesses

@@ -74,7 +74,7 @@ MUTANTS = {
         ("weight plus one", "(y * weight[None, :])", "(y * (1 + weight[None, :]))"),
         ("residual not added", "(h.to(tl.float32) + residual.to(tl.float32))", "(h.to(tl.float32))"),
         ("residual not stored", "        tl.store(residual_out_ptr + out_offs, h, mask=mask)\n", ""),
-        ("residual returned unchanged", "return y, residual_out\n\n\ndef _check", "return y, x if residual is None else residual\n\n\ndef _check"),
+        ("residual returned unchanged", "    return y, residual_out\n", "    return y, x if residual is None else residual\n"),
         ("sum not rounded", "(h.to(tl.float32) + residual.to(tl.float32)).to(h.dtype)", "(h.to(tl.float32) + residual.to(tl.float32))"),
         ("normalised before the addition", "mean_square = tl.sum(h * h, axis=1) / N", "x32 = tl.load(x_ptr + rows[:, None] * x_row_stride + offs_n[None, :], mask=mask, other=0.0).to(tl.float32)\n    mean_square = tl.sum(x32 * x32, axis=1) / N"),
         ("in place of the residual", "residual_out = x if residual is None else torch.empty_like(y)", "residual_out = x if residual is None else residual"),

@@ -131,19 +131,19 @@ REFUSALS = {
     "x not in e4m3": ({"x": lambda x: x.float()}, "x must be contiguous float8_e4m3fn"),
     "weight in bytes": ({"weight": lambda w: w.view(torch.uint8)}, "weight must be contiguous float8_e4m3fn"),
     "x in columns": ({"x": lambda x: x.T.contiguous().T}, "x must be contiguous"),
-    "other columns": ({"x": lambda x: x[:, :48].contiguous()}, "the same number of columns"),
+    "other columns": ({"x": lambda x: x[:, :48].contiguous()}, r"weight must be contiguous float8_e4m3fn \[O, I=48\]"),
     "unaligned rows": (
         {"x": lambda x: x[:, :24].contiguous(), "weight": lambda w: w[:, :24].contiguous()},
-        "a multiple of 16, got 24 and 24",
+        "a multiple of 16 columns, got 24",
     ),
-    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales \(one per token\) must be contiguous float32 \[5\]"),
+    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales must be contiguous float32 \[T=5\]"),
     "scales of x in fp16": (
         {"x_scales": lambda s: s.half()},
-        r"x_scales \(one per token\) must be contiguous float32 \[5\]",
+        r"x_scales must be contiguous float32 \[T=5\]",
     ),
-    "scales": ({"scales": lambda s: s[:4]}, r"scales \(one per output\) must be contiguous .*\[20\]"),
+    "scales": ({"scales": lambda s: s[:4]}, r"scales must be contiguous .*\[O=20\]"),
     "dtype": ({"dtype": lambda _: torch.int8}, "dtype must be float32, float16 or bfloat16"),
-    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be contiguous .*\[20\]"),
+    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be contiguous .*\[O=20\]"),
     "splits": ({"num_splits": lambda _: 0}, "num_splits must be 1 to 16"),
     "out": ({"out": lambda _: torch.zeros(5, 2, device=HERE)}, "out must be contiguous"),
 }
@@ -163,7 +163,7 @@ def test_refuses(case):
     ids=["one dimension", "float64", "no columns", "columns contiguous", "too wide"],
 )
 def test_tokens_refuse(x):
-    with pytest.raises(ValueError, match=r"x must be \[T, N\], 1 <= N <= 65536"):
+    with pytest.raises(ValueError, match=r"x must be .* \[T, I\], contiguous from I on|1 to 65536 elements"):
         quantise_tokens(x.to(HERE))
 
 

@@ -122,8 +122,8 @@ MUTANTS = {
         ("no strides", "words.transpose(0, 1).contiguous()", "words.transpose(0, 1)"),
         ("runs of half the length", "cdiv(num_inputs, WORDS_PER_RUN * (16 // bits))", "cdiv(num_inputs, 16 * (16 // bits))"),
         ("parts inside out", "padded.view(num_outputs, runs, num_parts, WORDS_PER_RUN)", "padded.view(num_outputs, runs, WORDS_PER_RUN, num_parts).transpose(2, 3)"),
-        ("signs lost", "(codes ^ 8) - 8 if is_signed", "codes if is_signed"),
-        ("all signed", "(codes ^ 8) - 8 if is_signed else codes", "(codes ^ 8) - 8"),
+        ("signs lost", "if is_signed else 0", "if False else 0"),
+        ("all signed", "if is_signed else 0", "if True else 0"),
         ("rows for runs", "parts.permute(1, 0, 2, 3).flatten(1)", "parts.permute(1, 2, 0, 3).flatten(1)"),
         ("unmasked parts", "(packed.to(torch.int32)[:, :, None] >> shifts[:, None]) & ((1 << bits) - 1)", "(packed.to(torch.int32)[:, :, None] >> shifts[:, None])"),
     ],
@@ -224,12 +224,12 @@ def compiled_sum_check(module):
 # A tensor ends where its storage does for the emulator only if no guard follows it.
 def exact_groups_check(module):
     x = torch.randn(3, 160, generator=torch.Generator().manual_seed(0)).to(BF16)
-    module.int4_linear(x, torch.zeros(2, 20, 32, dtype=torch.int16), torch.ones(5, 20), num_splits=1)
+    module.quantized_linear(x, torch.zeros(2, 20, 32, dtype=torch.int16), torch.ones(5, 20), num_splits=1)
 
 
 def exact_bytes_check(module):
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
-    module.int8_linear(x, torch.zeros(1, 20, 32, dtype=torch.int16), torch.ones(20), num_splits=1)
+    module.quantized_linear(x, torch.zeros(1, 20, 32, dtype=torch.int16), torch.ones(20), num_splits=1)
 
 
 def exact_fp8_check(module):

@@ -63,9 +63,9 @@ def check_refusals(module):
     wrong = {
         "x must be": (x.half(), words, scales, minima, 70),
         "words": (x, words[:, :11], scales, minima, 70),
-        "scales of shape": (x, words, scales[:, :2], minima, 70),
+        "scales must be": (x, words, scales[:, :2], minima, 70),
         "minima": (x, words, scales, minima[:1], 70),
-        "8 bits of 96 columns have no scales": (x, words, scales, None, 70),
+        "8 bits of 96 columns have no scales": (x, words.repeat(1, 2, 1), scales, None, 70),
         "bias": (x, words, scales, minima, 70, torch.zeros(71)),
     }
     for message, arguments in wrong.items():

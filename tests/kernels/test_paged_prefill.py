@@ -190,7 +190,7 @@ def test_tiles_of_128_keys():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cu_query_lens": torch.zeros(2, dtype=torch.int32, device=HERE)}, r"cu_query_lens must be .*\[3\]"),
+        ({"cu_query_lens": torch.zeros(2, dtype=torch.int32, device=HERE)}, r"cu_query_lens must be .*\[S\+1=3\]"),
         ({"cu_query_lens": torch.zeros(3, dtype=torch.int64, device=HERE)}, r"cu_query_lens must be .*int32"),
         ({"out": torch.zeros(25, 4, 32, device=HERE)}, "out must be contiguous"),
         ({"tiles": module.Tiles(1, 32, 4, 1)}, "block_m must hold the 2 heads of one token, got 1"),

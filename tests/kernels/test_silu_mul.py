@@ -55,7 +55,7 @@ def test_nothing_to_do():
     ids=["odd width", "three dimensions", "float64", "columns contiguous"],
 )
 def test_wrong_arguments(gate_up):
-    with pytest.raises(ValueError, match=r"gate_up must be \[T, 2I\]"):
+    with pytest.raises(ValueError, match=r"gate_up must be .*\[T, 2I\]"):
         silu_mul(gate_up.to(HERE))
 
 

@@ -1,13 +1,15 @@
-"""Weights of 4 or 8 bits on a CPU in mode 'cpu': few rows are multiplied by our kernel, more rows as without it.
+"""Layers on a CPU in mode 'cpu' that multiply few rows by our kernel, and more rows as without it.
 
-The kernel reads the codes once, where torch would multiply int8 weights in bfloat16. Up to how many rows it is the
-faster one is measured when the model is loaded: see `twophase_features.triton.linear`.
+Up to how many rows the kernel is the faster one is measured when the model is loaded: see
+`twophase_features.triton.linear`, which also makes the layers of plain weights. Weights of 4 or 8 bits become such
+layers here: the kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Int32
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from twophase.model.linear import Linear
@@ -18,65 +20,56 @@ from twophase_kernels.packed_codes_linear import fits, launch_packed_codes_linea
 
 
 @dataclass(frozen=True, slots=True)
-class FewRowsCodes:
-    """x @ weight.T + bias, by the kernel for up to `max_rows` rows and by `many` for more.
+class FewRows:
+    """x @ weight.T + bias, by a kernel for up to `max_rows` rows and by `many` for more.
 
     Attributes:
-        words, scales, minima: As the kernel reads them. Without minima the codes have 8 bits.
+        launch: The kernel: launch(x, words, *scales, O, bias, dtype).
+        words: The weight as the kernel reads it.
+        scales: The scales and minima of codes, as the kernel reads them.
+        shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
         max_rows: 0 until it has been measured.
-        dtype: The dtype of the kernel's results; None: x's.
+        dtype: The dtype of the kernel's results; None: x's. The head's are float32, for its callers widen them.
     """
 
     many: Linear
-    words: Int32[Tensor, "B W 64"]
-    scales: Float[Tensor, "B G 64"]
-    minima: Float[Tensor, "B G 64"] | None
-    num_outputs: int
+    launch: Callable[..., Tensor]
+    words: Shaped[Tensor, "B W 64"]
+    scales: tuple[Float[Tensor, "B G 64"] | None, ...]
+    shape: tuple[int, ...]
     bias: Float[Tensor, "O"] | None
     x_dtype: torch.dtype
-    input_order: Int[Tensor, "I"] | None
+    input_order: Int[Tensor, "I"] | None = None
     max_rows: int = 0
     dtype: torch.dtype | None = None
-
-    @classmethod
-    def from_weight(
-        cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype, many: Linear
-    ) -> "FewRowsCodes":
-        """`many` is the layer for more rows."""
-        codes, minima = weight.codes, weight.minima
-        if weight.bits == 4 and minima is None:
-            codes, minima = codes + 8, -8 * weight.scales
-        packed = None if minima is None else pack_scales(minima)
-        words, scales = pack_code_words(codes, weight.bits), pack_scales(weight.scales)
-        return cls(many, words, scales, packed, weight.shape[0], bias, dtype, weight.input_order)
-
-    @property
-    def bits(self) -> int:
-        return 8 if self.minima is None else 4
-
-    @property
-    def x_form(self) -> tuple[int, torch.dtype]:
-        """I, and x's dtype."""
-        return self.words.shape[1] * 32 // self.bits, self.x_dtype
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         return self.few(x) if x.shape[0] <= self.max_rows else self.many(x)
 
     def few(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         """The product by the kernel. Raises ValueError for an x that does not fit the weight."""
-        num_inputs, dtype = self.x_form
-        if x.shape[1] != num_inputs or x.dtype != dtype or x.stride(1) != 1:
+        if x.shape[1] != self.shape[1] or x.dtype != self.x_dtype or x.stride(1) != 1:
             raise ValueError(
-                f"x must be [T, {num_inputs}] {dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
+                f"x must be [T, {self.shape[1]}] {self.x_dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
                 f"with strides {x.stride()}."
             )
         if self.input_order is not None:
             x = x.index_select(1, self.input_order)
-        return launch_packed_codes_linear(
-            x, self.words, self.scales, self.minima, self.num_outputs, self.bias, self.dtype
-        )
+        return self.launch(x, self.words, *self.scales, self.shape[0], self.bias, self.dtype)
+
+
+def few_rows_of_codes(
+    weight: QuantizedWeight, bias: Float[Tensor, "O"] | None, dtype: torch.dtype, many: Linear
+) -> FewRows:
+    """The layer of a weight that `has_few_rows_kernel`; `many` is the layer for more rows."""
+    codes, minima = weight.codes, weight.minima
+    if weight.bits == 4 and minima is None:
+        codes, minima = codes + 8, -8 * weight.scales
+    scales = pack_scales(weight.scales), None if minima is None else pack_scales(minima)
+    words, shape = pack_code_words(codes, weight.bits), tuple(weight.shape)
+    return FewRows(many, launch_packed_codes_linear, words, scales, shape, bias, dtype, weight.input_order)
 
 
 def has_few_rows_kernel(weight: QuantizedWeight, dtype: torch.dtype) -> bool:

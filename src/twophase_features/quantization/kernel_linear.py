@@ -11,6 +11,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from twophase_features.quantization.weight import QuantizedWeight
+from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
+from twophase_kernels.packed_codes import pack_codes
+from twophase_kernels.quantized_linear import quantized_linear
 
 Kernel = Literal["int4", "int8", "fp8"]
 
@@ -38,31 +41,21 @@ class KernelLinear:
     @classmethod
     def from_weight(cls, weight: QuantizedWeight, bias: Float[Tensor, "O"] | None) -> "KernelLinear":
         """Raises ValueError for a weight without a kernel."""
-        from twophase_kernels.packed_codes import pack_int4, pack_int8
-
         kernel = kernel_for(weight)
         if kernel is None:
             raise ValueError(f"no kernel multiplies {weight.bits}-bit weights in groups of {weight.group_size}.")
-        if kernel == "int4":
-            scales = weight.scales.t().contiguous()
-            minima = None if weight.minima is None else weight.minima.t().contiguous()
-            return cls(kernel, pack_int4(weight.codes), scales, minima, bias, weight.input_order)
-        codes = pack_int8(weight.codes) if kernel == "int8" else weight.codes.contiguous()
-        return cls(kernel, codes, weight.scales[:, 0].contiguous(), None, bias, weight.input_order)
+        codes = weight.codes.contiguous() if kernel == "fp8" else pack_codes(weight.codes, weight.bits)
+        minima = None if weight.minima is None else weight.minima.t().contiguous()
+        scales = weight.scales.t() if kernel == "int4" else weight.scales[:, 0]
+        return cls(kernel, codes, scales.contiguous(), minima, bias, weight.input_order)
 
     def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
         if self.input_order is not None:
             x = x.index_select(1, self.input_order)
         if self.kernel == "fp8":
-            from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
-
             codes, x_scales = quantise_tokens(x)
             return fp8_linear(codes, x_scales, self.codes, self.scales, dtype=x.dtype, bias=self.bias)
-        from twophase_kernels.quantized_linear import int4_linear, int8_linear
-
-        if self.kernel == "int4":
-            return int4_linear(x, self.codes, self.scales, self.minima, bias=self.bias)
-        return int8_linear(x, self.codes, self.scales, bias=self.bias)
+        return quantized_linear(x, self.codes, self.scales, self.minima, bias=self.bias)
 
 
 def kernel_for(weight: QuantizedWeight) -> Kernel | None:

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear, can_pack, make_linear
-from twophase_features.quantization.few_rows import FewRowsCodes, has_few_rows_kernel
+from twophase_features.quantization.few_rows import few_rows_of_codes, has_few_rows_kernel
 from twophase_features.quantization.kernel_linear import KernelLinear, kernel_for
 from twophase_features.quantization.weight import QuantizedWeight, pack_nibbles, unpack_nibbles
 from twophase_features.triton.available import runs_triton
@@ -45,7 +45,7 @@ def make_quantized_linear(
         has_kernel = kernel_for(weight) is not None and runs_triton(weight.codes.device, dtype)
         return KernelLinear.from_weight(weight, bias) if has_kernel else PackedLinear.from_weight(weight, bias)
     if has_few_rows_kernel(weight, dtype):
-        return FewRowsCodes.from_weight(weight, bias, dtype, _make_torch_linear(weight, bias, dtype, keeps_plain))
+        return few_rows_of_codes(weight, bias, dtype, _make_torch_linear(weight, bias, dtype, keeps_plain))
     return _make_torch_linear(weight, bias, dtype, keeps_plain)
 
 

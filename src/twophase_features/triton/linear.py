@@ -14,7 +14,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from twophase.model.linear import Linear, TorchLinear
 from twophase.model.weights import DenseMLP, LayerWeights, ModelWeights
-from twophase_features.quantization.few_rows import FewRowsCodes
+from twophase_features.quantization.few_rows import FewRows
 from twophase_features.triton.huge_pages import use_huge_pages
 from twophase_kernels import mode
 from twophase_kernels.packed_linear import WORD_DTYPES, launch_packed_linear, pack_weight
@@ -36,53 +37,14 @@ TOLERANCE = 1.03  # of torch's time: torch's threads spin for milliseconds after
 SAMPLE_BYTES = 64 * 2**20  # of weights: more than a core's caches hold, as in a decode step
 
 
-@dataclass(frozen=True, slots=True)
-class FewRowsLinear:
-    """x @ weight.T + bias, by the kernel for up to `max_rows` rows and by torch for more.
-
-    Attributes:
-        many: The product for more rows.
-        words: The weight as the kernel reads it (`pack_weight`): oneDNN's own memory, or a copy.
-        shares_memory: Whether `words` is the memory of `many`.
-        num_outputs: O.
-        max_rows: The largest number of rows for which the kernel is used.
-        dtype: The dtype of the kernel's results; None: x's. The head's are float32, for its callers widen them.
-    """
-
-    many: TorchLinear
-    words: Shaped[Tensor, "B W 64"]
-    shares_memory: bool
-    num_outputs: int
-    max_rows: int
-    dtype: torch.dtype | None = None
-
-    @property
-    def x_form(self) -> tuple[int, torch.dtype]:
-        """I, and x's dtype."""
-        return self.many.weight.shape[1], self.many.weight.dtype
-
-    @classmethod
-    def from_torch(cls, linear: TorchLinear, max_rows: int) -> "FewRowsLinear":
-        """The same layer. Raises ValueError for weights that are neither float32 nor bfloat16."""
-        weight = linear.weight.to_dense() if linear.is_packed else linear.weight
-        words = pack_weight(weight)
-        shared = memory_of(linear.weight, words) if linear.is_packed else None
-        return cls(linear, words if shared is None else shared, shared is not None, weight.shape[0], max_rows)
-
-    def __call__(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
-        if x.shape[0] <= self.max_rows:
-            return self.few(x)
-        return self.many(x)
-
-    def few(self, x: Float[Tensor, "T I"]) -> Float[Tensor, "T O"]:
-        """The product by the kernel. Raises ValueError for an x that does not fit the weight."""
-        weight = self.many.weight
-        if x.shape[1] != weight.shape[1] or x.dtype != weight.dtype or x.stride(1) != 1:
-            raise ValueError(
-                f"x must be [T, {weight.shape[1]}] {weight.dtype} with contiguous rows, got {x.dtype} {tuple(x.shape)} "
-                f"with strides {x.stride()}."
-            )
-        return launch_packed_linear(x, self.words, self.num_outputs, self.many.bias, self.dtype)
+def few_rows_of_torch(linear: TorchLinear, max_rows: int = 0) -> FewRows:
+    """The same layer, whose words are oneDNN's own memory, or a copy. Raises ValueError for weights that are neither
+    float32 nor bfloat16."""
+    weight = linear.weight.to_dense() if linear.is_packed else linear.weight
+    words = pack_weight(weight)
+    shared = memory_of(linear.weight, words) if linear.is_packed else None
+    words, shape = words if shared is None else shared, tuple(weight.shape)
+    return FewRows(linear, launch_packed_linear, words, (), shape, linear.bias, weight.dtype, max_rows=max_rows)
 
 
 def memory_of(packed: Float[Tensor, "O I"], words: Shaped[Tensor, "B W 64"]) -> Shaped[Tensor, "B W 64"] | None:
@@ -114,28 +76,29 @@ def with_kernels(weights: ModelWeights, max_rows: int | None = None) -> ModelWei
     """
     if mode() != "cpu" or weights.embed.device.type != "cpu" or weights.dtype not in WORD_DTYPES:
         return weights
-    of_kind: dict[Any, list[TorchLinear | FewRowsCodes]] = {}
-    _replaced(weights, lambda linear: _noted(linear, of_kind))
+    of_kind: dict[Any, list[TorchLinear | FewRows]] = {}
+    for linear in _linears(weights):
+        if isinstance(linear, TorchLinear | FewRows):
+            of_kind.setdefault(_kind(linear), []).append(linear)
     limits = {}
     for kind, layers in of_kind.items():
         limits[kind] = measure_max_rows(_sample(layers)) if max_rows is None else max_rows
         logger.info("Products of up to %d rows with weights %s use Triton's kernel.", limits[kind], kind)
 
     def with_kernel(linear: Linear) -> Linear:
-        if isinstance(linear, FewRowsCodes):
-            limit = limits[_kind(linear)]
+        limit = limits.get(_kind(linear), 0)
+        if isinstance(linear, FewRows):
             return replace(linear, max_rows=limit) if limit else linear.many
-        limit = limits[_kind(linear)] if isinstance(linear, TorchLinear) else 0
-        return FewRowsLinear.from_torch(linear, limit) if isinstance(linear, TorchLinear) and limit else linear
+        return few_rows_of_torch(linear, limit) if isinstance(linear, TorchLinear) and limit else linear
 
     new = _replaced(weights, with_kernel)
-    if isinstance(new.lm_head, FewRowsLinear | FewRowsCodes):
+    if isinstance(new.lm_head, FewRows):
         new = replace(new, lm_head=replace(new.lm_head, dtype=torch.float32))
-    use_huge_pages(_words_of(new))
+    use_huge_pages(linear.words for linear in _linears(new) if isinstance(linear, FewRows))
     return new
 
 
-def measure_max_rows(layers: Sequence[FewRowsLinear | FewRowsCodes]) -> int:
+def measure_max_rows(layers: Sequence[FewRows]) -> int:
     """The largest of `ROWS` up to which the kernel is faster than torch, for layers of one shape; 0: it never is.
 
     Both are replayed from a recording, as in a decode step (`twophase_features.step_graphs`), so that only torch's
@@ -143,9 +106,9 @@ def measure_max_rows(layers: Sequence[FewRowsLinear | FewRowsCodes]) -> int:
     because other processes delay torch's threads, which wait for each other, more than ours. The kernel wins where both
     are about equally fast.
     """
-    (num_inputs, dtype), best = layers[0].x_form, 0
+    best = 0
     for num_rows in ROWS:
-        x = torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x = torch.randn(num_rows, layers[0].shape[1], generator=torch.Generator().manual_seed(0)).to(layers[0].x_dtype)
         few, many = ([each.few for each in layers], [each.many for each in layers])
         with torch.inference_mode(), _one_thread():
             replays = [_recorded(products, x) for products in (few, many)]
@@ -184,39 +147,31 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _sample(layers: Sequence[TorchLinear | FewRowsCodes]) -> list[FewRowsLinear | FewRowsCodes]:
+def _sample(layers: Sequence[TorchLinear | FewRows]) -> list[FewRows]:
     """As many layers as have `SAMPLE_BYTES` of weights, one at least."""
-    weight = layers[0].words if isinstance(layers[0], FewRowsCodes) else layers[0].weight
-    number = max(1, SAMPLE_BYTES // (weight.numel() * weight.itemsize))
-    return [
-        layer if isinstance(layer, FewRowsCodes) else FewRowsLinear.from_torch(layer, 0) for layer in layers[:number]
-    ]
+    samples = (layer if isinstance(layer, FewRows) else few_rows_of_torch(layer) for layer in layers)
+    first = next(samples)
+    number = SAMPLE_BYTES // first.words.nbytes
+    return [first, *islice(samples, max(0, number - 1))]
 
 
-def _words_of(weights: ModelWeights) -> list[Tensor]:
-    """The words of all layers that have a kernel."""
-    words: list[Tensor] = []
+def _kind(linear: Linear) -> tuple[int, ...]:
+    """Layers of one kind are equally fast: [O, I], and the words that hold I codes."""
+    if isinstance(linear, FewRows):
+        return *linear.shape, linear.words.shape[1]
+    return tuple(linear.weight.shape) if isinstance(linear, TorchLinear) else ()
+
+
+def _linears(weights: ModelWeights) -> list[Linear]:
+    """The layers that may have a kernel."""
+    found: list[Linear] = []
 
     def note(linear: Linear) -> Linear:
-        if isinstance(linear, FewRowsLinear | FewRowsCodes):
-            words.append(linear.words)
+        found.append(linear)
         return linear
 
     _replaced(weights, note)
-    return words
-
-
-def _noted(linear: Linear, of_kind: dict[Any, list[TorchLinear | FewRowsCodes]]) -> Linear:
-    if isinstance(linear, TorchLinear | FewRowsCodes):
-        of_kind.setdefault(_kind(linear), []).append(linear)
-    return linear
-
-
-def _kind(linear: TorchLinear | FewRowsCodes) -> tuple[int, ...]:
-    """[O, I], and the bits of codes: layers of one kind are equally fast."""
-    if isinstance(linear, FewRowsCodes):
-        return linear.num_outputs, linear.x_form[0], linear.bits
-    return tuple(linear.weight.shape)
+    return found
 
 
 def _replaced(weights: ModelWeights, change: Callable[[Linear], Linear]) -> ModelWeights:

@@ -11,12 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twophase_kernels.fp8_linear import fp8_linear, fp8_linear_reference, quantise_tokens, quantise_tokens_reference
-from twophase_kernels.packed_codes import pack_int4, pack_int8
+from twophase_kernels.packed_codes import pack_codes
 from twophase_kernels.quantized_linear import (
-    int4_linear,
-    int4_linear_reference,
-    int8_linear,
-    int8_linear_reference,
+    quantized_linear,
+    quantized_linear_reference,
 )
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant
 from twophase_tools.kernels.work import Work, fp8_linear_work, quantise_tokens_work, quantized_linear_work
@@ -68,12 +66,12 @@ def int4_variants(
     minima = zeros.float() - 8 * scales.float()
 
     def ours() -> Variant:
-        packed, fp32_scales = pack_int4(codes), scales.float()
-        return Variant(lambda: int4_linear(x, packed, fp32_scales, minima))
+        packed, fp32_scales = pack_codes(codes, 4), scales.float()
+        return Variant(lambda: quantized_linear(x, packed, fp32_scales, minima))
 
     def reference() -> Variant:
-        packed = pack_int4(codes)
-        return Variant(lambda: int4_linear_reference(x, packed, scales, minima), is_timed=False)
+        packed = pack_codes(codes, 4)
+        return Variant(lambda: quantized_linear_reference(x, packed, scales, minima), is_timed=False)
 
     def torch_int4() -> Variant:
         scales_and_zeros = torch.stack([scales, zeros], dim=-1)
@@ -100,12 +98,12 @@ def int8_variants(
     scales = torch.rand(num_outputs, device=device).to(dtype)
 
     def ours() -> Variant:
-        packed, fp32_scales = pack_int8(codes), scales.float()
-        return Variant(lambda: int8_linear(x, packed, fp32_scales))
+        packed, fp32_scales = pack_codes(codes, 8), scales.float()
+        return Variant(lambda: quantized_linear(x, packed, fp32_scales))
 
     def reference() -> Variant:
-        packed = pack_int8(codes)
-        return Variant(lambda: int8_linear_reference(x, packed, scales), is_timed=False)
+        packed = pack_codes(codes, 8)
+        return Variant(lambda: quantized_linear_reference(x, packed, scales), is_timed=False)
 
     return {
         OURS: ours,

@@ -15,7 +15,7 @@ from twophase_kernels.packed_codes import WORDS_PER_RUN, num_runs
 from twophase_kernels.paged_decode import max_rows, paged_decode
 from twophase_kernels.paged_prefill import paged_prefill
 from twophase_kernels.quant import KVFormat, cache_dtype
-from twophase_kernels.quantized_linear import int4_linear, int8_linear
+from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
@@ -273,7 +273,7 @@ def _int4_linear_configs() -> tuple[AotConfig, ...]:
         def launch() -> Tensor:
             scales = layer.empty(layer.num_inputs // group, layer.num_outputs)
             minima = scales if has_minima else None
-            return int4_linear(layer.x(), layer.packed(4), scales, minima, **layer.options())
+            return quantized_linear(layer.x(), layer.packed(4), scales, minima, **layer.options())
 
         name = f"{DTYPE_NAMES[layer.dtype]} int4 g{group}{' minima' if has_minima else ''}, {layer}"
         return AotConfig(name, launch, streaming_kernels=("quantized_linear_kernel",))
@@ -301,7 +301,7 @@ def _int4_linear_configs() -> tuple[AotConfig, ...]:
 def _int8_linear_configs() -> tuple[AotConfig, ...]:
     def config(layer: MetaLinear) -> AotConfig:
         def launch() -> Tensor:
-            return int8_linear(layer.x(), layer.packed(8), layer.empty(layer.num_outputs), **layer.options())
+            return quantized_linear(layer.x(), layer.packed(8), layer.empty(layer.num_outputs), **layer.options())
 
         name = f"{DTYPE_NAMES[layer.dtype]} int8, {layer}"
         return AotConfig(name, launch, streaming_kernels=("quantized_linear_kernel",))
