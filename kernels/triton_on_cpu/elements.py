@@ -37,6 +37,14 @@ class Kind:
     def unsigned(self) -> str:
         return self.value if self.value == "_Bool" else f"u{self.value}"
 
+    def loaded(self, text: str) -> str:
+        """The value of an element as it is stored."""
+        return f"({self.load}({text}))" if self.load else text
+
+    def to_store(self, text: str) -> str:
+        """A value as it is to be stored."""
+        return f"{self.store}({text})" if self.store else text
+
 
 KINDS = {
     "f32": Kind("float", "float", 4),
@@ -60,6 +68,11 @@ def kind_of(element: str) -> Kind:
         name = f"{kind_of(element[4:-1]).stored} *"
         return Kind(name, name, 8)
     return KINDS[element]
+
+
+def kind_in_array(element: str) -> Kind:
+    """How a tensor's array holds an element: as memory does, except fp16, whose conversions take many instructions."""
+    return KINDS["f32"] if element == "f16" else kind_of(element)
 
 
 FLOAT_COMPARISONS = {

@@ -64,7 +64,8 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
     write(kernel)
     require_stack(kernel)
     body = "\n".join(kernel.out)
-    switches = {"CHECKED": checked, "PAIRS": "product_of_pairs(" in body, "PRODUCTS": "product" in body}
+    has_pairs = "product_bf16" in body or "product_of_pairs" in body
+    switches = {"CHECKED": checked, "BF16": has_pairs, "PRODUCTS": "product" in body}
     defined = "\n".join(f"#define {switch}" for switch, is_on in switches.items() if is_on)
     source = TEMPLATE.format(switches=defined, name=function.name, body=body)
     return Generated(source, arguments, tuple(kernel.sites))
@@ -78,16 +79,22 @@ TEMPLATE = """/* {name}, compiled from Triton's TTIR */
 #ifdef PRODUCTS
 #include "products.h"
 #endif
+#ifndef TILES_BEGIN
+#define TILES_BEGIN
+#define TILES_END
+#endif
 
 static void run_program(const launch *l, const void *const *args, const int32_t *program) {{
 {body}
 }}
 
 void run_programs(const launch *l, const void *const *args, int32_t first, int32_t last) {{
+  TILES_BEGIN
   for (int32_t p = first; p < last && !STOPPED; p++) {{
     const int32_t program[3] = {{p % l->grid[0], p / l->grid[0] % l->grid[1], p / l->grid[0] / l->grid[1]}};
     run_program(l, args, program);
   }}
+  TILES_END
 }}
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from triton_on_cpu import elements
-from triton_on_cpu.elements import kind_of
+from triton_on_cpu.elements import kind_in_array, kind_of
 from triton_on_cpu.nest import ZERO, Index, Nest, constant_index, flat_index, linear_text, reshaped, weighted_sum
 from triton_on_cpu.plan import Plan
 from triton_on_cpu.ttir import Function, NotSupportedError, Op, Type, Value, groups_of
@@ -94,13 +94,10 @@ class Kernel:
 
     def new_array(self, kind: Type) -> str:
         name = self.fresh("a")
-        self.stack_bytes += kind.numel * kind_of(kind.element).num_bytes
-        self.out.append(f"{self.array_type(kind.element)} {name}[{kind.numel}] ALIGNED;")
+        held = kind_in_array(kind.element)
+        self.stack_bytes += kind.numel * held.num_bytes
+        self.out.append(f"{held.stored} {name}[{kind.numel}] ALIGNED;")
         return name
-
-    def array_type(self, element: str) -> str:
-        """A tensor's arrays hold values, not what memory holds: bf16 as float. (A truth value is a byte.)"""
-        return "uint8_t" if element == "i1" else kind_of(element).value
 
     def set_scalar(self, value: Value, text: str) -> None:
         self.scalar[value] = self.fresh("s")
@@ -114,13 +111,14 @@ class Kernel:
             else:
                 self.set_scalar(value, elements.compute(op, [self.scalar[x] for x in op.operands]))
 
-    def declare(self, value: Value) -> None:
-        """A variable, or an array, to be assigned to."""
+    def declare(self, value: Value) -> str:
+        """The name of a variable, or an array, to be assigned to."""
         if value.type.shape:
-            self.array[value] = self.new_array(value.type)
+            name = self.array[value] = self.new_array(value.type)
         else:
-            self.scalar[value] = self.fresh("v")
-            self.out.append(f"{kind_of(value.type.element).value} {self.scalar[value]};")
+            name = self.scalar[value] = self.fresh("v")
+            self.out.append(f"{kind_of(value.type.element).value} {name};")
+        return name
 
     def site(self, op: Op, what: str, pointer: Value | None, message: str = "") -> str:
         """The arguments `kind, argument, line, site` of a check."""
@@ -198,7 +196,8 @@ class Kernel:
 
     def _element(self, nest: Nest, value: Value, indices: list[Index]) -> str:
         if value in self.array:
-            return f"{self.array[value]}[{flat_index(value.type.shape, indices).text}]"
+            at = f"{self.array[value]}[{flat_index(value.type.shape, indices).text}]"
+            return kind_in_array(value.type.element).loaded(at)
         if value in self.running:
             first, offset = self.running[value]
             return f"{self.element(nest, first, indices)} + {offset}"
@@ -231,7 +230,7 @@ class Kernel:
             return
         nest = self.nest(value.type.shape)
         text = self.element(nest, value, nest.indices)
-        nest.add(f"{name}[{flat_index(value.type.shape, nest.indices).text}] = {text};")
+        nest.add(assignment(name, value.type, nest.indices, text))
         self.out += nest.text()
 
     # ---- addresses
@@ -299,6 +298,13 @@ class Kernel:
         inner += [name if step == 1 else f"{name} * (int64_t)({step})" for name, step in steps.items() if step != 0]
         is_affine = not any(isinstance(term, str) for term in terms) and (not nest.depth or level < nest.factored)
         return Address(base, " + ".join(inner) or "0", steps.get(nest.inner, 0) if is_affine else None, steps)
+
+
+def assignment(name: str, kind: Type, indices: list[Index], text: str) -> str:
+    """C that assigns to a scalar, or to an element of a tensor's array."""
+    if not kind.shape:
+        return f"{name} = {text};"
+    return f"{name}[{flat_index(kind.shape, indices).text}] = {kind_in_array(kind.element).to_store(text)};"
 
 
 def _affine_index(nest: Nest, index: Index) -> Affine | None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from triton_on_cpu import elements
 from triton_on_cpu.elements import KINDS, kind_of
-from triton_on_cpu.kernel import Address, Kernel
-from triton_on_cpu.nest import Index, Nest, flat_index
+from triton_on_cpu.kernel import Address, Kernel, assignment
+from triton_on_cpu.nest import Index, Nest
 from triton_on_cpu.ttir import Op, Value
 
 MIRRORED = {"slt": "sgt", "sle": "sge", "sgt": "slt", "sge": "sle"}
@@ -138,16 +138,11 @@ def load_element(kernel: Kernel, nest: Nest, op: Op, indices: list[Index]) -> st
             needed.append(kernel.element(nest, value, at))
     if kernel.checked:
         needed.append(check_element(address, kernel.site(op, "load", pointer), kind_of(element).num_bytes))
-    text = loaded(element, f"{address.base}[{address.at}]")
+    text = kind_of(element).loaded(f"{address.base}[{address.at}]")
     if not needed:
         return text
     other = kernel.element(nest, rest[1], indices) if len(rest) > 1 else unread(kernel, element)
     return f"({' && '.join(needed)}) ? {text} : {other}"
-
-
-def loaded(element: str, text: str) -> str:
-    load = kind_of(element).load
-    return f"({load}({text}))" if load else text
 
 
 def unread(kernel: Kernel, element: str) -> str:
@@ -180,25 +175,25 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
         return
     element = value.type.element
     kind = kind_of(element)
-    target = f"{name}[{flat_index(value.type.shape, nest.indices).text}]"
     address = kernel.address(nest, pointer, nest.indices)
     is_bounded = bool(mask.rows or mask.lows or mask.highs or kernel.checked)
     if is_bounded:
         bound_rows(kernel, nest, mask, with_rows=True)
-    text = loaded(element, f"{address.base}[{address.at}]")
+    text = kind.loaded(f"{address.base}[{address.at}]")
     if kernel.checked:
         check = kernel.site(op, "load", pointer)
         if isinstance(address.step, int):
             check_row(kernel, nest, address, check, kind.num_bytes)
         else:
             text = f"{check_element(address, check, kind.num_bytes)} ? {text} : 0"
-    nest.add(f"{target} = {text};")
+    nest.add(assignment(name, value.type, nest.indices, text))
     if is_bounded:
         other = kernel.element(nest, rest[1], nest.indices) if len(rest) > 1 else unread(kernel, element)
+        fill = assignment(name, value.type, nest.indices, other)
         for low, high in (("0", nest.low), (nest.high, str(nest.size))):
             if mask.lows or kernel.checked or low != "0":
                 loop = f"for (int {nest.inner} = {low}; {nest.inner} < {high}; {nest.inner}++)"
-                nest.after[nest.row_level].append(f"{loop} {target} = {other};")
+                nest.after[nest.row_level].append(f"{loop} {fill}")
     kernel.out += nest.text()
 
 
@@ -242,9 +237,7 @@ def _stored(kernel: Kernel, nest: Nest, element: str, value: Value) -> str:
     is_rounded_here = element == "f16" and op.name == "arith.truncf" and value not in kernel.array
     if is_rounded_here and op.operands[0].type.element == "f32":
         value = op.operands[0]
-    text = kernel.element(nest, value, nest.indices)
-    convert = kind_of(element).store
-    return f"{convert}({text})" if convert else text
+    return kind_of(element).to_store(kernel.element(nest, value, nest.indices))
 
 
 # ---- atomics
@@ -287,10 +280,8 @@ def _emit_atomic(kernel: Kernel, nest: Nest, op: Op, function: str, needed: list
     if not result.uses:
         nest.add(f"if ({condition}) {call};")
     else:
-        kernel.declare(result)
-        shape = result.type.shape
-        target = f"{kernel.array[result]}[{flat_index(shape, nest.indices).text}]" if shape else kernel.scalar[result]
-        nest.add(f"{target} = {condition} ? {call} : 0;")
+        name = kernel.declare(result)
+        nest.add(assignment(name, result.type, nest.indices, f"{condition} ? {call} : 0"))
     kernel.out += nest.text()
 
 

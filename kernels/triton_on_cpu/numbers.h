@@ -102,24 +102,27 @@ INLINE float exp2_of_fraction(float f) {
   p = p * f + 6.9314718e-1f;
   return p * f + 1.0f;
 }
-/* x 2^n in two factors, so that results may be subnormal, or infinite */
+/* x 2^n in two factors, so that results may be subnormal, or infinite. Subnormal ones take a hundred times as long: for
+ * less than the least, minus infinity above all (a masked score), exponentials do not come here. */
 INLINE float times_power_of_2(float x, float n) {
   int32_t whole = (int32_t)n, half = whole >> 1;
   return x * FLOAT((uint32_t)(half + 127) << 23) * FLOAT((uint32_t)(whole - half + 127) << 23);
 }
 INLINE float exp2_f32(float x) {
-  float c = x < -150.0f ? -150.0f : x;
+  float c = x < -150.0f ? 0.0f : x;
   c = c > 129.0f ? 129.0f : c;
   float n = __builtin_rintf(c);
   float y = times_power_of_2(exp2_of_fraction(c - n), n);
+  y = x < -150.0f ? 0.0f : y;
   return x != x ? x : y;
 }
 INLINE float exp_f32(float x) {
-  float c = x < -105.0f ? -105.0f : x;
+  float c = x < -105.0f ? 0.0f : x;
   c = c > 90.0f ? 90.0f : c;
   float n = __builtin_rintf(c * 1.44269504f);
   float f = ((c - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f; /* ln 2 in two parts (Cody and Waite) */
   float y = times_power_of_2(exp2_of_fraction(f), n);
+  y = x < -105.0f ? 0.0f : y;
   return x != x ? x : y;
 }
 /* log2 of m in [sqrt(1/2), sqrt(2)) from the series of artanh, s = (m - 1) / (m + 1); returned as 2^e m's (e, log2 m) */

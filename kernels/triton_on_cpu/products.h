@@ -1,8 +1,14 @@
 /* Products of tiles: C += A B, all row by row in arrays of floats whose sizes the C compiler knows.
  *
  * A block of C stays in registers while k runs: for each k, one row of B's vectors and one number of A per row of C. */
-typedef float v16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t w16 __attribute__((vector_size(64), aligned(4), may_alias));
+#ifdef BF16 /* half a second for the compiler */
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+typedef float v16 __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint32_t w16 __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint32_t word __attribute__((aligned(2), may_alias));
 #define AT(p) (*(v16*)(p))
 #ifdef __AVX512F__
 #define BLOCK_ROWS 8 /* x 2 vectors: 16 of 32 registers */
@@ -42,39 +48,42 @@ typedef uint32_t w16 __attribute__((vector_size(64), aligned(4), may_alias));
 PRODUCT(product, float, ADD_PRODUCT, 0)
 PRODUCT(product_in_memory, float, ADD_PRODUCT, IN_MEMORY)
 
-/* bf16: a word is two neighbours in k, the first in its lower half. */
-#if defined(PAIRS) && defined(__AVX512BF16__)
-#include <immintrin.h> /* a third of a second for the compiler: for kernels that have such products only */
-#define ADD_PAIRS(c, a, b) (v16)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32(a), (__m512bh)(b))
-#else
-#define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
-#endif
-PRODUCT(add_pairs, uint32_t, ADD_PAIRS, IN_MEMORY)
-INLINE void product_of_pairs(const int M, const int N, const int K, const float* A, const uint32_t* B, const int64_t stride, float* C) {
-  uint32_t pairs[M * K / 2] ALIGNED;
-  for (int i = 0; i < M * K / 2; i++) pairs[i] = BITS(A[2 * i]) >> 16 | (BITS(A[2 * i + 1]) & 0xffff0000u);
-  add_pairs(M, N, K / 2, pairs, B, stride, C);
+/* Vectors are turned in four steps, at distances d of 8, 4, 2 and 1: lanes of rows i and i + d change places. */
+#define SHUFFLE __builtin_shufflevector
+#define UPPER(j, d) ((j) & (d) ? 16 + (j) - (d) : (j))
+#define LOWER(j, d) ((j) & (d) ? 16 + (j) : (j) + (d))
+#define LANES(F, d) F(0, d), F(1, d), F(2, d), F(3, d), F(4, d), F(5, d), F(6, d), F(7, d), F(8, d), F(9, d), F(10, d), \
+  F(11, d), F(12, d), F(13, d), F(14, d), F(15, d)
+#define TURN(d)                                                                                       \
+  for (int i = 0; i < 16; i++) if (!(i & d)) {                                                        \
+    v16 a = rows[i], b = rows[i + d];                                                                 \
+    rows[i] = SHUFFLE(a, b, LANES(UPPER, d)), rows[i + d] = SHUFFLE(a, b, LANES(LOWER, d));           \
+  }
+/* B [N, K] of floats or words, `stride` from row to row, to T [K, N]. */
+INLINE void turn(const int N, const int K, const float* B, const int64_t stride, float* T) {
+  if (K % 16)
+    for (int k = 0; k < K; k++) for (int n = 0; n < N; n++) ((word*)T)[k * N + n] = ((const word*)B)[n * stride + k];
+  else
+    for (int n = 0; n < N; n += 16) for (int k = 0; k < K; k += 16) {
+      v16 rows[16];
+      for (int i = 0; i < 16; i++) rows[i] = AT(&B[(n + i) * stride + k]);
+      TURN(8) TURN(4) TURN(2) TURN(1)
+      for (int i = 0; i < 16; i++) AT(&T[(k + i) * N + n]) = rows[i];
+    }
 }
 
-/* The sums of 16 vectors, as one vector: at each step two vectors become one, half as many sums as before. */
-#define SHUFFLE __builtin_shufflevector
-#define FOLD8(a, b) (SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#define FOLD4(a, b) (SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
-#define FOLD2(a, b) (SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) + SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31))
-#define FOLD1(a, b) (SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) + SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
-INLINE v16 sums_of_16(const v16* s) {
-  v16 h[8], q[4];
-  for (int i = 0; i < 8; i++) h[i] = FOLD8(s[2 * i], s[2 * i + 1]);
-  for (int i = 0; i < 4; i++) q[i] = FOLD4(h[2 * i], h[2 * i + 1]);
-  return FOLD1(FOLD2(q[0], q[1]), FOLD2(q[2], q[3]));
+/* The sums of 16 vectors, as one vector: turned and added, of which each step of turning does its part. */
+#define FOLD(d) for (int i = 0; i < d; i++) s[i] = SHUFFLE(s[i], s[i + d], LANES(UPPER, d)) + SHUFFLE(s[i], s[i + d], LANES(LOWER, d));
+INLINE v16 sums_of_16(v16* s) {
+  FOLD(8) FOLD(4) FOLD(2) FOLD(1)
+  return s[0];
 }
 
 /* B is given transposed, [N, K]. Many rows of A pay for turning it; for few, vectors run along K. */
 INLINE void product_transposed(const int M, const int N, const int K, const float* A, const float* B, const int64_t stride, float* C) {
   if (M > 8 || K % 16) {
     float T[K * N] ALIGNED;
-    for (int n0 = 0; n0 < N; n0 += 16) for (int k0 = 0; k0 < K; k0 += 16)
-      for (int k = k0; k < MIN(k0 + 16, K); k++) for (int n = n0; n < n0 + 16; n++) T[k * N + n] = B[n * stride + k];
+    turn(N, K, B, stride, T);
     product(M, N, K, A, T, N, C);
     return;
   }
@@ -86,6 +95,89 @@ INLINE void product_transposed(const int M, const int N, const int K, const floa
       AT(&C[m * N + n]) += sums_of_16(s);
     }
 }
+
+#ifdef BF16
+/* ---- bf16, K even: pairs of neighbours in k are multiplied at once. A word is a pair, the first in its lower half. */
+#ifdef __AVX512BF16__
+#define ADD_PAIRS(c, a, b) (v16)_mm512_dpbf16_ps((__m512)(c), (__m512bh)_mm512_set1_epi32(a), (__m512bh)(b))
+#else
+#define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
+#endif
+PRODUCT(add_pairs, word, ADD_PAIRS, IN_MEMORY)
+
+#ifdef __AMX_BF16__
+/* AMX: C in 16 x 16 tiles (registers 0 to 3), A in 16 x 16 pairs (4), pairs of B likewise (5). */
+static int has_tiles; /* if Linux lets this process use them */
+__attribute__((constructor)) static void ask_for_tiles(void) {
+  has_tiles = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* the registers of AMX */);
+}
+static const struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } TILES = {
+  1, 0, {0}, {64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16}
+};
+#define TILES_BEGIN if (has_tiles) _tile_loadconfig(&TILES);
+#define TILES_END if (has_tiles) _tile_release();
+#define EACH_TILE(DO) { DO(0) if (width > 1) { DO(1) } if (width > 2) { DO(2) DO(3) } }
+#define LOAD_TILE(j) _tile_loadd(j, &C[m * N + n + 16 * j], 4 * N);
+#define ADD_TILE(j) _tile_loadd(5, &B[k / 2 * stride + n + 16 * j], 4 * stride); _tile_dpbf16ps(j, 4, 5);
+#define STORE_TILE(j) _tile_stored(j, &C[m * N + n + 16 * j], 4 * N);
+INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C) {
+  const int width = MIN(N / 16, 4);
+  __asm__ volatile("" ::: "memory"); /* gcc does not know that tiles are loaded from memory */
+  for (int m = 0; m < M; m += 16) for (int n = 0; n < N; n += 16 * width) {
+    EACH_TILE(LOAD_TILE)
+    for (int k = 0; k < K; k += 32) {
+      _tile_loadd(4, &A[m * K + k], 2 * K);
+      EACH_TILE(ADD_TILE)
+    }
+    EACH_TILE(STORE_TILE)
+  }
+}
+#endif
+
+/* B [K / 2, N] of words. */
+INLINE void product_of_pairs(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C) {
+#ifdef __AMX_BF16__
+  if (has_tiles && K % 32 == 0 && M % 16 == 0) {
+    add_tiles(M, N, K, A, B, stride, C);
+    return;
+  }
+  if (has_tiles && K % 32 == 0) { /* beyond row M there is anything: no row of C depends on another's */
+    uint16_t a[16 * K] ALIGNED;
+    float c[16 * N] ALIGNED;
+    for (int i = 0; i < M * K; i++) a[i] = A[i];
+    for (int i = 0; i < M * N; i++) c[i] = C[i];
+    add_tiles(16, N, K, a, B, stride, c);
+    for (int i = 0; i < M * N; i++) C[i] = c[i];
+    return;
+  }
+#endif
+  add_pairs(M, N, K / 2, (const word*)A, B, stride, C);
+}
+
+#ifdef __AVX512BF16__
+INLINE void product_bf16(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
+  uint32_t pairs[K / 2 * N] ALIGNED;
+  for (int k = 0; k < K / 2; k++) for (int n = 0; n < N; n++)
+    pairs[k * N + n] = B[2 * k * stride + n] | (uint32_t)B[(2 * k + 1) * stride + n] << 16;
+  product_of_pairs(M, N, K, A, pairs, N, C);
+}
+INLINE void product_bf16_transposed(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
+  uint32_t pairs[K / 2 * N] ALIGNED;
+  turn(N, K / 2, (const float*)B, stride / 2, (float*)pairs);
+  product_of_pairs(M, N, K, A, pairs, N, C);
+}
+#else
+#define WIDENED(name, product, ROWS, COLUMNS)                                                         \
+  INLINE void name(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) { \
+    float a[M * K] ALIGNED, b[K * N] ALIGNED;                                                         \
+    for (int i = 0; i < M * K; i++) a[i] = bf16_to_f32(A[i]);                                         \
+    for (int i = 0; i < ROWS; i++) for (int j = 0; j < COLUMNS; j++) b[i * COLUMNS + j] = bf16_to_f32(B[i * stride + j]); \
+    product(M, N, K, a, b, COLUMNS, C);                                                               \
+  }
+WIDENED(product_bf16, product, K, N)
+WIDENED(product_bf16_transposed, product_transposed, N, K)
+#endif
+#endif
 
 /* Integers, and floats in few columns: B may lie transposed. */
 #define PLAIN_PRODUCT(name, T, R)                                                                     \

@@ -1,10 +1,11 @@
 """tl.dot: products.h multiplies arrays of floats by arrays, or by a tensor as it lies in memory.
 
-Sums are fp32 (int32 of integers), added to the accumulator in the order of k. fp8 and 16-bit operands are widened as
-they are put into their arrays, exactly. TF32, where a kernel allows it, is not used.
+Sums are fp32 (int32 of integers), added to the accumulator in the order of k. bf16 is multiplied in pairs of neighbours
+in k, where the processor has instructions for it; fp8 and fp16 are widened, exactly. TF32, where a kernel allows it, is
+not used.
 
-The right operand of a load without a mask is not copied, if it lies in memory as rows of floats, as columns of floats,
-or as bf16 with neighbours in k side by side. The pairs of such a product are summed as AVX512_BF16 has them.
+The right operand of a load without a mask is not copied, if it lies in memory as rows or columns of fp32 or bf16, or as
+bf16 with neighbours in k side by side.
 """
 
 import math
@@ -14,7 +15,7 @@ from triton_on_cpu.elements import FP8
 from triton_on_cpu.kernel import Kernel
 from triton_on_cpu.ttir import Op, Type, Value
 
-FUNCTIONS = {"f32": "product", "i32": "product_i32"}
+FUNCTIONS = {"f32": "product", "i32": "product_i32"}  # by the elements of the sums
 VECTOR = 16  # columns that are multiplied at once
 Steps = list[tuple[int, int | str]]  # of one dimension: (size, elements from one to the next), the outermost first
 
@@ -31,8 +32,10 @@ def dot(kernel: Kernel, op: Op) -> None:
     function = FUNCTIONS[element]
     if function == "product" and n % VECTOR:
         function = "narrow_product"
+    elif left.type.element == right.type.element == "bf16" and k % 2 == 0:
+        function = "product_bf16"
+    a = _operand(kernel, left, function)
     function, b, stride = _right_operand(kernel, right, function)
-    a = _operand(kernel, left)
     kernel.out.append(f"{function}({m}, {n}, {k}, {a}, {b}, {stride}, {name});")
 
 
@@ -49,13 +52,14 @@ def _accumulator(kernel: Kernel, op: Op, start: Value) -> str:
     return name
 
 
-def _operand(kernel: Kernel, value: Value) -> str:
+def _operand(kernel: Kernel, value: Value, function: str) -> str:
     name = kernel.ensure_array(value)
     element = value.type.element
-    if element not in FP8:
+    if element not in FP8 and (element != "bf16" or function == "product_bf16"):
         return name
     wide = kernel.new_array(Type(value.type.shape, "f32"))
-    kernel.out.append(f"for (int i = 0; i < {value.type.numel}; i++) {wide}[i] = {FP8[element]}_to_f32({name}[i]);")
+    widen = f"{FP8.get(element, element)}_to_f32"
+    kernel.out.append(f"for (int i = 0; i < {value.type.numel}; i++) {wide}[i] = {widen}({name}[i]);")
     return wide
 
 
@@ -69,8 +73,9 @@ def _right_operand(kernel: Kernel, value: Value, function: str) -> tuple[str, st
         kernel.plan.in_array.add(source)
         memory.load(kernel, source.op)
     if value.op.name == "tt.trans" and value not in kernel.array:
-        return f"{function}_transposed", _operand(kernel, value.op.operands[0]), k  # as it lies, not turned first
-    return function, _operand(kernel, value), n
+        # as it lies, not turned first
+        return f"{function}_transposed", _operand(kernel, value.op.operands[0], function), k
+    return function, _operand(kernel, value, function), n
 
 
 def _in_memory(kernel: Kernel, value: Value) -> tuple[str, str, str | int] | None:
@@ -84,8 +89,12 @@ def _in_memory(kernel: Kernel, value: Value) -> tuple[str, str, str | int] | Non
             return "product_in_memory", base, stride
         case "f32", [(_, 1)], [(_, stride)]:
             return "product_transposed", base, stride
+        case "bf16", [(_, stride)], [(_, 1)]:
+            return "product_bf16", base, stride
+        case "bf16", [(_, 1)], [(_, stride)] if isinstance(stride, int) and stride % 2 == 0:
+            return "product_bf16_transposed", base, stride
         case "bf16", [(_, stride), (2, 1)], [(_, 2)]:
-            return "product_of_pairs", f"(const uint32_t *)({base})", f"({stride}) / 2"
+            return "product_of_pairs", f"(const word *)({base})", f"({stride}) / 2"
     return None
 
 

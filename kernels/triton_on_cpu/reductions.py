@@ -6,10 +6,10 @@ dimension by `omp simd`, along another one as rows that are combined with each o
 element. Partial sums of fp16 and bf16 are fp32, rounded once.
 """
 
-from triton_on_cpu.elements import KINDS, kind_of
-from triton_on_cpu.kernel import Kernel
-from triton_on_cpu.nest import Nest, flat_index, weighted_sum
-from triton_on_cpu.ttir import Op, Value
+from triton_on_cpu.elements import KINDS, kind_in_array, kind_of
+from triton_on_cpu.kernel import Kernel, assignment
+from triton_on_cpu.nest import Index, Nest, flat_index, weighted_sum
+from triton_on_cpu.ttir import Op, Type, Value
 
 # The region's one operation: (what a reduction starts with, OpenMP's name, one step). LEAST, GREATEST: of the type.
 FOLDS = {
@@ -39,7 +39,7 @@ def reduce(kernel: Kernel, op: Op) -> None:
     nest = kernel.nest(source.type.shape)
     kernel.declare(op.result)
     if source.type.shape[axis] == 1:
-        nest.add(f"{_place(kernel, op.result, nest, axis)} = {kernel.element(nest, source, nest.indices)};")
+        nest.add(_answer(kernel, op.result, nest, axis, kernel.element(nest, source, nest.indices)))
         kernel.out += nest.text()
     elif nest.indices[axis].text == nest.inner:
         _reduce_rows(kernel, op, nest, axis, name)
@@ -70,12 +70,14 @@ def _finished(element: str, text: str) -> str:
     return f"{KINDS[element].round}({text})"
 
 
-def _place(kernel: Kernel, value: Value, nest: Nest, axis: int) -> str:
-    """Where the result of the element at the nest's indices goes, the reduced dimension left out."""
-    if not value.type.shape:
-        return kernel.scalar[value]
-    indices = [index for d, index in enumerate(nest.indices) if d != axis]
-    return f"{kernel.array[value]}[{flat_index(value.type.shape, indices).text}]"
+def _kept(nest: Nest, axis: int) -> list[Index]:
+    """The indices of a result: the reduced dimension is left out."""
+    return [index for d, index in enumerate(nest.indices) if d != axis]
+
+
+def _answer(kernel: Kernel, value: Value, nest: Nest, axis: int, text: str) -> str:
+    name = kernel.array[value] if value.type.shape else kernel.scalar[value]
+    return assignment(name, value.type, _kept(nest, axis), text)
 
 
 def _reduce_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> None:
@@ -95,14 +97,15 @@ def _reduce_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> No
         row.append(f"int {note} = 0;")
         nest.add(notes)
         nest.pragma = f"SIMD_EXTREME({sign}:{total}, {note})"
-    after.append(f"{_place(kernel, op.result, nest, axis)} = {_finished(element, answer)};")
+    after.append(_answer(kernel, op.result, nest, axis, _finished(element, answer)))
     kernel.out += nest.text()
 
 
 def _combine_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> None:
     """Along another dimension: each row is combined with a row of results."""
     element, result = op.operands[0].type.element, op.result
-    target = _place(kernel, result, nest, axis)
+    totals = kernel.new_array(Type(result.type.shape, "f32")) if KINDS[element].round else kernel.array[result]
+    target = f"{totals}[{flat_index(result.type.shape, _kept(nest, axis)).text}]"
     text = kernel.element(nest, op.operands[0], nest.indices)
     start, combined = _start(name, element), FOLDS[name][2].format(a=target, b=text)
     if name[3:] in NAN_RULES:
@@ -110,12 +113,13 @@ def _combine_rows(kernel: Kernel, op: Op, nest: Nest, axis: int, name: str) -> N
         start, combined = "NAN" if name[3:] == "numf" else start, f"{name}{double}({target}, {text})"
     elif name == "addi":
         combined = f"({KINDS[element].unsigned}){target} + ({KINDS[element].unsigned}){text}"
-    every = f"for (int i = 0; i < {result.type.numel}; i++) {kernel.array[result]}[i] ="
-    kernel.out.append(f"{every} {start};")
+    every = f"for (int i = 0; i < {result.type.numel}; i++)"
+    kernel.out.append(f"{every} {totals}[i] = {start};")
     nest.add(f"{target} = {combined};")
     kernel.out += nest.text()
     if KINDS[element].round:
-        kernel.out.append(f"{every} {_finished(element, f'{kernel.array[result]}[i]')};")
+        rounded = kind_in_array(element).to_store(_finished(element, f"{totals}[i]"))
+        kernel.out.append(f"{every} {kernel.array[result]}[i] = {rounded};")
 
 
 def _combine_in_order(kernel: Kernel, op: Op, axis: int, is_scan: bool) -> None:
@@ -136,10 +140,9 @@ def _combine_in_order(kernel: Kernel, op: Op, axis: int, is_scan: bool) -> None:
     nest.add(f"if ({counter} == 0) {{ {first} }} else {{ {later} }}")
     for result, total in zip(op.results, totals, strict=True):
         if is_scan:
-            place = f"{kernel.array[result]}[{flat_index(nest.shape, nest.indices).text}]"
-            nest.add(f"{place} = {total};")
+            nest.add(assignment(kernel.array[result], result.type, nest.indices, total))
         else:
-            nest.after[nest.row_level].append(f"{_place(kernel, result, nest, axis)} = {total};")
+            nest.after[nest.row_level].append(_answer(kernel, result, nest, axis, total))
     kernel.out += nest.text()
 
 

@@ -131,12 +131,13 @@ def paged_decode_kernel(
     # Keys covered by the windows of TOKENS tokens: the same bound for every sequence, so that items and splits are
     # counted alike. A sequence with fewer tokens may get a split without keys.
     SPAN: tl.constexpr = WINDOW + TOKENS - 1 if WINDOW > 0 else 0
-    kv_head = tl.program_id(1)
-    sequence = tl.program_id(0)
+    # Heads first: their keys lie side by side in a page, and neighbouring programs read them at once, or in turn.
+    kv_head = tl.program_id(0)
+    sequence = tl.program_id(1)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
     if BY_LENGTH:
-        item = tl.program_id(0)
+        item = tl.program_id(1)
         sequence, first_item, split_len = find_chunk(seq_lens_ptr, num_seqs, item, SPAN, CHUNK, BLOCK_N)
         if sequence >= num_seqs:
             return
@@ -285,11 +286,11 @@ def paged_decode(
         by_length = num_splits == 1 and is_split_by_length(batch_size, num_keys)
     if num_splits < 1:
         raise ValueError(f"num_splits must be at least 1, got {num_splits}.")
-    target, target_lse, chunks, grid = out, lse, None, (batch_size, num_kv_heads, num_splits)
+    target, target_lse, chunks, grid = out, lse, None, (num_kv_heads, batch_size, num_splits)
     partial = partial_lse = None
     num_rows = max_tokens * num_heads  # of a sequence's partial results
     if by_length:
-        grid, chunk = (2 * batch_size, num_kv_heads, 1), MIN_TOKENS_PER_CHUNK
+        grid, chunk = (num_kv_heads, 2 * batch_size, 1), MIN_TOKENS_PER_CHUNK
         partial, partial_lse = _partials(2 * batch_size, num_rows, head_dim, q.device, 2 * batch_size)
         chunks = partial_lse[2 * batch_size * num_rows :].view(torch.int32)
     elif num_splits > 1:

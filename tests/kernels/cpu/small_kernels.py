@@ -799,16 +799,17 @@ program("ticket", "ticket", "*i32 *i32 i32")
 SHAPES = [(16, 32, 64), (4, 64, 32), (2, 64, 32), (2, 16, 16), (4, 8, 16), (16, 8, 16), (64, 16, 32)]  # (M, N, K)
 for m, n, k in SHAPES:
     for turned in (False, True):
-        program(
-            f"product[{m} {n} {k} {turned}]",
-            "product",
-            "*f32 *f32 *f32",
-            M=m,
-            N=n,
-            K=k,
-            TRANSPOSED=turned,
-            ACC="tl.float32",
-        )
+        for kind, suffix in (("f32", ""), ("bf16", " bf16")):
+            program(
+                f"product[{m} {n} {k} {turned}{suffix}]",
+                "product",
+                f"*{kind} *{kind} *f32",
+                M=m,
+                N=n,
+                K=k,
+                TRANSPOSED=turned,
+                ACC="tl.float32",
+            )
 for kind in ("bf16", "f16", "e4m3"):
     program(f"product[{kind}]", "product", f"*{kind} *{kind} *f32", M=16, N=16, K=32, TRANSPOSED=True, ACC="tl.float32")
 for turned in (False, True):

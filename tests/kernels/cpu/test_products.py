@@ -1,6 +1,7 @@
 """tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
 
 import platform
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -30,6 +31,18 @@ def check(name, m, n, k, turned, dtype, out_dtype):
 @pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
 def test_product(shape, turned):
     check(f"product[{' '.join(map(str, shape))} {turned}]", *shape, turned, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
+def test_product_of_bf16(shape, turned):
+    """Numbers that use all bits of bf16, whose products are seldom exact, against sums in fp64."""
+    m, n, k = shape
+    a, b = (torch.randn(*s, generator=torch.Generator().manual_seed(s[0])).bfloat16() for s in ((m, k), (k, n)))
+    out = torch.zeros(m, n)
+    run(f"product[{m} {n} {k} {turned} bf16]", a, b.T.contiguous() if turned else b, out)
+    expected, sizes = a.double() @ b.double() + 1, a.double().abs() @ b.double().abs() + 1
+    assert ((out - expected).abs() <= k * 2**-24 * sizes).all()
 
 
 @pytest.mark.parametrize("kind", DTYPES)
@@ -67,20 +80,41 @@ def test_as_it_lies(kind, rows, in_word, checked):
 
 @pytest.mark.parametrize(
     ("name", "function"),
-    [("pairs[f32 4 1]", "product_in_memory"), ("pairs[bf16 4 2]", "product_of_pairs"), ("pairs[bf16 4 4]", "product")],
+    [
+        ("pairs[f32 4 1]", "product_in_memory"),
+        ("pairs[bf16 4 2]", "product_of_pairs"),
+        ("pairs[bf16 4 1]", "product_bf16"),
+    ],
 )
 def test_what_is_not_copied(name, function):
     assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
 
 
-@pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f"])
-@pytest.mark.parametrize(("kind", "rows"), [("bf16", 4), ("bf16", 16), ("f32", 16), ("f32", 1)])
-def test_processors_that_have_less(kind, rows, without):
-    """Without the instructions for pairs of bf16, and with half of the vector registers."""
+LESS = ["-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"]
+
+
+@contextmanager
+def a_processor(without):
+    """Without tiles, without the instructions for pairs of bf16 either, and with half of the vector registers."""
     if platform.machine() != "x86_64":
         pytest.skip("these instructions are x86's")
     with optimised(f"-O1 {without}"):
+        yield
+
+
+@pytest.mark.parametrize("without", LESS)
+@pytest.mark.parametrize(("kind", "rows"), [("bf16", 4), ("bf16", 16), ("f32", 16), ("f32", 1)])
+def test_processors_that_have_less(kind, rows, without):
+    with a_processor(without):
         test_as_it_lies(kind, rows, 2, checked=False)
+
+
+@pytest.mark.parametrize("without", LESS)
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", [(16, 32, 64), (4, 64, 32), (2, 16, 16)], ids=str)
+def test_bf16_on_processors_that_have_less(shape, turned, without):
+    with a_processor(without):
+        test_product_of_bf16(shape, turned)
 
 
 def test_pairs_keep_the_sign_and_the_size_of_bf16():
