@@ -176,23 +176,22 @@ print(server_life.state_line("before", reading))
 print(server_life.state_line("after", gone))
 
 # %% [markdown]
-# **Open the server.** The response that writes the events:
+# **Open the server.** How an endpoint answers a request:
 
 # %%
 from twophase_labs.kit.open_engine import show_source
-from twophase_server.sse import EventStream
+from twophase_server.endpoint import Endpoint
 
-show_source(EventStream)
+show_source(Endpoint.__call__)
 
 # %% [markdown]
-# **Question.** `at_end` aborts the request. Why is it called in a `finally`, and not after the last event?
+# **Question.** When `at_end` is closed, it aborts the request. Why is it not simply closed after the last event?
 #
 # <details><summary>Answer</summary>
 #
 # When a client has gone, writing to it fails, or the task that writes is cancelled: the last event is never reached.
-# All ways out of this method pass through the `finally`, and aborting a request that has ended does nothing. If an
-# answer is not streamed, nothing is written until its end, so the server must listen for the disconnection instead
-# (`while_connected`).
+# All ways out of this method pass through the end of its `async with`, and aborting a request that has ended does
+# nothing. Before the first byte is written, the server must listen for the disconnection instead (`_while_connected`).
 # </details>
 
 # %% [markdown]

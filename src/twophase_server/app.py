@@ -1,11 +1,8 @@
-"""The routes, answers to errors, and the endpoints that do not run the model: /health, /ready, /metrics, /v1/models."""
-
-from typing import Any
+"""The routes, the answer to errors, and the endpoints that do not run the model."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -30,37 +27,23 @@ def create_app(llm: AsyncLLM, settings: ServerSettings | None = None) -> Starlet
             Route("/ready", _ready),
             Route("/metrics", _metrics),
             Route("/v1/models", _models),
-            Route("/v1/models/{name:path}", _model),
+            Route("/v1/models/{name:path}", _models),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
         ],
-        middleware=[Middleware(service.in_flight.middleware, service.metrics.note_refusal)],
-        exception_handlers={TwophaseError: _refuse, HTTPException: _refuse_path, Exception: _fail},
+        exception_handlers=dict.fromkeys((TwophaseError, ClientDisconnect, HTTPException, Exception), _refuse),
     )
     app.state.service = service
     return app
 
 
-# -- answers to errors
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TwophaseError)
+    if isinstance(error, HTTPException):  # of the routes
+        words = f"{request.method} {request.url.path}: {error.detail}."
+        error = ApiError(error.status_code, words, headers=error.headers)
     return service_of(request).refusal(error).to_response()
-
-
-async def _refuse_path(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = f"{request.method} {request.url.path}: {error.detail}."
-    return await _refuse(request, ApiError(error.status_code, words, headers=error.headers))
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    """A bug: the traceback goes to the log and not to the client."""
-    words = "the server failed on this request; its log has the reason."
-    return await _refuse(request, ApiError(500, words, "internal"))
 
 
 # -- endpoints that do not run the model
@@ -76,8 +59,8 @@ async def _ready(request: Request) -> Response:
     service = service_of(request)
     if not service.llm.is_alive:
         return JSONResponse({"status": "dead", "reason": service.why_dead()}, 503)
-    if service.in_flight.is_draining or service.llm.is_draining:
-        return JSONResponse({"status": "draining", "num_requests": service.in_flight.num_requests}, 503)
+    if service.is_draining or service.llm.is_draining:
+        return JSONResponse({"status": "draining", "num_requests": service.num_in_flight}, 503)
     return JSONResponse({"status": "ready"})
 
 
@@ -86,23 +69,15 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _models(request: Request) -> Response:
-    service = service_of(request)
-    service.enter(request).end()
-    return JSONResponse({"object": "list", "data": [_describe(service)]})
-
-
-async def _model(request: Request) -> Response:
-    service = service_of(request)
-    service.enter(request).end()
-    service.require_model(request.path_params["name"])
-    return JSONResponse(_describe(service))
-
-
-def _describe(service: Service) -> dict[str, Any]:
-    return {
+    """The served model, in a list if the path names no model."""
+    service, name = service_of(request), request.path_params.get("name")
+    with service.accept(request):
+        service.require_model(name)
+    model = {
         "id": service.model_name,
         "object": "model",
         "created": service.started_s,
         "owned_by": "twophase",
         "max_model_len": service.max_model_len,
     }
+    return JSONResponse({"object": "list", "data": [model]} if name is None else model)

@@ -1,5 +1,6 @@
 """A server in a thread, on a free port of this machine: for notebooks and tests."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import final
@@ -29,21 +30,21 @@ class BackgroundServer:
 
     def __init__(self, llm: AsyncLLM | LLM, settings: ServerSettings | None = None) -> None:
         settings = ServerSettings(port=0, log_level="error") if settings is None else settings
-        self._own = AsyncLLM.of(llm, max_queue=settings.max_queue) if isinstance(llm, LLM) else None
-        self.llm: AsyncLLM = llm if isinstance(llm, AsyncLLM) else self._own  # type: ignore[assignment]
-        try:
-            self._server = DrainingServer(self.llm, settings)
+        with contextlib.ExitStack() as own:
+            if isinstance(llm, LLM):
+                llm = AsyncLLM.of(llm, max_queue=settings.max_queue)
+                own.callback(llm.close)
+            self.llm: AsyncLLM = llm
+            self._server = DrainingServer(llm, settings)
             listener = listen(settings.host, settings.port)
-        except BaseException:
-            self._close_own()
-            raise
+            self._close_own = own.pop_all().close
         self.app: Starlette = self._server.app
         self.url = f"http://{settings.host}:{listener.getsockname()[1]}"
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="twophase-server", daemon=True
         )
         self._thread.start()
-        self._server.is_up.wait()
+        self._loop = self._server.loop.result()
 
     def drain(self) -> None:
         """Refuse new requests; the server stops by itself when the last one is answered. Returns at once."""
@@ -61,13 +62,8 @@ class BackgroundServer:
         self._thread.join()
 
     def _call(self, what: Callable[[], None]) -> None:
-        loop = self._server.loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(what)
-
-    def _close_own(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what)
 
     def __enter__(self) -> "BackgroundServer":
         return self

@@ -13,7 +13,24 @@ from twophase_server.errors import ApiError
 from twophase_server.service import Service
 
 MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's path and headers
+MAX_CHUNKS = 16 * 1024  # of a body that is sent in chunks: each costs as much time as thousands of bytes
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+@final
+class Messages(h11.Connection):
+    """What a client sends, as h11 reads it, with a limit on the number of a body's chunks."""
+
+    num_chunks = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.num_chunks = 0
+        self.num_chunks += isinstance(event, h11.Data) and event.chunk_start
+        if self.num_chunks > MAX_CHUNKS:
+            raise h11.RemoteProtocolError(f"a body may have {MAX_CHUNKS} chunks at most", error_status_hint=413)
+        return event
 
 
 @final
@@ -26,6 +43,7 @@ class Connection(H11Protocol):
 
     def __init__(self, service: Service, **options: Any) -> None:
         super().__init__(**options)
+        self.conn = Messages(h11.SERVER, MAX_HEAD_BYTES)
         self._service = service
         self._timer: asyncio.TimerHandle | None = None
 

@@ -3,20 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from twophase.core.errors import EngineDeadError, InvalidRequestError, TwophaseError
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 
 MAX_CHARACTERS = 2000  # of a message
-# Status and code of the engine's errors. A deadline is 504: it was the server that took too long. (408 would say that
+# Status and code of errors. A deadline is 504: it was the server that took too long. (408 would say that
 # the client did.)
-STATUSES: Mapping[type[TwophaseError], tuple[int, str | None]] = {
+STATUSES: Mapping[type[Exception], tuple[int, str | None]] = {
     InvalidRequestError: (400, None),
     QueueFullError: (429, "queue_full"),
     DrainingError: (503, "draining"),
     DeadlineError: (504, "deadline_exceeded"),
     EngineDeadError: (500, "engine_dead"),
+    ClientDisconnect: (499, "client_gone"),
+    TwophaseError: (500, None),
 }
 
 
@@ -63,8 +66,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, code, param)
 
 
-def as_api_error(error: TwophaseError) -> ApiError:
-    """The HTTP error for an engine's exception."""
-    found = (STATUSES[kind] for kind in STATUSES if isinstance(error, kind))
-    status, code = next(found, (500, None))
-    return ApiError(status, str(error), code)
+def as_api_error(error: Exception) -> ApiError:
+    """The HTTP error for an exception. A bug's traceback goes to the log and not to the client."""
+    if isinstance(error, ApiError):
+        return error
+    for kind, (status, code) in STATUSES.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code)
+    return ApiError(500, "the server failed on this request; its log has the reason.", "internal")

@@ -9,7 +9,6 @@ from twophase_server.fields import NAME, OBJECT, Unsupported, read_field, read_f
 MAX_LISTED = 4096  # messages of a conversation, and parts of a message
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}  # newer name: older one
 
-
 MESSAGES = Rule(
     f"a non-empty list of messages, at most {MAX_LISTED}",
     lambda value: list(items_of(value)),
@@ -19,10 +18,7 @@ _CONTENT = Rule(
     f"text, or a list of parts of type 'text', at most {MAX_LISTED}",
     lambda value: read_text(value) if isinstance(value, str) else MESSAGES.read(value),
 )
-# Templates know roles only, so names are ignored.
-_MESSAGE = Rule("a JSON object with role and content", holds=OBJECT.holds)
-_MESSAGE_RULES = {"role": one_of(*ROLES), "content": _CONTENT, "name": TEXT}
-_PART = Rule("a JSON object such as {'type': 'text', 'text': ...}", holds=OBJECT.holds)
+_MESSAGE_RULES = {"role": one_of(*ROLES), "content": _CONTENT, "name": TEXT}  # templates know no names
 _NO_TOOLS = "tools cannot be called here"
 _MESSAGE_UNSUPPORTED = {
     "tool_calls": Unsupported(_NO_TOOLS, ([],)),
@@ -44,9 +40,7 @@ def read_messages(given: list[Any]) -> list[dict[str, str]]:
 
 
 def _read_message(path: str, message: Any) -> dict[str, str]:
-    given = read_field(path, message, _MESSAGE)
-    required = ("role", "content")
-    found = read_fields(given, _MESSAGE_RULES, _MESSAGE_UNSUPPORTED, within=f"{path}.", required=required)
+    found = read_fields(message, _MESSAGE_RULES, _MESSAGE_UNSUPPORTED, path, required=("role", "content"))
     content = found["content"]
     if not isinstance(content, str):
         content = "".join(_text_of_part(f"{path}.content[{i}]", part) for i, part in enumerate(content))
@@ -54,11 +48,11 @@ def _read_message(path: str, message: Any) -> dict[str, str]:
 
 
 def _text_of_part(path: str, part: Any) -> str:
-    kind = read_field(path, part, _PART).get("type")
+    kind = read_field(path, part, OBJECT).get("type")
     if kind != "text":
         raise invalid(
             f"{path}.type must be 'text', got {shown(kind)}: the model reads text only, no images, sounds or files.",
             f"{path}.type",
             "unsupported_parameter",
         )
-    return str(read_fields(part, {"type": NAME, "text": TEXT}, within=f"{path}.", required=("text",))["text"])
+    return str(read_fields(part, {"type": NAME, "text": TEXT}, path=path, required=("text",))["text"])

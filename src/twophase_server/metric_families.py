@@ -1,8 +1,9 @@
-"""The metrics' names, kinds and meanings, for a server's /metrics and for the report of a run. Plain data.
+"""The metrics' names, kinds and meanings, without the library that counts them. Plain data.
 
 Names follow vLLM's, with 'twophase:' for 'vllm:'.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twophase.core.request import FinishReason
@@ -27,21 +28,12 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
-def _seconds(name: str, text: str) -> Metric:
-    return Metric(f"twophase:{name}_seconds", "histogram", text, SECONDS)
+def _family(kind: str, ending: str = "", buckets: tuple[float, ...] = ()) -> Callable[[str, str], Metric]:
+    return lambda name, text: Metric(f"twophase:{name}{ending}", kind, text, buckets)
 
 
-def _tokens(name: str, text: str) -> Metric:
-    return Metric(f"twophase:{name}", "histogram", text, TOKENS)
-
-
-def _counter(name: str, text: str) -> Metric:
-    return Metric(f"twophase:{name}_total", "counter", text)
-
-
-def _gauge(name: str, text: str) -> Metric:
-    return Metric(f"twophase:{name}", "gauge", text)
-
+_seconds, _tokens = _family("histogram", "_seconds", SECONDS), _family("histogram", buckets=TOKENS)
+_counter, _gauge = _family("counter", "_total"), _family("gauge")
 
 TIME_TO_FIRST_TOKEN = _seconds("time_to_first_token", "Time to first token, from arrival.")
 INTER_TOKEN_LATENCY = _seconds("inter_token_latency", "Time between two tokens of a request.")
@@ -74,6 +66,5 @@ REFUSED = _counter("requests_refused", "Requests that got an error, by HTTP stat
 ENGINE_UP = _gauge("engine_up", "1 while the engine serves, 0 when its thread has died or was closed.")
 
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
-
 
 METRICS: tuple[Metric, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

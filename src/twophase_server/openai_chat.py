@@ -11,18 +11,13 @@ from twophase.core.rules import whole_number
 from twophase.scheduling.limits import num_blocks_at_most
 from twophase.scheduling.scheduler import Scheduler
 from twophase_server.answering import AnswerFormat, Part, answer
+from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, Unsupported
 from twophase_server.logprobs import chat_logprobs
 from twophase_server.messages import MESSAGES
-from twophase_server.sampling import (
-    COMMON_RULES,
-    COMMON_UNSUPPORTED,
-    SAMPLING_RULES,
-    sampling_params,
-    wants_usage,
-)
-from twophase_server.service import Call, Service, endpoint
+from twophase_server.sampling import COMMON_RULES, COMMON_UNSUPPORTED, SAMPLING_RULES, sampling_params
+from twophase_server.service import Service
 
 _NO_TOOLS = "the engine calls no tools"
 _RULES = {
@@ -50,15 +45,15 @@ _UNSUPPORTED = {
 }
 
 
-@endpoint(_RULES, _UNSUPPORTED, required=("messages",))
-async def chat_completions(call: Call) -> Response:
-    service, fields = call.service, call.fields
-    prompt = await service.render(fields)
-    service.require_length(len(prompt))
-    service.require_n(fields.get("n", 1))
-    max_tokens = _max_tokens(fields, len(prompt), service)
-    params = sampling_params(fields, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
-    return await answer(call, [prompt], params, ChatFormat(service, params, wants_usage(fields)))
+async def _answer(call: Call) -> Response:
+    prompt = await call.service.render(call.fields)
+    call.service.require_length(len(prompt))
+    max_tokens = _max_tokens(call.fields, len(prompt), call.service)
+    params = sampling_params(call.fields, logprobs=_num_logprobs(call.fields), max_tokens=max_tokens)
+    return await answer(call, [prompt], ChatFormat(call, params))
+
+
+chat_completions = Endpoint(_answer, _RULES, _UNSUPPORTED, required=("messages",))
 
 
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
@@ -109,7 +104,7 @@ class ChatFormat(AnswerFormat):
             yield self._chunk(index, {"role": "assistant", "content": ""})
         if part.text or part.entries:
             yield self._chunk(index, {"content": part.text}, part.entries)
-        if part.ended is not None:
+        if part.is_last:
             yield self._chunk(index, {}) | part.reasons
 
     def _chunk(self, index: int, delta: Mapping[str, str], entries: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
@@ -117,4 +112,4 @@ class ChatFormat(AnswerFormat):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        return chat_logprobs(entries, self.service.token_texts) if self.wants_logprobs else None
+        return chat_logprobs(entries, self.service.token_texts) if self.params.logprobs is not None else None

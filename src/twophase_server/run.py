@@ -5,7 +5,7 @@ import functools
 import signal
 import socket
 import sys
-import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import final
@@ -16,10 +16,9 @@ from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_server.app import create_app
-from twophase_server.connection import MAX_HEAD_BYTES, Connection
+from twophase_server.connection import Connection
 from twophase_server.errors import ApiError
-from twophase_server.in_flight import draining
-from twophase_server.service import Service
+from twophase_server.service import Service, draining
 from twophase_server.settings import ServerSettings
 from twophase_server.tenants import read_tenants
 
@@ -69,20 +68,22 @@ def listen(host: str, port: int) -> socket.socket:
 
 @final
 class DrainingServer(uvicorn.Server):
-    """Stops in two steps: new requests get a 503 until all accepted requests are answered; then the process ends."""
+    """Stops in two steps: new requests get a 503 until all accepted requests are answered; then the process ends.
+
+    Attributes:
+        loop: The event loop, as soon as the server listens.
+    """
 
     def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
         self.app = create_app(llm, settings)
         self.service: Service = self.app.state.service
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.is_up = threading.Event()
+        self.loop: Future[asyncio.AbstractEventLoop] = Future()
         self._settings = settings
         self._draining: asyncio.Task[None] | None = None
         config = uvicorn.Config(
             self.app,
             loop="asyncio",
             http=functools.partial(Connection, self.service),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",
             log_level=settings.log_level,
@@ -92,21 +93,20 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self.is_up.set()
+        self.loop.set_result(asyncio.get_running_loop())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM and SIGINT, called in the main thread between any two Python instructions."""
-        if self.loop is None:  # it does not listen yet
+        if self.loop.done():
+            self.loop.result().call_soon_threadsafe(self._on_signal, sig)
+        else:
             self.should_exit = True
-            return
-        self.loop.call_soon_threadsafe(self._on_signal, sig)
 
     def _on_signal(self, sig: int) -> None:
         if self._draining is None:
             self.begin_drain()
-            num = self.service.in_flight.num_requests
+            num = self.service.num_in_flight
             name = signal.Signals(sig).name
             print(f"twophase serve: {name}: finishing {num} requests; again ends it at once", file=sys.stderr)
         else:
@@ -121,7 +121,7 @@ class DrainingServer(uvicorn.Server):
         event loop.
         """
         if self._draining is None:
-            self.service.in_flight.is_draining = True
+            self.service.is_draining = True
             for connection in self._connections:
                 if connection.is_reading:
                     connection.refuse(draining())
@@ -129,8 +129,11 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         service = self.service
-        if service.llm.is_alive and not await service.in_flight.wait_empty(self._settings.drain_timeout_s):
-            await asyncio.to_thread(service.llm.close)  # clients that still wait get an error
+        if service.llm.is_alive:
+            try:
+                await asyncio.wait_for(service.is_idle.wait(), self._settings.drain_timeout_s)
+            except TimeoutError:
+                await asyncio.to_thread(service.llm.close)  # clients that still wait get an error
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

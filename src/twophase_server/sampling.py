@@ -1,7 +1,7 @@
 """Converts the fields of a request into `SamplingParams`."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import RULES, SamplingParams
@@ -89,12 +89,12 @@ def _structure(fields: Mapping[str, Any]) -> StructuredOutputs | None:
         return form
     if form is not None:
         raise invalid("response_format and structured_outputs both constrain the text; give one of them.")
-    return StructuredOutputs(**read_fields(structure, _STRUCTURE_RULES, within="structured_outputs."))
+    return StructuredOutputs(**read_fields(structure, _STRUCTURE_RULES, path="structured_outputs"))
 
 
 def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
     """OpenAI's `response_format`: any text, any JSON object, or JSON of a schema (which is enforced, strict or not)."""
-    found = read_fields(asked, _FORMAT_RULES, within="response_format.", required=("type",))
+    found = read_fields(asked, _FORMAT_RULES, path="response_format", required=("type",))
     kind = found["type"]
     if (kind == "json_schema") != ("json_schema" in found):
         raise invalid(
@@ -105,27 +105,20 @@ def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
         return None
     if kind == "json_object":
         return StructuredOutputs(json={"type": "object"})
-    within = "response_format.json_schema."
-    described = read_fields(found["json_schema"], _SCHEMA_RULES, within=within, required=("schema",))
+    path = "response_format.json_schema"
+    described = read_fields(found["json_schema"], _SCHEMA_RULES, path=path, required=("schema",))
     return StructuredOutputs(json=described["schema"])
 
 
-class UsageWish(NamedTuple):
-    """Where a stream reports its usage: in an additional last chunk, and the usage so far in each chunk."""
-
-    at_end: bool = False
-    in_chunks: bool = False
-
-
-def wants_usage(fields: Mapping[str, Any]) -> UsageWish:
-    """`stream_options`: OpenAI's include_usage, and with it vLLM's continuous_usage_stats. Raises ApiError (400)
-    without `stream`.
+def wants_usage(fields: Mapping[str, Any]) -> tuple[bool, bool]:
+    """`stream_options`: whether a stream reports its usage in an additional last chunk (OpenAI's include_usage), and
+    then also the usage so far in each chunk (vLLM's continuous_usage_stats). Raises ApiError (400) without `stream`.
     """
     options = fields.get("stream_options")
     if options is None:
-        return UsageWish()
+        return False, False
     if not fields.get("stream"):
         raise invalid("stream_options require stream=true.", "stream_options")
-    found = read_fields(options, _STREAM_RULES, within="stream_options.")
+    found = read_fields(options, _STREAM_RULES, path="stream_options")
     at_end = found.get("include_usage", False)
-    return UsageWish(at_end, at_end and found.get("continuous_usage_stats", False))
+    return at_end, at_end and found.get("continuous_usage_stats", False)

@@ -1,33 +1,36 @@
-"""The state shared by the endpoints, and the way of a request to its endpoint."""
+"""The state shared by the endpoints."""
 
 import asyncio
-import functools
+import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
 from starlette.requests import Request
-from starlette.responses import Response
 
-from twophase.core.errors import TwophaseError, prompt_too_long
-from twophase.core.rules import Rule
+from twophase.core.errors import prompt_too_long
 from twophase.model.tokenizer import Tokenizer
 from twophase_features.serving.async_llm import AsyncLLM
 from twophase_features.serving.errors import QueueFullError
 from twophase_server.errors import ApiError, as_api_error, invalid
-from twophase_server.fields import Unsupported, read_fields, read_object
-from twophase_server.in_flight import InFlight
 from twophase_server.logprobs import TokenTexts
 from twophase_server.messages import read_messages
 from twophase_server.metrics import ServerMetrics
 from twophase_server.settings import ServerSettings
-from twophase_server.sse import EventStream
-from twophase_server.tenants import Lease, Tenants, read_tenants
+from twophase_server.tenants import Account, Tenants, read_tenants
 
 MOST_WAIT_S = 60  # the longest time that a client is told to wait
+
+
+def draining() -> ApiError:
+    return ApiError(
+        503,
+        "the server is shutting down: it finishes accepted requests and accepts no new ones.",
+        "draining",
+        headers={"retry-after": "1"},
+    )
 
 
 @final
@@ -37,6 +40,9 @@ class Service:
     Attributes:
         model_name: The model's name for clients.
         started_s: Seconds since 1970, when it was made.
+        is_draining: Whether new requests are refused; requests in flight are still answered.
+        num_in_flight: The requests between their acceptance and the last byte of their answer.
+        is_idle: Set while there is none.
 
     Raises:
         ConfigError: The file of API keys cannot be used.
@@ -48,23 +54,38 @@ class Service:
         self.tenants = Tenants() if settings.api_keys is None else read_tenants(Path(settings.api_keys))
         self.metrics = ServerMetrics(llm, self.model_name)
         self.token_texts = TokenTexts(llm.tokenizer)
-        self.in_flight = InFlight()
         self.started_s = int(time.time())
+        self.is_draining = False
+        self.num_in_flight = 0
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
         llm.observe(self.tenants)
         if llm.tokenizer is not None:
             # Made in advance: otherwise the first text that needs one would delay all requests.
             _ = llm.tokenizer.special_text.tokenizer, llm.tokenizer.chat_template
 
-    def enter(self, request: Request) -> Lease:
-        """Accept a request.
+    @contextlib.contextmanager
+    def accept(self, request: Request) -> Iterator[Account]:
+        """A request in flight, with its account.
 
         Raises:
-            ApiError: 401, the request has no valid key; 429, the quota or the queue is full; 503, the engine is dead.
+            ApiError: 401, the request has no valid key; 429, the quota is used up; 503, the server is draining or the
+                engine is dead.
         """
+        if self.is_draining:
+            raise draining()
         account = self.tenants.find(request.headers.get("authorization", ""))
         if not self.llm.is_alive:
             raise ApiError(503, self.why_dead(), "engine_dead")
-        return account.enter()
+        with account.running():
+            self.num_in_flight += 1
+            self.is_idle.clear()
+            try:
+                yield account
+            finally:
+                self.num_in_flight -= 1
+                if not self.num_in_flight:
+                    self.is_idle.set()
 
     def why_dead(self) -> str:
         error = self.llm.error
@@ -88,10 +109,11 @@ class Service:
         if n > self.settings.max_n:
             raise invalid(f"n must be at most {self.settings.max_n}, got {n}.", "n")
 
-    def require_tokenizer(self, otherwise: str) -> Tokenizer:
+    @property
+    def tokenizer(self) -> Tokenizer:
         """Raises ApiError (400) if there is no tokenizer."""
         if self.llm.tokenizer is None:
-            raise invalid(f"there is no tokenizer here (skip_tokenizer_init), so {otherwise}.")
+            raise invalid("there is no tokenizer here (skip_tokenizer_init): prompts and answers are token ids.")
         return self.llm.tokenizer
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -101,7 +123,7 @@ class Service:
             ApiError: 400, there is no tokenizer.
             InvalidRequestError: It does not fit the context.
         """
-        encode = self.require_tokenizer("a prompt must be token ids").encode
+        encode = self.tokenizer.encode
         return await asyncio.to_thread(encode, text, add_special_tokens, max_model_len=self.max_model_len)
 
     async def render(self, fields: Mapping[str, Any]) -> list[int]:
@@ -111,25 +133,23 @@ class Service:
             ApiError: 400, there is no tokenizer, or a message is invalid.
             InvalidRequestError: There is no chat template, it refuses these messages, or they do not fit the context.
         """
-        tokenizer = self.require_tokenizer("there is no chat")
-
-        def find() -> list[int]:
-            return tokenizer.apply_chat_template(
+        tokenizer = self.tokenizer
+        return await asyncio.to_thread(
+            lambda: tokenizer.apply_chat_template(
                 read_messages(fields["messages"]),
                 fields.get("add_generation_prompt", True),
                 special_tokens_in_content=fields.get("special_tokens_in_content", False),
                 max_model_len=self.max_model_len,
             )
-
-        return await asyncio.to_thread(find)
+        )
 
     @property
     def max_model_len(self) -> int:
         return self.llm.llm.scheduler.config.max_model_len
 
-    def refusal(self, error: TwophaseError) -> ApiError:
+    def refusal(self, error: Exception) -> ApiError:
         """The error as sent to the client; it is counted."""
-        told = error if isinstance(error, ApiError) else as_api_error(error)
+        told = as_api_error(error)
         if isinstance(error, QueueFullError):
             # A new request waits about as long as the oldest queued one has waited.
             wait_s = min(MOST_WAIT_S, max(1, math.ceil(self.llm.queue_age_s or 0.0)))
@@ -141,52 +161,3 @@ class Service:
 def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An accepted request whose body has been read; `fields` are the body's, by their rules."""
-
-    request: Request
-    service: Service
-    lease: Lease
-    fields: Mapping[str, Any]
-
-
-Handler = Callable[[Call], Awaitable[Response]]
-
-
-def endpoint(
-    rules: Mapping[str, Rule],
-    unsupported: Mapping[str, Unsupported] | None = None,
-    *,
-    required: Sequence[str] = (),
-    generates: bool = True,
-) -> Callable[[Handler], Callable[[Request], Awaitable[Response]]]:
-    """A POST endpoint of a function that answers a call: accepts the request, and reads its body first.
-
-    Args:
-        rules, unsupported, required: The body's fields.
-        generates: Refuse the request before its body is read, if the engine accepts none now.
-    """
-
-    def decorate(handle: Handler) -> Callable[[Request], Awaitable[Response]]:
-        @functools.wraps(handle)
-        async def respond(request: Request) -> Response:
-            service, response = service_of(request), None
-            lease = service.enter(request)
-            try:
-                if generates:
-                    service.llm.check_acceptance()
-                given = await read_object(request, service.settings.max_body_bytes)
-                fields = read_fields(given, rules, unsupported, required=required)
-                service.require_model(fields.get("model"))
-                response = await handle(Call(request, service, lease, fields))
-                return response
-            finally:
-                if not isinstance(response, EventStream):  # which ends it after its last event
-                    lease.end()
-
-        return respond
-
-    return decorate

@@ -1,33 +1,20 @@
 """Streamed answers as server-sent events."""
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Any, final
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
-from twophase_server.body import to_json
 
 DONE = "data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def event(content: Any) -> str:
-    return f"data: {to_json(content)}\n\n"
+    return f"data: {_ENCODER.encode(content)}\n\n"
 
 
-@final
-class EventStream(StreamingResponse):
-    """Sends events until the last one, or until the client disconnects; `at_end` is called in either case."""
-
-    def __init__(self, events: AsyncGenerator[str, None], at_end: Callable[[], None]) -> None:
-        super().__init__(
-            events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type="text/event-stream"
-        )
-        self._events, self._at_end = events, at_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._at_end()
-            await self._events.aclose()
+def event_stream(events: AsyncIterator[str]) -> StreamingResponse:
+    """Sends events until the last one, or until the client disconnects."""
+    return StreamingResponse(events, headers=_HEADERS, media_type="text/event-stream")

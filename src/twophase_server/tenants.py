@@ -10,6 +10,7 @@ The file is TOML:
     best_priority = -2                  # the lowest number that its requests may have (0)
 """
 
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -19,7 +20,7 @@ import threading
 import time
 import tomllib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -27,25 +28,24 @@ from typing import Any, final
 from twophase.core.errors import ConfigError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
-from twophase.core.rules import apply_rules, option, optional, rules_of, shown, whole_number
+from twophase.core.rules import Rule, option, rules_of, whole_number
 from twophase_server.errors import ApiError, invalid
+from twophase_server.fields import read_fields
 
 DIGEST = "sha256:"
-_LIMIT = optional(whole_number(at_least=1))
+_LIMIT = whole_number(at_least=1)
+_KEYS = Rule("keys")  # no message shows a key, so no rule may refuse them
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """A tenant's limits; None: unlimited. Raises ConfigError for a value that breaks its rule."""
+    """A tenant's limits; None: unlimited."""
 
     requests_per_minute: int | None = option(None, _LIMIT)
     tokens_per_minute: int | None = option(None, _LIMIT)
     concurrent_requests: int | None = option(None, _LIMIT)
-    best_priority: int | None = option(0, optional(whole_number()))
-
-    def __post_init__(self) -> None:
-        apply_rules(self, rules_of(Quota), ConfigError)
+    best_priority: int | None = option(0, whole_number())
 
 
 @final
@@ -86,20 +86,22 @@ class Account:
 
     Attributes:
         name: The tenant's name for the engine; "" where no key is needed.
+        tokens: The tokens that it may still use.
     """
 
     def __init__(self, name: str, quota: Quota, now_s: Callable[[], float] = time.monotonic) -> None:
         self.name, self.quota = name, quota
         self._requests = Allowance(quota.requests_per_minute, now_s)
-        self._tokens = Allowance(quota.tokens_per_minute, now_s)
+        self.tokens = Allowance(quota.tokens_per_minute, now_s)
         self.num_running = 0
 
     def salt(self, own: str) -> str:
         """The cache salt of its requests: different for each tenant, even if requests have the same `own` salt."""
         return f"{len(self.name)}:{self.name}:{own}" if self.name else own
 
-    def enter(self) -> "Lease":
-        """Begin a request.
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A running request.
 
         Raises:
             ApiError: 429, its quota is used up; `retry-after` has the time to wait.
@@ -107,13 +109,16 @@ class Account:
         limit = self.quota.concurrent_requests
         if limit is not None and self.num_running >= limit:
             raise self._refusal("concurrent_requests", limit, 1.0)
-        for name, allowance in (("requests_per_minute", self._requests), ("tokens_per_minute", self._tokens)):
+        for name, allowance in (("requests_per_minute", self._requests), ("tokens_per_minute", self.tokens)):
             wait_s = allowance.wait_s()
             if wait_s > 0:
                 raise self._refusal(name, allowance.per_minute, wait_s)
         self._requests.take(1)
         self.num_running += 1
-        return Lease(self)
+        try:
+            yield
+        finally:
+            self.num_running -= 1
 
     def require_priority(self, priority: int) -> None:
         """Raises ApiError (400) for a better priority than the tenant's limit."""
@@ -123,27 +128,9 @@ class Account:
                 f"priority must be >= {best} for {self.name!r} (lower runs first), got {priority}.", "priority"
             )
 
-    def charge(self, num_tokens: int) -> None:
-        self._tokens.take(num_tokens)
-
     def _refusal(self, limit: str, value: int | None, wait_s: float) -> ApiError:
         message = f"the quota of {self.name!r} is used up: {limit} is {value}. Try again in {wait_s:.1f} s."
         return ApiError(429, message, "rate_limit_exceeded", headers={"retry-after": str(math.ceil(wait_s))})
-
-
-@final
-class Lease:
-    """One running request of an account, until `end`."""
-
-    def __init__(self, account: Account) -> None:
-        self.account = account
-        self._is_over = False
-
-    def end(self) -> None:
-        """May be called again."""
-        if not self._is_over:
-            self._is_over = True
-            self.account.num_running -= 1
 
 
 @final
@@ -202,7 +189,7 @@ class Tenants:
         if output.request_id.startswith(self._prefix) and output.metrics.first_scheduled_s is not None:
             account = self._accounts.get(output.request_id.split("-", 2)[2])
             if account is not None:
-                account.charge(len(output.prompt_token_ids) + sum(len(each.token_ids) for each in output.outputs))
+                account.tokens.take(len(output.prompt_token_ids) + sum(len(each.token_ids) for each in output.outputs))
 
 
 def read_tenants(path: Path) -> Tenants:
@@ -219,37 +206,33 @@ def read_tenants(path: Path) -> Tenants:
     if not isinstance(tenants, dict) or not tenants or set(content) != {"tenants"}:
         raise ConfigError(f"{path} must have a table [tenants.NAME] for each tenant and nothing else.")
     keys: dict[bytes, Account] = {}
-    for name, entry in tenants.items():
-        account, digests = _read_tenant(f"{path}: tenants.{name}", name, entry)
-        for digest in digests:
-            if digest in keys:
-                raise ConfigError(f"{path}: tenants.{name} and tenants.{keys[digest].name} have the same key.")
-            keys[digest] = account
+    try:
+        for name, entry in tenants.items():
+            account, digests = _read_tenant(name, entry)
+            for digest in digests:
+                if digest in keys:
+                    raise invalid(f"tenants.{name} and tenants.{keys[digest].name} have the same key.")
+                keys[digest] = account
+    except ApiError as error:
+        raise ConfigError(f"{path}: {error}") from error
     return Tenants(keys)
 
 
-def _read_tenant(where: str, name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
-    if not name or not isinstance(entry, dict) or "keys" not in entry:
-        raise ConfigError(f"{where} must have a name, and a list of keys.")
-    limits, listed = {name: limit for name, limit in entry.items() if name != "keys"}, entry["keys"]
-    unknown = set(limits) - set(rules_of(Quota))
-    if unknown:
-        raise ConfigError(f"{where} has {shown(min(unknown))}; it may have keys, {', '.join(rules_of(Quota))}.")
-    if not isinstance(listed, list) or not listed:
-        raise ConfigError(f"{where}.keys must be a list of at least one key.")
-    try:
-        quota = Quota(**limits)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    return Account(name, quota), [_digest_of(where, key) for key in listed]
+def _read_tenant(name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
+    path = f"tenants.{name}"
+    limits = read_fields(entry, rules_of(Quota) | {"keys": _KEYS}, path=path, required=("keys",))
+    keys = limits.pop("keys")
+    if not name or not isinstance(keys, list) or not keys:
+        raise invalid(f"{path} must have a name, and keys, a list of at least one key.")
+    return Account(name, Quota(**limits)), [_digest_of(f"each of {path}.keys", key) for key in keys]
 
 
-def _digest_of(where: str, key: Any) -> bytes:
+def _digest_of(what: str, key: Any) -> bytes:
     if not isinstance(key, str) or not key.strip():
-        raise ConfigError(f"each of {where}.keys must be non-empty text.")
+        raise invalid(f"{what} must be non-empty text.")
     if not key.startswith(DIGEST):
         return hashlib.sha256(key.strip().encode()).digest()
     digits = key.removeprefix(DIGEST)
     if not re.fullmatch("[0-9a-fA-F]{64}", digits):
-        raise ConfigError(f"each of {where}.keys that begins with {DIGEST!r} must go on with 64 hexadecimal digits.")
+        raise invalid(f"{what} that begins with {DIGEST!r} must go on with 64 hexadecimal digits.")
     return bytes.fromhex(digits)

@@ -5,10 +5,10 @@ import asyncio
 from starlette.responses import JSONResponse, Response
 
 from twophase.core.rules import TEXT, Rule
+from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
 from twophase_server.fields import FLAG, NAME, read_ints
 from twophase_server.messages import MESSAGES
-from twophase_server.service import Call, endpoint
 
 _FLAGS = ("special_tokens_in_content", "add_special_tokens", "add_generation_prompt", "return_token_strs")
 _TOKENIZE_RULES = {"model": NAME, "prompt": TEXT, "messages": MESSAGES, **dict.fromkeys(_FLAGS, FLAG)}
@@ -16,8 +16,7 @@ _IDS = Rule("a list of token ids, whole numbers >= 0", read_ints, lambda ids: mi
 _DETOKENIZE_RULES = {"model": NAME, "tokens": _IDS}
 
 
-@endpoint(_TOKENIZE_RULES, generates=False)
-async def tokenize(call: Call) -> Response:
+async def _tokenize(call: Call) -> Response:
     service, fields = call.service, call.fields
     if ("prompt" in fields) == ("messages" in fields):
         raise invalid("exactly one of prompt and messages must be given.", "prompt")
@@ -32,13 +31,16 @@ async def tokenize(call: Call) -> Response:
     return JSONResponse(found)
 
 
-@endpoint(_DETOKENIZE_RULES, required=("tokens",), generates=False)
-async def detokenize(call: Call) -> Response:
+async def _detokenize(call: Call) -> Response:
     service, fields = call.service, call.fields
-    tokenizer, tokens = service.require_tokenizer("there is no text"), fields["tokens"]
+    tokenizer, tokens = service.tokenizer, fields["tokens"]
     most, highest = service.max_model_len, max(tokens, default=0)
     if len(tokens) > most:
         raise invalid(f"tokens must be at most {most}, as many as the context has, got {len(tokens)}.", "tokens")
     if highest >= tokenizer.vocab_size:
         raise invalid(f"tokens must be in the vocabulary, [0, {tokenizer.vocab_size}), got {highest}.", "tokens")
     return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, tokens, False)})
+
+
+tokenize = Endpoint(_tokenize, _TOKENIZE_RULES, generates=False)
+detokenize = Endpoint(_detokenize, _DETOKENIZE_RULES, required=("tokens",), generates=False)

@@ -150,6 +150,9 @@ def test_missing_kv_heads_mean_as_many_as_heads(nothing, tmp_path):
     assert load_config(write(tmp_path, num_key_value_heads=nothing)).num_kv_heads == 6
 
 
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "window"),
     [
@@ -158,19 +161,8 @@ def test_missing_kv_heads_mean_as_many_as_heads(nothing, tmp_path):
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
         ({"architectures": ["MistralForCausalLM"]}, 4096),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, None),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True},
-            None,
-        ),  # 28 > 2 layers
-        (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "sliding_window": 8,
-                "use_sliding_window": True,
-                "max_window_layers": 0,
-            },
-            8,
-        ),
+        (QWEN, None),  # 28 > 2 layers
+        (QWEN | {"max_window_layers": 0}, 8),
     ],
 )
 def test_where_each_family_keeps_its_window(changes, window, tmp_path):
@@ -213,7 +205,6 @@ def test_a_mixture_whose_layers_are_all_dense_is_none(tmp_path):
     assert load_config(write(tmp_path, **QWEN3_MOE, decoder_sparse_step=7)).experts is None
 
 
-QWEN = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
 REFUSED = {
     "more experts per token than experts": (
         MIXTRAL | {"num_experts_per_tok": 5},
@@ -238,7 +229,6 @@ REFUSED = {
         QWEN3_MOE | {"num_hidden_layers": 10_000, "num_experts": 100_000},
         r"number of experts must be at most 65,536 in all layers together, found 100,000 in each of 10,000",
     ),
-    "a billion experts": (MIXTRAL | {"num_local_experts": 10**9}, r"number of experts must be at most 65,536"),
     "number for a flag": ({"attention_bias": 1}, r"'attention_bias' must be true or false"),
     "heads do not divide": ({"num_key_value_heads": 4}, r"num_attention_heads 6 is not a multiple.*4"),
     "hidden does not divide": ({"hidden_size": 50}, r"hidden_size 50 is not a multiple"),
@@ -253,7 +243,6 @@ REFUSED = {
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
     "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"'yarn' is not supported; supported: 'default'"),
-    "dynamic": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"'dynamic' is not supported"),
     "no factor": ({"rope_scaling": {"type": "linear"}}, r"'rope factor' must be a positive number, found None"),
     "frequencies": ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, r"low_freq_factor 4.0 must be below"),
     "partial": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor"),
@@ -296,7 +285,6 @@ REFUSED = {
         GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_theta'",
     ),
-    "gpt-oss": ({"architectures": ["GptOssForCausalLM"]}, r"GptOssForCausalLM.*is not supported"),
 }
 
 
@@ -307,15 +295,18 @@ def test_refusals_name_the_file_and_what_was_found(case, tmp_path):
         load_config(write(tmp_path, **changes))
 
 
-def test_broken_json_is_named_with_its_place(tmp_path):
-    (tmp_path / "config.json").write_text('{"vocab_size": 1,\n oops}')
-    with pytest.raises(ModelFolderError, match=r"config\.json is not valid JSON.*line 2"):
-        load_config(tmp_path)
-
-
-def test_json_that_is_no_object(tmp_path):
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ModelFolderError, match=r"must hold a JSON object, found list"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"vocab_size": 1,\n oops}', "is not valid JSON.*line 2"),
+        ("[]", "must hold a JSON object, found list"),
+        ('{"a":' * 100_000, "is not valid JSON"),
+    ],
+    ids=["broken", "no object", "nested beyond reason"],
+)
+def test_a_file_that_is_no_json_object(text, said, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelFolderError, match=rf"config\.json {said}"):
         load_config(tmp_path)
 
 
@@ -326,12 +317,6 @@ def test_no_folder_no_config_and_gguf(tmp_path):
         load_config(tmp_path)
     (tmp_path / "model.gguf").touch()
     with pytest.raises(ModelFolderError, match="GGUF"):
-        load_config(tmp_path)
-
-
-def test_json_nested_beyond_reason(tmp_path):
-    (tmp_path / "config.json").write_text('{"a":' * 100_000)
-    with pytest.raises(ModelFolderError, match=r"config\.json is not valid JSON"):
         load_config(tmp_path)
 
 

@@ -10,6 +10,7 @@ from twophase.core.errors import InvalidRequestError, ModelFolderError
 from twophase.model.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
+FAILED = r"chat template failed on these messages: ."
 
 
 def make_folder(folder, **config):
@@ -42,9 +43,13 @@ def test_chat_tokens_have_no_second_begin_of_text(tmp_path):
     ("template", "said"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{% if %}", "chat template failed"),
-        ("{{ messages.append(1) }}", "chat template failed"),  # immutable
-        ("{{ ''.__class__.__mro__ }}", "chat template failed"),  # sandboxed
+        ("{% if %}", FAILED),
+        ("{{ messages.append(1) }}", FAILED),  # immutable
+        ("{{ ''.__class__.__mro__ }}", FAILED),  # sandboxed
+        ("{{ 1 // 0 }}", FAILED),
+        ("{{ messages[0].content + 1 }}", FAILED),
+        ("{{ '\ud800' }}", FAILED),
+        ("{{ 'x'.center(-1, 'xy') }}", FAILED),
     ],
 )
 def test_a_failing_chat_template_is_an_invalid_request(template, said, tmp_path):
@@ -115,12 +120,3 @@ def test_messages_of_another_form(messages, tmp_path):
     tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template="{{ messages }}"))
     with pytest.raises(InvalidRequestError, match="Each must be a dict with 'role' and 'content'"):
         tokenizer.render_chat(messages)
-
-
-@pytest.mark.parametrize(
-    "template", ["{{ 1 // 0 }}", "{{ messages[0].content + 1 }}", "{{ '\ud800' }}", "{{ 'x'.center(-1, 'xy') }}"]
-)
-def test_a_template_that_fails_in_any_way(template, tmp_path):
-    tokenizer = Tokenizer.from_folder(make_folder(tmp_path, chat_template=template))
-    with pytest.raises(InvalidRequestError, match=r"chat template failed on these messages: ."):
-        tokenizer.render_chat(HELLO)

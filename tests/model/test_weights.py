@@ -109,27 +109,26 @@ def test_a_header_of_another_form(case, folder):
         load(folder)
 
 
-def test_missing_tensor(folder):
-    change(folder, lambda tensors: tensors.pop(DOWN))
-    with pytest.raises(ModelFolderError, match=rf"model\.safetensors lacks {DOWN}.*Download"):
-        load(folder)
+Q_BIAS = "model.layers.0.self_attn.q_proj.bias"
+WRONG = {
+    "missing": (lambda tensors: tensors.pop(DOWN), rf"model\.safetensors lacks {DOWN}.*Download"),
+    "unexpected": (lambda tensors: tensors.update({Q_BIAS: torch.ones(48)}), rf"holds {Q_BIAS}, which config\.json"),
+    "of another shape": (
+        lambda tensors: tensors.update({DOWN: torch.ones(48, 79)}),
+        rf"{DOWN} has shape \[48, 79\], but config.json calls for \[48, 80\]",
+    ),
+    "quantised": (
+        lambda tensors: tensors.update({DOWN: torch.ones(48, 80, dtype=torch.int8)}),
+        rf"{DOWN} is stored as I8; supported here: F32, F16, BF16",
+    ),
+}
 
 
-def test_unexpected_tensor(folder):
-    change(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}))
-    with pytest.raises(ModelFolderError, match=r"holds model\.layers\.0\.self_attn\.q_proj\.bias, which config\.json"):
-        load(folder)
-
-
-def test_wrong_shape(folder):
-    change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 79)}))
-    with pytest.raises(ModelFolderError, match=rf"{DOWN} has shape \[48, 79\], but config.json calls for \[48, 80\]"):
-        load(folder)
-
-
-def test_quantised_tensor(folder):
-    change(folder, lambda tensors: tensors.update({DOWN: torch.ones(48, 80, dtype=torch.int8)}))
-    with pytest.raises(ModelFolderError, match=rf"{DOWN} is stored as I8; supported here: F32, F16, BF16"):
+@pytest.mark.parametrize("case", WRONG)
+def test_a_tensor_that_is(case, folder):
+    edit, said = WRONG[case]
+    change(folder, edit)
+    with pytest.raises(ModelFolderError, match=said):
         load(folder)
 
 

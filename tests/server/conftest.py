@@ -9,7 +9,6 @@ import pytest
 from openai import OpenAI
 
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.model.conftest import smollm2_folder  # noqa: F401  (a fixture)
 from tests.model.tiny import make_folder
 from twophase import LLM
 from twophase_server.background import BackgroundServer

@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import openai
 import pytest
 
 from tests.server.conftest import PATIENCE_S, until
@@ -123,37 +122,3 @@ def test_what_cannot_be_is_refused_before_a_model_is_opened(twophase, words, sai
     assert exit_code == 2
     assert out == ""
     assert said in err
-
-
-@pytest.mark.full
-def test_smollm2(smollm2_folder):
-    """The real model: the same greedy text as `LLM.generate`, streamed and whole, and JSON of a schema."""
-    import json
-
-    from tests.server.conftest import openai_client
-    from twophase import LLM, SamplingParams
-    from twophase_server.background import BackgroundServer
-
-    messages = [{"role": "user", "content": "Name three primary colours."}]
-    llm = LLM(smollm2_folder, num_kv_blocks=200)
-    (expected,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
-    with BackgroundServer(llm) as server, openai_client(server) as client:
-        options = {"model": server.llm.model_name, "messages": messages, "temperature": 0, "max_tokens": 40}
-        whole = client.chat.completions.create(**options)
-        pieces = [
-            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**options, stream=True)
-        ]
-        assert whole.choices[0].message.content == "".join(pieces) == expected.outputs[0].text
-        schema = {
-            "type": "object",
-            "properties": {
-                "colours": {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 2}
-            },
-            "required": ["colours"],
-            "additionalProperties": False,
-        }
-        form = {"type": "json_schema", "json_schema": {"name": "colours", "schema": schema}}
-        answer = client.chat.completions.create(**options, response_format=form)
-        assert len(json.loads(answer.choices[0].message.content)["colours"]) == 2
-        with pytest.raises(openai.NotFoundError):
-            client.models.retrieve("gpt-4")

@@ -7,12 +7,15 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, held, serving, until
 from twophase.core.errors import ConfigError
+from twophase_server.connection import MAX_CHUNKS
 from twophase_server.run import listen
 
 TEXT = "/v1/completions"
 LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 20}
 JSON = "content-type: application/json\r\n"
 HALF_HEAD = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = f"{HALF_HEAD}{JSON}connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNK = "1\r\n[\r\n"
 HALF_BODY = f'{HALF_HEAD}{JSON}content-length: 100000\r\n\r\n{{"prompt"'
 
 
@@ -85,9 +88,12 @@ def test_an_answer_is_never_timed(server):
     [
         ("GET /health HTTP/1.1\r\nno colon\r\n\r\n", (400, "bad_http")),
         (f"{HALF_HEAD}transfer-encoding: gzip\r\n\r\n", (501, "bad_http")),
+        (f"{CHUNKED}{MAX_CHUNKS * CHUNK}0\r\n\r\n", (400, "invalid_json")),
+        (f"{CHUNKED}{MAX_CHUNKS * CHUNK}{CHUNK}", (413, "bad_http")),
     ],
+    ids=["no colon", "gzip", "many chunks", "too many chunks"],
 )
-def test_heads_that_are_refused(server, head, expected):
+def test_what_is_refused(server, head, expected):
     assert error_of(send(server, head)) == expected
 
 
@@ -105,7 +111,7 @@ def test_a_drain_waits_for_no_body(chat_folder):
         with held(server):
             accepted = post(server, LONG, "connection: close\r\n")
             waiting, silent = [send(server, text) for text in (HALF_BODY, "")]
-            until(lambda: server.app.state.service.in_flight.num_requests == 2)
+            until(lambda: server.app.state.service.num_in_flight == 2)
             server.drain()
             assert error_of(waiting) == (503, "draining")
         assert answer_of(accepted)[0] == 200

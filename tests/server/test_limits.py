@@ -22,10 +22,6 @@ KEYS = """
 keys = ["sk-alice", "sha256:{digest}"]
 concurrent_requests = 2
 
-[tenants.bob]
-keys = ["sk-bob"]
-requests_per_minute = 2
-
 [tenants.carol]
 keys = ["sk-carol"]
 tokens_per_minute = 10
@@ -107,13 +103,6 @@ def test_probes_need_no_key(server):
     assert {httpx.get(server.url + path).status_code for path in ("/health", "/ready", "/metrics")} == {200}
 
 
-def test_a_key_by_its_digest(server):
-    with openai_client(server, "sk-other") as client:
-        assert len(client.models.list().data) == 1
-    with openai_client(server, "sk-wrong") as client, pytest.raises(openai.AuthenticationError):
-        client.models.list()
-
-
 def test_requests_at_once(server, http):
     def ask(_):
         return http.post(TEXT, json={"prompt": "hi", "max_tokens": 2})
@@ -131,15 +120,6 @@ def test_requests_at_once(server, http):
     assert ask(3).status_code == 200
 
 
-def test_requests_per_minute(server):
-    with openai_client(server, "sk-bob") as client:
-        client.models.list()
-        client.models.list()
-        with pytest.raises(openai.RateLimitError, match="requests_per_minute is 2") as caught:
-            client.models.list()
-    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 30
-
-
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("end", ["finish", "gone", "deadline", "failure", "close"])
 def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkeypatch, end, streams):
@@ -149,7 +129,7 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
     monkeypatch.setattr(thread, "time", SimpleNamespace(monotonic=lambda: monotonic() + jump_s[0]))
     with serving(chat_folder, api_keys=keys) as server:
         engine, account = server.llm.llm.engine, server.app.state.service.tenants.find("Bearer sk-carol")
-        account._tokens._now_s = lambda: account._tokens._since_s  # nothing comes back
+        account.tokens._now_s = lambda: account.tokens._since_s  # nothing comes back
         scheduler = engine._scheduler
         happens = {
             "finish": lambda: None,
@@ -177,12 +157,12 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
         body = {"prompt": [3, 4, 5, 6, 7, 8, 9], "n": 2, "max_tokens": 200, "ignore_eos": True, "stream": streams}
         connection = post(server, body | {"deadline_s": 3600}, "authorization: Bearer sk-carol\r\n")
         until(lambda: account.num_running == 1)
-        until(lambda: account.num_running == server.llm.num_unfinished == 0)
+        until(lambda: account.num_running == server.llm.num_unfinished == 0 and account.tokens._left < 10)
         connection.close()
         num_new = engine.stats().num_output_tokens
         assert tenants == ["carol"]
         assert (num_new == 400) is (end == "finish")
-        assert 10 - account._tokens._left == 7 + num_new > 7
+        assert 10 - account.tokens._left == 7 + num_new > 7
         with openai_client(server, "sk-carol") as client, pytest.raises(openai.APIStatusError) as caught:
             client.models.list()
         assert caught.value.code == ("engine_dead" if end == "close" else "rate_limit_exceeded")
@@ -190,14 +170,14 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
 
 def test_what_leaves_the_queue_is_free(server):
     account = server.app.state.service.tenants.find("Bearer sk-carol")
-    account._tokens._now_s = lambda: account._tokens._since_s
-    before = account._tokens._left, server.llm.stats().num_output_tokens
+    account.tokens._now_s = lambda: account.tokens._since_s
+    before = account.tokens._left, server.llm.stats().num_output_tokens
     with held(server):
         with post(server, {"prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
             until(lambda: server.llm.num_unfinished == 1)
         until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
     until(lambda: account.num_running == server.llm.num_unfinished == 0)
-    assert (account._tokens._left, server.llm.stats().num_output_tokens) == before
+    assert (account.tokens._left, server.llm.stats().num_output_tokens) == before
 
 
 def test_a_priority_up_to_the_best_of_its_tenant(server, http):

@@ -58,8 +58,8 @@ MUTANTS = [
     thread_mutant("requests outlive a close", "                self._abort_in_engine(request_id)\n        except", "                pass\n        except", test_async_llm.test_after_close_the_llm_is_yours_again),
     thread_mutant("an old stream aborts a new request of its id", "            if self.jobs.get(job.request_id) is not job:\n                return False", "            if False:\n                return False", test_async_llm.test_a_late_abort_harms_nobody),
     tenants_mutant("a quota piles up", "min(self.per_minute, self._left + (now_s - self._since_s) * per_s)", "self._left + (now_s - self._since_s) * per_s", on_a_clock(test_tenants.test_requests_come_back_evenly)),
-    tenants_mutant("tokens are free", "self._tokens.take(num_tokens)", "pass", on_a_clock(test_tenants.test_tokens_are_paid_afterwards)),
-    tenants_mutant("a lease ends twice", "            self._is_over = True\n", "", on_a_clock(test_tenants.test_a_lease_ends_once)),
+    tenants_mutant("tokens are free", '(("requests_per_minute", self._requests), ("tokens_per_minute", self.tokens))', '(("requests_per_minute", self._requests),)', on_a_clock(test_tenants.test_tokens_are_paid_afterwards)),
+    tenants_mutant("a request that has ended still counts", "            self.num_running -= 1\n", "            pass\n", on_a_clock(test_tenants.test_requests_at_once)),
     tenants_mutant("salts run into each other", '{len(self.name)}:{self.name}:{own}"', '{self.name}:{own}"', test_tenants.test_no_two_tenants_have_a_salt_in_common),
 ]  # fmt: skip
 
