@@ -22,7 +22,7 @@ print(other_rule.line)
 # builds the rule, and section 9 repeats this measurement with yours.
 
 # %% [markdown]
-# <!-- opening minutes: 4 -->
+# <!-- opening minutes: 5 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -31,7 +31,7 @@ print(other_rule.line)
 # - hand a prompt's K and V from one process to another, bit for bit, and say what the link must carry;
 # - recover when a part of it does not arrive, without a wrong token;
 # - split a layer over ranks (heads, MLP, experts), and count what the ranks exchange;
-# - choose an engine for a request by its prefix and its load, size prefill and decode pools, and scale a fleet.
+# - choose an engine for a request by its prefix and its load, and size prefill and decode pools.
 #
 # You need labs 1 to 5, or a working knowledge of their subjects: blocks, prefill and decode steps, rooflines, prefix
 # caching, SLOs. No GPU is needed. Processes are real (two of them, with gloo between them); fleets of GPUs are
@@ -42,8 +42,6 @@ print(other_rule.line)
 
 
 # %% tags=["setup"]
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -54,7 +52,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Prefill here, decode there
-# <!-- minutes: 25 + 3 -->
+# <!-- minutes: 38 + 4 -->
 #
 # An engine that does both phases computes prompts, which is arithmetic, and decodes, which waits for memory. Chunks
 # (lab 4) let them share a step. **Disaggregation** separates them: some engines compute prompts, others decode, and
@@ -297,7 +295,7 @@ for name in ("RDMA, 400 Gbit/s", "Ethernet, 100 Gbit/s"):
 
 # %% [markdown]
 # ## 2. A transfer that fails
-# <!-- minutes: 17 -->
+# <!-- minutes: 25 -->
 #
 # The hard part of a hand-over is failure: a message is lost, a process dies with half a prompt sent, a cancelled
 # prompt's blocks arrive late. In every case there are tensors of the right shape, and decoding from them gives fluent
@@ -449,7 +447,7 @@ show_source(DecodeEngine._recover)
 
 # %% [markdown]
 # ## 3. One layer on several machines
-# <!-- minutes: 19 + 10 -->
+# <!-- minutes: 25 + 18 -->
 #
 # When memory is short, a second machine is not the first answer. Cheaper remedies come first, in this order: fewer
 # tokens (shorter prompts, a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K
@@ -628,7 +626,7 @@ check("7.6")
 
 # %% [markdown]
 # ## 4. Stages in a row
-# <!-- minutes: 13 -->
+# <!-- minutes: 5 -->
 #
 # **Pipeline parallelism** gives each machine some consecutive layers. One activation per token travels at each border
 # between stages, instead of two all-reduces per layer: a slow network will do. But a stage has nothing to do until the
@@ -639,44 +637,13 @@ check("7.6")
 # goes in four chunks?
 
 # %% [markdown]
-# <!-- card 7.7 -->
-# Play a pipeline: when does each stage work on each chunk?
-
-
-# %% tags=["exercise:7.7"]
-def run_pipeline(seconds):
-    """(start, end) of every chunk in every stage, in seconds: a list per stage with a pair per chunk.
-
-    seconds[stage][chunk]: how long it takes there. A stage works on one chunk at a time, in order, and starts with a
-    chunk as soon as it is free and the stage before has ended that chunk. Stage 0 can start at 0.
-
-    >>> run_pipeline([[1.0, 1.0], [1.0, 1.0]])
-    [[(0.0, 1.0), (1.0, 2.0)], [(1.0, 2.0), (2.0, 3.0)]]
-    >>> run_pipeline([[2.0, 1.0], [1.0, 4.0]])
-    [[(0.0, 2.0), (2.0, 3.0)], [(2.0, 3.0), (3.0, 7.0)]]
-    """
-    # BEGIN SOLUTION: a list of (start, end) for each stage
-    spans = []
-    for stage, row in enumerate(seconds):
-        free_s, spans_here = 0.0, []
-        for chunk, length_s in enumerate(row):
-            there_s = spans[stage - 1][chunk][1] if stage else 0.0
-            start_s = max(free_s, there_s)
-            free_s = start_s + length_s
-            spans_here.append((start_s, free_s))
-        spans.append(spans_here)
-    return spans
-    # END SOLUTION
-
+# Each stage has the timetable of 7.2: it starts with a chunk when the stage before has ended that chunk and it has
+# itself ended the chunk before. Played for one, four and sixteen equal chunks:
 
 # %%
-check("7.7")
+from twophase_labs.many_machines import pipeline_pictures, stages
 
-# %%
-from twophase_labs.many_machines import pipeline_pictures
-
-run_pipeline = use("7.7")
-timetables = {f"{m} chunk{'s' * (m > 1)}": run_pipeline([[8 / m] * m] * 4) for m in (1, 4, 16)}
+timetables = {f"{m} chunk{'s' * (m > 1)}": stages.run_pipeline([[8 / m] * m] * 4) for m in (1, 4, 16)}
 pipeline_pictures.draw_pipeline(timetables)
 
 # %% [markdown]
@@ -686,10 +653,8 @@ pipeline_pictures.draw_pipeline(timetables)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-from twophase_labs.many_machines import stages
-
 for num_chunks in (1, 2, 4, 8, 16, 32, 64):
-    spans = run_pipeline(stages.stage_seconds(num_tokens=8192, num_chunks=num_chunks, num_stages=4))
+    spans = stages.run_pipeline(stages.stage_seconds(num_tokens=8192, num_chunks=num_chunks, num_stages=4))
     print(f"{num_chunks:3} chunks: idle {stages.bubble_share(spans):4.0%}, done after {spans[-1][-1][1]:.2f} s")
 
 # %% [markdown]
@@ -711,7 +676,7 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 
 # %% [markdown]
 # ## 5. Experts on several machines
-# <!-- minutes: 20 + 16 -->
+# <!-- minutes: 30 + 24 -->
 #
 # A **mixture of experts** replaces a layer's MLP by E of them, the *experts*, and a *router* that sends each token
 # through K (arXiv:1701.06538). A token costs the arithmetic of K experts, while the model has the weights of E. For
@@ -723,12 +688,12 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 # 8 experts and chooses 2, Qwen3-30B-A3B 128 and 8.
 
 # %% [markdown]
-# <!-- card 7.8 -->
+# <!-- card 7.7 -->
 # Write the layer. Each expert is a function of rows `[n, N]`, and calling it reads its weights: call an expert once,
 # with all of its rows, and do not call one that no token chose.
 
 
-# %% tags=["exercise:7.8"]
+# %% tags=["exercise:7.7"]
 def mixture(x, router, experts, k):
     """Each token through its k experts, added up with their weights: [T, N], of x's dtype, from x of shape [T, N].
 
@@ -754,7 +719,7 @@ def mixture(x, router, experts, k):
 
 
 # %%
-check("7.8")
+check("7.7")
 
 # %% [markdown]
 # **Against transformers.** Its Mixtral code runs the same small model, with the same random weights. What goes into
@@ -765,7 +730,7 @@ check("7.8")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.many_machines import small_moe
 
-mixture = use("7.8")
+mixture = use("7.7")
 layer = small_moe.a_layer(index=1, num_tokens=48)
 mine = mixture(layer.x, layer.router, layer.experts, small_moe.NUM_CHOSEN)
 is_equal = torch.allclose(mine, layer.expected, atol=1e-6)
@@ -774,19 +739,19 @@ print(f"{len(layer.experts)} experts, {len(layer.x)} tokens; equal to transforme
 # %% [markdown]
 # ### Which experts does a step read?
 #
-# <!-- card 7.9 -->
+# <!-- card 7.8 -->
 # **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer. On
 # average, how many experts' weights does a step read in each layer? (A factor of 1.25 counts as close.)
 
 
-# %% tags=["exercise:7.9"]
-guess_7_9 = 10.5  # SOLUTION: experts
+# %% tags=["exercise:7.8"]
+guess_7_8 = 10.5  # SOLUTION: experts
 
 # %%
-check("7.9")
+check("7.8")
 
 # %%
-measured("7.9", small_moe.touched(8))
+measured("7.8", small_moe.touched(8))
 
 # %% [markdown]
 # If the tokens of a batch of B sequences chose at random, an expert would stay unread with probability $(1 - K/E)^B$.
@@ -873,7 +838,7 @@ else:
 # The rows that travel, in code: sorted by expert on the way out, put back in place on the way home.
 
 # %% [markdown]
-# <!-- card 7.10 -->
+# <!-- card 7.9 -->
 # One rank's part. `x` is `[T, N]`, `experts` `[T, K]` with the experts chosen for each token; there are `num_experts`
 # in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns a tensor
 # of rows for each rank (sorted by expert; rows of one expert in any order), the counts `[n, num_experts / n]`, and
@@ -881,7 +846,7 @@ else:
 # and `weights` `[T, K]`, and gives each token the weighted sum of its rows. T may be 0: a rank may have no tokens.
 
 
-# %% tags=["exercise:7.10"]
+# %% tags=["exercise:7.9"]
 def dispatch(x, experts, num_experts, n):
     flat = experts.flatten()  # entry i is choice i % K of token i // K
     order = flat.argsort(stable=True)  # SOLUTION: the entries in the order of their experts
@@ -903,15 +868,15 @@ def combine(returned, order, weights):
 
 
 # %%
-check("7.10")
+check("7.9")
 
 # %% [markdown]
-# The layer of 7.8 once more, with its experts on four ranks: your rows go out, each rank computes its experts, and your
+# The layer of 7.7 once more, with its experts on four ranks: your rows go out, each rank computes its experts, and your
 # `combine` puts the results together.
 
 # %%
 # NBVAL_CHECK_OUTPUT
-dispatch, combine = use("7.10")
+dispatch, combine = use("7.9")
 logits, chosen = (layer.x @ layer.router.T).topk(small_moe.NUM_CHOSEN, dim=-1)
 rows, counts, order = dispatch(layer.x, chosen, num_experts=16, n=4)
 print("rows per rank:", [len(part) for part in rows])
@@ -943,7 +908,7 @@ show_source(ExpertParallel._dispatch_and_combine)
 
 # %% [markdown]
 # ## 6. Which engine gets a request?
-# <!-- minutes: 19 + 3 -->
+# <!-- minutes: 27 + 4 -->
 #
 # Many engines, each with the whole model, are the simplest fleet: nothing travels but the request. Back to the first
 # cell. A prompt of 6,200 tokens of which 6,000 are in an engine's prefix cache needs 200 tokens of prefill; on any
@@ -962,13 +927,13 @@ print(f"6,000 tokens of prefill, by roofline at 60 % of an H100's peak: {hit_s:.
 # all traffic. What goes wrong? And what must a rule weigh against the hit?
 
 # %% [markdown]
-# <!-- card 7.11 -->
+# <!-- card 7.10 -->
 # Write a router that weighs the prompt tokens to be computed against the load, both in tokens. What an engine's cache
 # holds, it assumes from what it has sent there. Prompts here have 6,000 tokens and more, in blocks of 16: keep
 # something small for each block, not its whole prefix.
 
 
-# %% tags=["exercise:7.11"]
+# %% tags=["exercise:7.10"]
 class PrefixRouter:
     """`PrefixRouter(num_engines, weight=1.0, block_size=16)`: sends each request to the engine where it costs least.
 
@@ -1017,14 +982,14 @@ class PrefixRouter:
 
 
 # %%
-check("7.11")
+check("7.10")
 
 # %% [markdown]
 # **In the simulated fleet**, with three weights. (Section 9 compares it with the first cell.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-PrefixRouter = use("7.11")
+PrefixRouter = use("7.10")
 by_weight = {}
 for weight in (0.0, 1.0, 4.0):
     router = PrefixRouter(4, weight, fleets.BLOCK_SIZE)
@@ -1099,7 +1064,7 @@ for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
 
 # %% [markdown]
 # ## 7. Pools, planned
-# <!-- minutes: 8 + 4 -->
+# <!-- minutes: 10 + 8 -->
 #
 # Eight H100s with Llama-3-8B serve documents: 36 requests per second, prompts of some 4,800 tokens, completions of 140.
 # The SLO: the first token within a second, then 12 ms per token on average. Some engines compute prompts, the others
@@ -1110,20 +1075,20 @@ for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
 print(fleets.costs_line())
 
 # %% [markdown]
-# <!-- card 7.12 -->
+# <!-- card 7.11 -->
 # **Predict.** How many of the eight should compute prompts, so that as many requests as possible are within the SLO?
 
 
-# %% tags=["exercise:7.12"]
-guess_7_12 = 5  # SOLUTION: engines for prompts
+# %% tags=["exercise:7.11"]
+guess_7_11 = 5  # SOLUTION: engines for prompts
 
 # %%
-check("7.12")
+check("7.11")
 
 # %%
 for outcome in fleets.splits().values():
     print(outcome.line)
-measured("7.12", fleets.best_split())
+measured("7.11", fleets.best_split())
 
 # %% [markdown]
 # **Read the result.** With too few engines for prompts, requests queue up without end; with too few for decodes, each
@@ -1139,8 +1104,24 @@ for chunk in (256, 8192):
 # %% [markdown]
 # Against chunks of 8,192, with which most prompts go whole, the pools win by far; against chunks of the right size they
 # win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and
-# this cost model assumes a perfect fit. Pools pay when the two phases want different hardware. `twophase plan` proposes
-# their sizes from a file. For four times this traffic it proposes:
+# this cost model assumes a perfect fit. Pools pay when the two phases want different hardware (*Going further*).
+
+# %% [markdown]
+# > **In production, 2026.** vLLM's documentation of [disaggregated
+# > prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says what the last cell shows: chunked prefill of
+# > the right size can do the same, and the size is hard to find; the pools are the more reliable way to hold the tail
+# > of ITL. Ray Serve's [guide](https://docs.ray.io/en/latest/serve/llm/pd-dissagregation.html) scales the two
+# > deployments separately and lets them use different nodes. By roofline, a step of Llama-3-8B reads 15 GB (all but
+# > the embedding table): 3.9 ms on an H200 and 5.6 on an H100, at 80 % of their bandwidth; both compute a prompt of
+# > 4,800 tokens in 0.13 s at 60 % of their peak.
+#
+# **Takeaway.** Five engines for prompts and three for decodes keep all requests of this traffic within the SLO; one
+# engine moved either way loses a third of them or more.
+
+# %% [markdown]
+# ### Going further: unequal pools
+#
+# `twophase plan` proposes the pools' sizes from a file. For four times this traffic it proposes:
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1155,18 +1136,6 @@ for prefill, decode in (("h100", "h100"), ("h100", "h200"), ("h200", "h100")):
 # faster, and no prompts. Bandwidth belongs where the phase is bound by it. (The plan takes more engines than a division
 # of the rates gives: it keeps them below 80 % busy, since one that is always full has an endless queue, and takes the
 # fewest that hold the SLO. The TTFT is a formula's, and its small differences mean little.)
-
-# %% [markdown]
-# > **In production, 2026.** vLLM's documentation of [disaggregated
-# > prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) says what the last cells show: chunked prefill of
-# > the right size can do the same, and the size is hard to find; the pools are the more reliable way to hold the tail
-# > of ITL. Ray Serve's [guide](https://docs.ray.io/en/latest/serve/llm/pd-dissagregation.html) scales the two
-# > deployments separately and lets them use different nodes. By roofline, a step of Llama-3-8B reads 15 GB (all but
-# > the embedding table): 3.9 ms on an H200 and 5.6 on an H100, at 80 % of their bandwidth; both compute a prompt of
-# > 4,800 tokens in 0.13 s at 60 % of their peak.
-#
-# **Takeaway.** Five engines for prompts and three for decodes keep all requests of this traffic within the SLO; one
-# engine moved either way loses a third of them or more.
 
 # %% [markdown]
 # ### Going further: a plan that runs
@@ -1213,64 +1182,27 @@ with open_plan(path) as llm:
 
 # %% [markdown]
 # ## 8. As many engines as needed
-# <!-- minutes: 12 -->
+# <!-- minutes: 5 -->
 #
 # Traffic changes by the hour, and engines are paid by the second. An autoscaler looks at the fleet every few seconds
 # and decides how many engines there should be. Two things make that hard: a new engine takes time to load its weights
 # (15 s here), and a quiet moment is not a quiet hour.
-
-# %% [markdown]
-# <!-- card 7.13 -->
-# The rule of Kubernetes' HorizontalPodAutoscaler: if `num_engines` engines carry `load` each, in whatever unit, and
-# each should carry `target`, then `ceil(num_engines * load / target)` is the right number, but at least one; if load /
-# target differs from 1 by at most `tolerance`, the present number is right. The fleet grows without delay. It shrinks
-# only to the *largest* number wished for in the last `down_after_s` seconds (this look included; a look exactly
-# `down_after_s` old still counts), and never more than there are now. `num_wanted` is called with the time, the number
-# of engines and the load of each, and says how many engines there should be.
 #
-# ```python
-# scaling = Scaling(target=10, down_after_s=30, tolerance=0.1)
-# [scaling.num_wanted(*look) for look in ((0, 2, 15), (15, 3, 4), (45, 3, 4))]     # [3, 3, 2]
-# ```
-
-
-# %% tags=["exercise:7.13"]
-class Scaling:
-    def __init__(self, target, down_after_s, tolerance=0.1):
-        self.target, self.down_after_s, self.tolerance = target, down_after_s, tolerance
-        self.recent = []  # (time, number wished for)
-
-    def num_wanted(self, now_s, num_engines, load):
-        ratio = load / self.target
-        wish = max(1, math.ceil(num_engines * load / self.target))  # SOLUTION: engines that would carry the target each
-        if abs(ratio - 1) <= self.tolerance:  # SOLUTION: is it near enough?
-            wish = num_engines
-        first_s = now_s - self.down_after_s
-        self.recent = [
-            (time_s, n) for time_s, n in self.recent if time_s >= first_s
-        ]  # SOLUTION: those that still count
-        self.recent.append((now_s, wish))
-        if wish >= num_engines:
-            return wish
-        return min(num_engines, max(n for _, n in self.recent))  # SOLUTION: how far down it may go
-
-
-# %%
-check("7.13")
-
-# %% [markdown]
+# Kubernetes' HorizontalPodAutoscaler divides the whole load by the load that one engine should carry, and rounds up;
+# near the present number (10 %) nothing changes. The fleet grows without delay. It shrinks only to the *largest* number
+# wished for during a **stabilization window**, the last minutes.
+#
 # **In the simulated fleet.** Engines of four H100s each with Llama-3-70B; long prompts, first 1.5 requests per second,
-# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine; your rule is asked every 5 s, and there
-# are eight engines at most. First without patience, then with a minute of it, and two fleets of a fixed size:
+# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine; the rule looks every 5 s, and there are
+# eight engines at most. First without a window, then with one of a minute, and two fleets of a fixed size:
 
 # %%
 # NBVAL_CHECK_OUTPUT
-Scaling = use("7.13")
 runs = [
-    fleets.scaled(fleets.OwnScaling(Scaling(5, 0).num_wanted), "yours, no patience"),
-    fleets.scaled(fleets.OwnScaling(Scaling(5, 60).num_wanted), "yours, 60 s of patience"),
-    fleets.scaled(None, "4 engines, always", num_engines=4),
-    fleets.scaled(None, "8 engines, always", num_engines=8),
+    fleets.scaled("no window", window_s=0),
+    fleets.scaled("a window of 60 s", window_s=60),
+    fleets.scaled("4 engines, always", num_engines=4),
+    fleets.scaled("8 engines, always", num_engines=8),
 ]
 for run in runs:
     print(run.line)
@@ -1281,7 +1213,7 @@ from twophase_labs.many_machines import fleet_pictures
 fleet_pictures.draw_scaling(runs[:2])
 
 # %% [markdown]
-# **Read the result.** Without patience, the fleet gives up engines in every quiet moment of the rise, some while they
+# **Read the result.** Without a window, the fleet gives up engines in every quiet moment of the rise, some while they
 # still load, and has to start them again, 15 s late each time. With a minute of it the engines stay, for more
 # engine-seconds than without and fewer than a fleet sized for the peak. Four engines all the time cost less here, and
 # are late for one request in seven: the quiet parts of this traffic are short, those of a day are long. What no rule
@@ -1291,22 +1223,21 @@ fleet_pictures.draw_scaling(runs[:2])
 # single decoding sequence keeps an engine in steps all the time.
 
 # %% [markdown]
-# > **In production, 2026.** Kubernetes' autoscaler, by default: a [tolerance of 10 % and 300 s of
-# > patience](https://k8s-schemas-3y7.pages.dev/keda.sh/scaledobject_v1alpha1.html) before it shrinks, none before it
-# > grows; the [rule itself](https://tencentcloud.com/ind/document/product/457/39126) is the one you wrote. Custom
+# > **In production, 2026.** Kubernetes' autoscaler, by default: a [tolerance of 10 % and a window of
+# > 300 s](https://k8s-schemas-3y7.pages.dev/keda.sh/scaledobject_v1alpha1.html) before it shrinks, none before it
+# > grows; the [rule itself](https://tencentcloud.com/ind/document/product/457/39126) is the one above. Custom
 # > metrics such as requests per engine are what LLM servers scale by. By roofline, an engine of four H100s loads
 # > Llama-3-70B's 141 GB at 10 GB/s (a fast local disk) in 14 s; over 10 Gbit/s, in almost two minutes.
 #
-# **Takeaway.** A minute of patience turned a fleet that gave up and restarted engines during the rise into one that
+# **Takeaway.** A window of a minute turned a fleet that gave up and restarted engines during the rise into one that
 # kept nearly all requests within the SLO, at fewer engine-seconds than eight engines that are always there.
 
 # %% [markdown]
 # ## 9. Capstone: your fleet
-# <!-- minutes: 5 -->
+# <!-- minutes: 4 -->
 #
 # All pieces of this lab are in place. Your `take_layer`, `put_layer` and `Transfer` served SmolLM2 from two processes,
-# token for token equal to one engine, with messages lost. Now your router and your scaling serve the first cell's
-# traffic.
+# token for token equal to one engine, with messages lost. Now your router serves the first cell's traffic.
 #
 # ### The first cell again, with your work in place
 
@@ -1327,25 +1258,12 @@ fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
 # in 400 requests).
 
 # %% [markdown]
-# <!-- card 7.14 -->
-# **Predict.** One engine less: your router with weight 4 and three engines, the same 400 requests. What percentage of
-# them is within the SLO? (A factor of 1.25 counts as close.)
-
-
-# %% tags=["exercise:7.14"]
-guess_7_14 = 48  # SOLUTION: percent
+# **With fewer engines**, the same 400 requests and your router:
 
 # %%
-check("7.14")
-
-# %%
-fewer = {}
 for num_engines in (4, 3, 2):
     router = PrefixRouter(num_engines, 4.0, fleets.BLOCK_SIZE)
-    name = f"yours, {num_engines} engines"
-    fewer[num_engines] = fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), num_engines, name)
-    print(fewer[num_engines].line)
-measured("7.14", 100 * fewer[3].within)
+    print(fleets.serve(fleets.ASSISTANTS, fleets.Own(router.choose), num_engines, f"yours, {num_engines} engines").line)
 
 # %% [markdown]
 # **Read the result.** The hit rate stays. Losing a quarter of the engines makes half of all requests late: near full
@@ -1358,31 +1276,12 @@ measured("7.14", 100 * fewer[3].within)
 
 # %% [markdown]
 # ## 10. Knowledge check
-# <!-- minutes: 8 -->
+# <!-- minutes: 6 -->
 #
-# Three questions over the whole lab.
+# Two questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 7.15 -->
-# What travels between machines, and how often? **a** an activation row per token, once at each border · **b** the
-# request alone · **c** K and V of a prompt, once per request · **d** an activation row per token, summed over all
-# ranks, twice per layer · **e** rows to the ranks that hold the MLPs chosen for them, and back, in each such layer
-
-
-# %% tags=["exercise:7.15"]
-answer_7_15 = {
-    "tensor parallelism": "d",  # SOLUTION: a letter
-    "pipeline parallelism": "a",  # SOLUTION: a letter
-    "expert parallelism": "e",  # SOLUTION: a letter
-    "prefill and decode in pools": "c",  # SOLUTION: a letter
-    "engines behind a router": "b",  # SOLUTION: a letter
-}
-
-# %%
-check("7.15")
-
-# %% [markdown]
-# <!-- card 7.16 -->
+# <!-- card 7.12 -->
 # Eight H100s in one server serve Llama-3-8B in bf16: eight engines, each request to the next one in turn. 200
 # conversations run at a time, and each begins with one of 40 long instructions. All engines are busy with prompts most
 # of the time; ITL is below its SLO, but too many first tokens are late. What is the first thing to try?
@@ -1393,21 +1292,21 @@ check("7.15")
 # **d** four engines for prompts and four for decodes, round robin in both pools
 
 
-# %% tags=["exercise:7.16"]
-answer_7_16 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:7.12"]
+answer_7_12 = "b"  # SOLUTION: one letter
 
 # %%
-check("7.16")
+check("7.12")
 
 # %% [markdown]
-# <!-- card 7.17 -->
+# <!-- card 7.13 -->
 # Which cause fits which symptom? **a** a hole in a transfer was not noticed · **b** a late message was written into
 # blocks that were in use again · **c** the router's choices are uneven, and all wait for the fullest rank · **d** the
-# front end does not look at prefixes · **e** the autoscaler has no tolerance and no patience
+# front end does not look at prefixes · **e** the autoscaler has no tolerance and no window
 
 
-# %% tags=["exercise:7.17"]
-answer_7_17 = {
+# %% tags=["exercise:7.13"]
+answer_7_13 = {
     "the hit rate falls when engines are added": "d",  # SOLUTION: a letter
     "a completion ignores part of its prompt, after a network error": "a",  # SOLUTION: a letter
     "a healthy request's text becomes another's in the middle, after a network error": "b",  # SOLUTION: a letter
@@ -1416,7 +1315,7 @@ answer_7_17 = {
 }
 
 # %%
-check("7.17")
+check("7.13")
 
 # %% [markdown]
 # ### Principles
@@ -1429,7 +1328,7 @@ check("7.17")
 # 5. **Divide bytes, not latencies.** Tensor parallelism pays where there is much to read.
 # 6. **The fullest rank is the clock**, whether it holds experts, stages or requests.
 # 7. **A cache is worth what reaches it.** Route by prefix and load together.
-# 8. **Grow without delay, shrink with patience.**
+# 8. **Scale up at once, scale down after a window.**
 #
 # ### What to read next
 #

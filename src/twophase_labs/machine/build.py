@@ -60,10 +60,16 @@ def _with_cards(markdown: str, lab: Lab) -> str:
         elif minutes:
             if minutes["opening"]:
                 continue  # only the map says it
-            further = f", and {minutes['extra']} for *Going further*" if minutes["extra"] else ""
-            line = f"*{minutes['core']} minute{'s' * (minutes['core'] != '1')}*{further}"
+            line = _minutes_line(int(minutes["core"]), int(minutes["extra"] or 0))
         lines.append(line)
     return "\n".join(lines)
+
+
+def _minutes_line(core: int, extra: int) -> str:
+    """What stands under a section's heading."""
+    if not core:
+        return f"*Optional: {extra} minutes*"
+    return f"*{core} minute{'s' * (core != 1)}*" + (f", and {extra} for *Going further*" if extra else "")
 
 
 def card(exercise: Exercise, is_open: bool = False) -> str:
@@ -113,7 +119,7 @@ def section_map(lab: Lab) -> str:
 
 
 def _minutes(of: Lab | Section) -> str:
-    return f"{of.minutes or ''}{f' + {of.extra_minutes}' * bool(of.extra_minutes)}"
+    return f"{of.minutes or ''}{f' + {of.extra_minutes}' * bool(of.extra_minutes)}".strip()
 
 
 def execute(notebook: NotebookNode, folder: Path, workbook: Workbook) -> NotebookNode:

@@ -1,5 +1,6 @@
 """Fleets of simulated H100s with Llama-3-8B, and the traffic that this lab sends them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -121,12 +122,6 @@ def two_rules() -> tuple[Outcome, Outcome]:
     return serve(ASSISTANTS, RoundRobin(), name="each engine in turn"), serve(ASSISTANTS, other, name="another rule")
 
 
-@cache
-def percent_within(num_engines: int) -> float:
-    """Of the assistants' requests, with the rule for prefixes on so many engines."""
-    return 100 * serve(ASSISTANTS, PrefixAware(weight=WEIGHT), num_engines).within
-
-
 @final
 class Own(Router):
     """A learner's router in the simulator: it sees the prompt, and the tokens of each engine's unfinished requests."""
@@ -236,15 +231,18 @@ def _later(request: Request, start_s: float, number: int) -> Request:
 
 
 @final
-class OwnScaling(ScalingPolicy):
-    """A learner's policy in the simulator: the load is the number of unfinished requests per engine."""
+class PerEngine(ScalingPolicy):
+    """As many engines as carry `target` unfinished requests each; within 10 % of it, the present number."""
 
-    def __init__(self, num_wanted: Callable[[float, int, float], int]) -> None:
-        self._num_wanted = num_wanted
+    def __init__(self, target: int, tolerance: float = 0.1) -> None:
+        self._target, self._tolerance = target, tolerance
 
     def num_wanted(self, state: FleetState) -> int:
         num_engines = state.num_ready + state.num_starting
-        return int(self._num_wanted(state.time_s, num_engines, state.num_outstanding / num_engines))
+        ratio = state.num_outstanding / (num_engines * self._target)
+        if abs(ratio - 1) <= self._tolerance:
+            return num_engines
+        return math.ceil(state.num_outstanding / self._target)
 
 
 @dataclass(frozen=True)
@@ -275,12 +273,18 @@ class Scaled:
         )
 
 
-def scaled(policy: ScalingPolicy | None, name: str, *, num_engines: int = 1, startup_s: float = 15.0) -> Scaled:
-    """The burst on a fleet that begins with `num_engines`; without a policy they stay."""
+def scaled(name: str, *, window_s: float | None = None, num_engines: int = 1) -> Scaled:
+    """The burst on a fleet that begins with `num_engines`.
+
+    Args:
+        window_s: The fleet shrinks to the largest number wanted in so many seconds; None: the number never changes.
+    """
     burst = Burst()
     tallies = Tallies(burst.slo)
-    options: dict[str, Any] = {"least": 1, "most": 8, "startup_s": startup_s, "period_s": 5.0, "down_after_s": 0.0}
-    scaler = None if policy is None else Scaler(policy, lambda: replica(tallies.new(), cost_model=FOUR_H100), **options)
+    scaler = None
+    if window_s is not None:
+        options: dict[str, Any] = {"least": 1, "most": 8, "startup_s": 15.0, "period_s": 5.0, "down_after_s": window_s}
+        scaler = Scaler(PerEngine(target=5), lambda: replica(tallies.new(), cost_model=FOUR_H100), **options)
     replicas = [replica(tallies.new(), cost_model=FOUR_H100) for _ in range(num_engines)]
     fleet = run_fleet(burst.requests, replicas, LeastTokens(), scaler)
     total = tallies.total

@@ -6,10 +6,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from twophase_labs.kit.draw import done
-from twophase_labs.many_machines.stages import bubble_share
+from twophase_labs.many_machines.stages import Spans, bubble_share
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
-
-Spans = list[list[tuple[float, float]]]
 
 
 def draw_pipeline(timetables: Mapping[str, Spans]) -> Figure:

@@ -8,6 +8,8 @@ from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.model_shapes import MODELS
 from twophase_tools.simulate.step_load import StepLoad, num_pairs
 
+Spans = list[list[tuple[float, float]]]
+
 
 def stage_seconds(num_tokens: int, num_chunks: int, num_stages: int) -> list[list[float]]:
     """Seconds of each chunk of a prompt of Llama-3-70B in each stage, by roofline: an H100 per stage, an equal share of
@@ -23,7 +25,21 @@ def stage_seconds(num_tokens: int, num_chunks: int, num_stages: int) -> list[lis
     return [each] * num_stages
 
 
-def bubble_share(spans: Sequence[Sequence[tuple[float, float]]]) -> float:
+def run_pipeline(seconds: Sequence[Sequence[float]]) -> Spans:
+    """(start, end) of every chunk in every stage, in seconds, from seconds[stage][chunk]: a stage works on one chunk at
+    a time, in order, as soon as the stage before has ended that chunk."""
+    spans: Spans = []
+    for stage, row in enumerate(seconds):
+        free_s, here = 0.0, []
+        for chunk, length_s in enumerate(row):
+            start_s = max(free_s, spans[stage - 1][chunk][1] if stage else 0.0)
+            free_s = start_s + length_s
+            here.append((start_s, free_s))
+        spans.append(here)
+    return spans
+
+
+def bubble_share(spans: Spans) -> float:
     """The idle share of all stages, from 0 to the end of everything."""
     makespan = max(end for row in spans for _, end in row)
     worked = sum(end - start for row in spans for start, end in row)

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 
 from twophase_labs.machine.judge import run_cell
-from twophase_labs.machine.lab import Workbook
 from twophase_labs.many_machines import fleets, stages
 from twophase_labs.many_machines.own_source import cell_of, write_module
+from twophase_tools.simulate.autoscale import FleetState
 
 CELL = """
 def helper(x):
@@ -48,8 +48,20 @@ def test_a_definition_without_a_cell_is_refused():
 
 
 def test_equal_chunks_idle_as_gpipe_says():
-    spans = [[(float(s + c), float(s + c + 1)) for c in range(5)] for s in range(3)]
+    spans = stages.run_pipeline([[1.0] * 5] * 3)
+    assert spans == [[(float(s + c), float(s + c + 1)) for c in range(5)] for s in range(3)]
     assert stages.bubble_share(spans) == pytest.approx(2 / 7)
+
+
+def test_a_chunk_waits_for_its_stage_and_for_the_stage_before():
+    assert stages.run_pipeline([[2.0, 1.0], [1.0, 4.0]]) == [[(0.0, 2.0), (2.0, 3.0)], [(2.0, 3.0), (3.0, 7.0)]]
+    assert stages.run_pipeline([[1.0, 1.0], [3.0, 1.0]])[1] == [(1.0, 4.0), (4.0, 5.0)]
+
+
+@pytest.mark.parametrize(("num_outstanding", "wanted"), [(15, 3), (12, 3), (10, 2), (9, 2), (8, 2), (4, 1), (0, 0)])
+def test_engines_are_wanted_in_proportion_to_the_load(num_outstanding, wanted):
+    state = FleetState(0.0, 1, 1, 0, num_outstanding, 0, 0, 0.0, 0.0)
+    assert fleets.PerEngine(target=5).num_wanted(state) == wanted
 
 
 def test_a_burst_is_one_stream_of_distinct_requests_in_order():
@@ -58,9 +70,3 @@ def test_a_burst_is_one_stream_of_distinct_requests_in_order():
     assert times == sorted(times)
     assert len({request.request_id for request in requests}) == len(requests)
     assert 5.0 < times[-1] < 10.0
-
-
-def test_the_reference_scales_by_its_formula_to_the_last_bit():
-    namespace: dict = {}
-    run_cell("import math\n" + Workbook.find().lab("07").templates["7.13"].filled(), namespace, "<the reference>")
-    assert namespace["Scaling"](10, 0).num_wanted(0, 25, 22) == 55  # 25 * (22 / 10) is 55.00000000000001

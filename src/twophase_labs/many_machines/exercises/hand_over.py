@@ -20,7 +20,7 @@ from twophase_labs.many_machines.layer_blocks import (
 )
 
 LAYERS = exercise(
-    "7.1", "Blocks change hands", "slots_of take_layer put_layer", points=3, minutes=8, lines=4, difficulty=2
+    "7.1", "Blocks change hands", "slots_of take_layer put_layer", points=3, minutes=14, lines=4, difficulty=2
 )
 LAYERS.time_limit_s = 10
 LAYERS.objective = "move a prompt's K and V between pools whose blocks have other ids"
@@ -189,7 +189,7 @@ def between_block_sizes(answer: Any, draw: Draw, num_tokens: int, source: int, t
 
 
 ARRIVALS = exercise(
-    "7.2", "When everything is there", "arrival_times", points=3, minutes=6, lines=8, difficulty=2, time_limit_s=10
+    "7.2", "When everything is there", "arrival_times", points=3, minutes=10, lines=8, difficulty=2, time_limit_s=10
 )
 ARRIVALS.objective = "overlap a transfer with the arithmetic that produces it"
 ARRIVALS.hints = (

@@ -6,7 +6,7 @@ from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject
 from twophase_labs.machine.exercise import exercise
 
 TRANSFER = exercise(
-    "7.3", "When a part does not come", "Transfer", points=4, minutes=12, lines=22, difficulty=3, time_limit_s=10
+    "7.3", "When a part does not come", "Transfer", points=4, minutes=18, lines=22, difficulty=3, time_limit_s=10
 )
 TRANSFER.objective = "recover from a failed transfer without a wrong token"
 TRANSFER.hints = (

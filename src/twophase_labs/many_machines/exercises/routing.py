@@ -5,26 +5,9 @@ from typing import Any
 
 from twophase_labs.machine.checks import Draw, integer, reject, unchanged
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.machine.questions import Number
-
-
-def percent_of_three() -> float:
-    from twophase_labs.many_machines.fleets import percent_within
-
-    return percent_within(3)
-
-
-GUESS_7_14 = exercise("7.14", "One engine less", kind="prediction", points=1, minutes=2, time_limit_s=60)
-GUESS_7_14.objective = "expect what a fleet near full load loses with one engine"
-GUESS_7_14.question = Number(
-    percent_of_three,
-    factor=1.25,
-    unit="percent",
-    hint="Four engines are busy 94 % of the time. What does a queue do when three have to do the same work?",
-)
 
 ROUTER = exercise(
-    "7.11", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=15, lines=20, difficulty=3
+    "7.10", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=22, lines=20, difficulty=3
 )
 ROUTER.time_limit_s = 20
 ROUTER.objective = "choose an engine by its cache and its load together"

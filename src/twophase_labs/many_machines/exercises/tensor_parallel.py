@@ -14,7 +14,7 @@ from twophase_labs.many_machines.shards_attention import AttentionWeights, atten
 from twophase_tools.simulate.model_shapes import MODELS
 
 MLP = exercise(
-    "7.4", "Half an MLP each", "split_mlp mlp_part all_reduce mlp_block", points=3, minutes=9, lines=6, difficulty=2
+    "7.4", "Half an MLP each", "split_mlp mlp_part all_reduce mlp_block", points=3, minutes=12, lines=6, difficulty=2
 )
 MLP.time_limit_s = 10
 MLP.objective = "split an MLP so that its ranks need one sum and nothing else"
@@ -116,7 +116,7 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
 
 
 HEADS = exercise(
-    "7.6", "Heads that stay together", "kv_heads_of split_attention", points=3, minutes=12, lines=5, difficulty=2
+    "7.6", "Heads that stay together", "kv_heads_of split_attention", points=3, minutes=16, lines=5, difficulty=2
 )
 HEADS.time_limit_s, HEADS.is_extra = 10, True
 HEADS.objective = "split attention by groups of heads, evenly or not"
@@ -229,7 +229,7 @@ def num_all_reduces() -> int:
     return 2 * MODELS["smollm2-135m"].num_layers * NUM_STEPS
 
 
-GUESS_7_5 = exercise("7.5", "How often must they talk?", kind="prediction", points=1, minutes=2)
+GUESS_7_5 = exercise("7.5", "How often must they talk?", kind="prediction", points=1, minutes=3)
 GUESS_7_5.objective = "count the all-reduces of a generation"
 GUESS_7_5.question = Number(
     num_all_reduces,
