@@ -10,7 +10,8 @@ import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
 from twophase.core.errors import PolicyError
-from twophase.scheduling.policy import Policy, Refusal, by_priority
+from twophase.scheduling.planner import Refusal
+from twophase.scheduling.policy import Policy, by_priority
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
 

@@ -10,8 +10,7 @@ from tests.scheduling.harness import EOS, Harness, make_request, outputs_alone
 from tests.scheduling.test_pressure import play, random_groups, random_window
 from twophase.config import ADMISSIONS, EngineConfig
 from twophase.core.errors import ConfigError
-from twophase.scheduling.planner import Planner
-from twophase.scheduling.policy import Refusal
+from twophase.scheduling.planner import Planner, Refusal
 from twophase_features.admission import OutputLengths
 from twophase_features.windows.sliding_window import SlidingWindow
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import ConfigError, InvalidRequestError, ModelFolderError
 
 MAX_SHOWN = 80  # characters of a value in a message
 _SHORT = reprlib.Repr()
@@ -20,7 +20,7 @@ _SHORT.maxlevel = 3
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = MAX_SHOWN // 3  # an item takes three characters at least
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_SHOWN
 
-ErrorType = type[InvalidRequestError] | type[ConfigError]
+ErrorType = type[InvalidRequestError] | type[ConfigError] | type[ModelFolderError]
 
 
 @dataclass(frozen=True, slots=True)

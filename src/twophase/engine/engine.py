@@ -181,7 +181,7 @@ class Engine:
 
     @property
     def idle_s(self) -> float:
-        """Seconds until the policy plans again (`Step.wait_until`), unless a request arrives; 0 if it does not wait."""
+        """Seconds until the policy plans again, unless a request arrives; 0 if it does not (`Planner.wait_until`)."""
         return 0.0 if self._wake_s is None else max(0.0, self._wake_s - self._clock())
 
     # -- the life of a token

@@ -1,11 +1,12 @@
 """The planner: the moves with which a policy fills a step, and the invariants that they keep."""
 
 import bisect
+import enum
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
-from typing import final
+from typing import Any, final
 
 from sortedcontainers import SortedKeyList
 
@@ -13,15 +14,27 @@ from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
 from twophase.scheduling.limits import SchedulerConfig, admission_rule
-from twophase.scheduling.policy import Policy, Refusal
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 _ORDER = attrgetter("rank", "seq_id")  # equal ranks go by seq_id
 
 
+class Refusal(enum.Enum):
+    """Why a sequence was not admitted, and how long that holds."""
+
+    BLOCKS = "too few free blocks"  # until a block is freed, or published with the sequence's prefix
+    MAX_NUM_SEQS = "max_num_seqs"  # until a running sequence ends or is preempted
+    BUDGET = "token budget"  # until a step has more tokens left for it
+    POLICY = "the policy did not ask for it"  # or allowed no token; until the policy's rule changes that
+
+
 @final
 class Planner:
-    """Implements `Step` (policy.py), and keeps the queues between steps.
+    """One step being planned, as a policy sees it, and the queues between steps.
+
+    A move that does not fit into the free blocks, `max_num_seqs` (each completion counts) or the token budget plans
+    fewer tokens, or nothing, and returns how many. An invalid move (the same sequence twice, a decode of an unfinished
+    prefill) raises PolicyError.
 
     Invariants, whatever a policy asks for, also when a step is dropped or a method raises:
 
@@ -32,13 +45,15 @@ class Planner:
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
+        now_s: The engine's clock.
+        num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
+        policy: The `Policy`, whose `plan` is given this object.
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
         refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
         admission: The admission rule; the scheduler reports ends to it.
-        now_s, num_stalled_steps: See `Step`.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Any) -> None:
         self.config = config
         self.cache = cache
         self.policy = policy
@@ -73,10 +88,12 @@ class Planner:
 
     @property
     def budget(self) -> int:
+        """Tokens that this step can still compute."""
         return max(0, self._max_tokens - self._num_tokens)
 
     @property
     def num_free_seqs(self) -> int:
+        """Completions that may still be admitted."""
         return self.config.max_num_seqs - sum(each.num_completions for each in self._running)
 
     @property
@@ -85,14 +102,17 @@ class Planner:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is planned yet."""
         return not self._planned
 
     @property
     def running(self) -> tuple[Sequence, ...]:
+        """The running sequences, best rank first."""
         return tuple(self._running)
 
     @property
     def waiting(self) -> Iterator[Sequence]:
+        """The waiting sequences, best rank first; sequences admitted during the loop are skipped."""
         position = 0
         while position < len(self._waiting):
             sequence = self._waiting[position]
@@ -102,6 +122,8 @@ class Planner:
     # -- what a policy can do
 
     def decode(self, sequence: Sequence) -> bool:
+        """Plan a decoding sequence's next token; while no block is free, preempt the unplanned running sequence of
+        worst rank. False if that was this sequence, if the budget is used up, or if a block could not be copied."""
         if not self._is_running(sequence) or not self.budget or sequence.seq_id in self._failed:
             return False
         if not sequence.is_decoding:
@@ -132,6 +154,8 @@ class Planner:
         return True
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
+        """Plan a chunk of a running prefill; returns the number of its tokens, 0 if the sequence was preempted in this
+        step or the budget is used up."""
         if not self._is_running(sequence):
             return 0
         if sequence.is_decoding:
@@ -139,6 +163,8 @@ class Planner:
         return self._plan_chunk(sequence, max_tokens)
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
+        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the number of its tokens, 0
+        for a refusal. `whole`: the whole prompt in this step or no token of it (except a prompt that never fits)."""
         if sequence.table is not None:
             raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
         # A sequence that outgrew the budget or, with a window, the pool could never be computed in one piece.
@@ -160,9 +186,12 @@ class Planner:
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
+        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. Chunks planned before
+        stay, so that decodes are not held back."""
         self._max_tokens = min(self._max_tokens, max_tokens)
 
     def wait_until(self, when_s: int | float) -> None:
+        """If nothing is planned, the policy is not asked again before `when_s`, unless a request arrives."""
         if not self.now_s < when_s < math.inf:
             raise PolicyError(f"a policy can wait for a later time; it is {self.now_s} s, and it asked for {when_s}.")
         self._wake_s = when_s

@@ -1,88 +1,16 @@
 """A scheduling policy: an order of sequences, and a plan for each step; the default policy and its parts."""
 
 import abc
-import enum
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 from twophase.core.errors import ConfigError
 from twophase.core.rules import apply_rules, number, option, optional, rules_of
+from twophase.scheduling.planner import Planner
 from twophase.scheduling.sequence import Sequence
 
-
-class Refusal(enum.Enum):
-    """Why a sequence was not admitted, and how long that holds."""
-
-    BLOCKS = "too few free blocks"  # until a block is freed, or published with the sequence's prefix
-    MAX_NUM_SEQS = "max_num_seqs"  # until a running sequence ends or is preempted
-    BUDGET = "token budget"  # until a step has more tokens left for it
-    POLICY = "the policy did not ask for it"  # or allowed no token; until the policy's rule changes that
-
-
-@runtime_checkable
-class Step(Protocol):
-    """One step being planned, as a policy sees it.
-
-    A step enforces the free blocks, `max_num_seqs` (each completion counts) and the token budget: a move that does not
-    fit plans fewer tokens, or nothing, and returns how many. An invalid move (the same sequence twice, a decode of an
-    unfinished prefill) raises PolicyError.
-
-    Attributes:
-        now_s: The engine's clock.
-        num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
-        budget: Tokens that this step can still compute.
-        num_free_seqs: Completions that may still be admitted.
-        num_waiting: Waiting sequences.
-        is_empty: Whether nothing is planned yet.
-        running: The running sequences, best rank first.
-        waiting: The waiting sequences, best rank first; sequences admitted during the loop are skipped.
-    """
-
-    now_s: int | float
-    num_stalled_steps: int
-
-    @property
-    def budget(self) -> int: ...
-
-    @property
-    def num_free_seqs(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    @property
-    def running(self) -> tuple[Sequence, ...]: ...
-
-    @property
-    def waiting(self) -> Iterator[Sequence]: ...
-
-    def decode(self, sequence: Sequence) -> bool:
-        """Plan a decoding sequence's next token; while no block is free, preempt the unplanned running sequence of
-        worst rank. False if that was this sequence, if the budget is used up, or if a block could not be copied."""
-        ...
-
-    def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
-        """Plan a chunk of a running prefill; returns the number of its tokens, 0 if the sequence was preempted in this
-        step or the budget is used up."""
-        ...
-
-    def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the number of its tokens, 0
-        for a refusal. `whole`: the whole prompt in this step or no token of it (except a prompt that never fits)."""
-        ...
-
-    def limit(self, max_tokens: int) -> None:
-        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. Chunks planned before
-        stay, so that decodes are not held back."""
-        ...
-
-    def wait_until(self, when_s: int | float) -> None:
-        """If nothing is planned, the policy is not asked again before `when_s`, unless a request arrives."""
-        ...
+# One step being planned: a policy reads its attributes, and calls its moves.
+Step = Planner
 
 
 class Policy(abc.ABC):

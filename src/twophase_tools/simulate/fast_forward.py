@@ -12,7 +12,8 @@ from operator import attrgetter
 from twophase.cache.allocator import KVAllocator
 from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import StepPlan
-from twophase.scheduling.policy import Policy, PriorityPolicy, Refusal
+from twophase.scheduling.planner import Refusal
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy

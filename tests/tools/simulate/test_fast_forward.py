@@ -9,7 +9,8 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.policy import PriorityPolicy, Refusal
+from twophase.scheduling.planner import Refusal
+from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
