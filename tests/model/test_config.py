@@ -251,7 +251,7 @@ REFUSED = {
     "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1 and <= .*, got"),
     "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' of weights is not supported.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
-    "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*supported: float32"),
+    "dtype": ({"dtype": "float8_e4m3fn"}, r"float8_e4m3fn.*only float32"),
     "yarn": ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"'yarn' is not supported; supported: 'default'"),
     "dynamic": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, r"'dynamic' is not supported"),
     "no factor": ({"rope_scaling": {"type": "linear"}}, r"'rope factor' must be a positive number, got None"),

@@ -100,7 +100,7 @@ BAD = {
     "no prompts": (TEXT, {"prompt": []}, "prompt", "must be text, a list of texts"),
     "prompts of two kinds": (TEXT, {"prompt": ["a", [1]]}, "prompt", "must be text, a list of texts"),
     "a prompt of floats": (TEXT, {"prompt": [1.5]}, "prompt", "must be text, a list of texts"),
-    "a token that is none": (TEXT, {"prompt": [1, 99999]}, None, "got 99999 at position 1"),
+    "a token that is none": (TEXT, {"prompt": [1, 99999]}, None, "got 99999"),
     "many prompts": (TEXT, {"prompt": ["a"] * 65}, "prompt", "at most 64 prompts, got 65"),
     "the second prompt": (TEXT, {"prompt": ["a", ""]}, None, "at least one token"),
     "a flag for logprobs": (TEXT, {"prompt": "a", "logprobs": True}, "logprobs", "must be a whole number"),

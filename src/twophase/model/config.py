@@ -108,9 +108,7 @@ UNSUPPORTED = (
 )  # fmt: skip
 SILU = KeyRule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu'.")
 RULES = (
-    KeyRule(
-        "dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."
-    ),
+    KeyRule("dtype", (None, "float32", "float16", "bfloat16"), "is not supported, only float32, float16, bfloat16."),
     *(KeyRule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
 )
 
@@ -192,8 +190,7 @@ ARCHITECTURES = (*FAMILIES, *FAMILIES_OF_FEATURES)
 
 def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json (and the end-of-text ids of generation_config.json). Raises ModelFolderError for a
-    missing or broken file, a missing or nonsensical value, or an unsupported feature; ConfigError if the file asks for
-    a feature whose package is not installed."""
+    missing or broken file, a missing or nonsensical value, or an unsupported feature."""
     file = _config_file(folder)
     architecture = _architecture(file)
     family = family_of(architecture)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, number, option, optional, rules_of
+from twophase.core.rules import apply_rules, rules_of
 from twophase.scheduling.planner import Planner
 from twophase.scheduling.sequence import Sequence
 
@@ -20,8 +20,7 @@ class Policy(abc.ABC):
     (largest rank). So no sequence preempts a sequence of better rank.
 
     The scheduler reports events by the `note_` methods, which do nothing here. A policy that counts events returns a
-    copy with new counters from `fresh`. An exception in a `note_` method is not caught, and the tokens of the step are
-    lost.
+    copy with new counters from `fresh`. An exception in a `note_` method is not caught; the step is lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
@@ -39,8 +38,7 @@ class Policy(abc.ABC):
         """Plan one step. An empty plan while requests are unfinished is an error, unless `wait_until` was called."""
 
     def fresh(self) -> "Policy":
-        """The policy for one scheduler: this object if it has no counters, else a copy with new counters, so that
-        several engines can be given one policy."""
+        """The policy for one scheduler: this object if it has no counters, else a copy with new counters."""
         return self
 
     def note_waiting(self, sequence: Sequence) -> None:
@@ -61,27 +59,10 @@ class Policy(abc.ABC):
         return
 
 
-# -- the default
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class PriorityPolicy(Policy):
-    """The default: by priority; decodes first, and the rest of the budget for prefills.
-
-    Attributes:
-        patience_s: Ageing. None: priorities are strict, and requests of low priority may starve. Otherwise a request
-            overtakes a request of the next better priority once it has waited `patience_s` seconds longer. (Comparing
-            priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
-    """
-
-    patience_s: int | float | None = option(None, optional(number("a finite number of seconds")))
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        request = sequence.request
-        if self.patience_s is None:
-            return by_priority(sequence)
-        return (request.arrival_s + request.priority * self.patience_s, sequence.arrival_order, sequence.index)
+    """The default: by priority; decodes first, and the rest of the budget for prefills."""
 
     def plan(self, step: Step) -> None:
         decodes_first(step)

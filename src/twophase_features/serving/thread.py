@@ -12,8 +12,9 @@ from twophase.core.errors import EngineDeadError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
 from twophase.core.rules import TEXT, checked
-from twophase.engine.engine import Engine, PreparedRequest
+from twophase.engine.engine import Engine
 from twophase.engine.metrics import EngineStats
+from twophase.engine.request_state import RequestState
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 from twophase_features.serving.stream import Event, RequestStream, deliver
 
@@ -180,7 +181,7 @@ class EngineThread:
     def _prepare(self, job: RequestStream) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
-        prepared: PreparedRequest | Exception
+        prepared: RequestState | Exception
         try:
             prepared = self._engine.prepare(job.request_id, job.prompt, job.params, **job.options)
         except BaseException as error:  # a Rust library's panic is not an Exception
@@ -230,7 +231,7 @@ class EngineThread:
             sleep_s = left_s if sleep_s is None else min(sleep_s, left_s)
         return sleep_s
 
-    def _add(self, job: RequestStream, prepared: PreparedRequest | Exception) -> None:
+    def _add(self, job: RequestStream, prepared: RequestState | Exception) -> None:
         if self._jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:
