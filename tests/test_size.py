@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 SLACK = 0.05
 
 CEILINGS = {
-    "lines of src/twophase": 6_358,  # goal 6,000
-    "files of src/twophase": 43,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
-    "lines of the longest file": 313,  # goal 350
+    "lines of src/twophase": 5_998,  # goal 6,000
+    "files of src/twophase": 42,  # goal 45; a package's `__init__`, a docstring of what it has, is not counted
+    "lines of the longest file": 312,  # goal 350
     "modules that `import twophase` loads": 7,  # goal 30
-    "modules that `from twophase import LLM` loads": 48,
+    "modules that `from twophase import LLM` loads": 47,
     "modules of features that a greedy request loads": 0,  # goal 0
     "files that a greedy request runs": 25,  # goal 25
 }

@@ -1,19 +1,15 @@
-"""The only place where an engine is assembled: check options, join other processes, load, size, build.
+"""The only place where an engine is assembled: check options, join other processes, load, size, build."""
 
-A feature is named here by a string (`doors.feature`) and imported when an option or the model asks for it.
-"""
-
-import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 
 from twophase import memory
 from twophase.attention.interface import AttentionBackend, AttentionSpec
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
+from twophase.cache.kv_cache import KVCache, spec_from_option
 from twophase.cache.manager import CacheManager
 from twophase.config import DEFAULT_MODEL, EngineConfig
 from twophase.core.errors import ConfigError
@@ -56,7 +52,14 @@ def assemble(model: str, config: EngineConfig) -> Parts:
     """
     target = _check(model, config)
     executor = join(config, target.model, target.device)
-    kv_spec = _kv_spec(config, target, executor.part)
+    kv_spec = spec_from_option(
+        config.kv_cache_dtype,
+        num_layers=executor.part.num_layers if target.groups is None else target.groups.size,
+        num_kv_heads=executor.part.num_kv_heads,
+        head_dim=executor.part.head_dim,
+        block_size=config.block_size,
+        model_dtype=target.dtype,
+    )
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(target.folder)
     llama = _load(config, target, executor)
     speculation = _speculation(config, target, executor, tokenizer)
@@ -77,7 +80,7 @@ def assemble(model: str, config: EngineConfig) -> Parts:
         vocab_size=target.model.vocab_size,
         codec=tokenizer,
         eos_token_ids=target.model.eos_token_ids,
-        guidance=None if tokenizer is None else _Grammars(tokenizer, target.model.eos_token_ids),
+        compile_grammar=None if tokenizer is None else _grammar_compiler(tokenizer, target.model.eos_token_ids),
         speculator=speculation and speculation.speculator(kv_cache, target.limits, use_step_graphs),
         seed=config.seed,
         max_trace_steps=config.max_trace_steps,
@@ -130,8 +133,7 @@ def _find(model: str) -> Path:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> SchedulerConfig:
-    """The scheduler's limits, with defaults in place of None. Raises ConfigError for an invalid limit, or more tokens
-    than the model has positions."""
+    """The scheduler's limits, with defaults in place of None. Raises ConfigError for an invalid limit."""
     longest = model.max_position_embeddings
     max_model_len = longest if config.max_model_len is None else config.max_model_len
     if not 2 <= max_model_len <= longest:
@@ -150,17 +152,6 @@ def limits_of(config: EngineConfig, model: ModelConfig, device: torch.device) ->
         config.enable_chunked_prefill,
         watermark=config.admission_watermark,
         admission=config.admission,
-    )
-
-
-def _kv_spec(config: EngineConfig, target: _Target, part: ModelConfig) -> KVCacheSpec:
-    return spec_from_option(
-        config.kv_cache_dtype,
-        num_layers=part.num_layers if target.groups is None else target.groups.size,
-        num_kv_heads=part.num_kv_heads,
-        head_dim=part.head_dim,
-        block_size=config.block_size,
-        model_dtype=target.dtype,
     )
 
 
@@ -213,18 +204,7 @@ def _cache_factory(config: EngineConfig, windows: Any) -> Callable[..., Any]:
     return partial(CacheManager, tier=tier) if windows is None else windows.cache_factory(tier)
 
 
-@final
-class _Grammars:
-    """`Guidance`, created by the first request with structured outputs. Thread-safe."""
-
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
-        self._arguments = tokenizer.to_json, eos_token_ids
-        self._making = threading.Lock()
-        self._guidance: Any = None
-
-    def compile(self, params: SamplingParams) -> Any:
-        """See `Guidance.compile`."""
-        with self._making:
-            if self._guidance is None:
-                self._guidance = feature("structured_outputs.guidance").Guidance(*self._arguments)
-        return self._guidance.compile(params)
+def _grammar_compiler(tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> Callable[[SamplingParams], Any]:
+    """`Guidance.compile` for this vocabulary. The first request with structured outputs makes the `Guidance`."""
+    guidance = cache(lambda: feature("structured_outputs.guidance").Guidance(tokenizer.to_json, eos_token_ids))
+    return lambda params: guidance().compile(params)

@@ -58,7 +58,8 @@ _SPECULATION = Rule(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The options of an engine. `LLM(model, **options)` takes the same options.
+    """The options of an engine. `LLM(model, **options)` takes the same options. Raises ConfigError if a field breaks
+    its rule, or two contradict each other; it names fields, rule and values.
 
     Attributes:
         device: Where the model runs: 'auto' (CUDA where there is one), 'cpu', 'cuda', 'cuda:1' and so on.
@@ -84,8 +85,7 @@ class EngineConfig:
         enable_chunked_prefill: Spread long prompts over several steps.
         kv_cache_dtype: The format of K and V in the cache: 'auto' (the model's), 'float32', 'float16', 'bfloat16',
             'int8' or 'fp8_e4m3'.
-        sliding_window: Keys that a query sees, itself included (if not given: the model's own window). Blocks that no
-            later query sees are freed.
+        sliding_window: Keys that a query sees, itself included (None: the model's own window); other blocks are freed.
         num_attention_sinks: Keys at the beginning that stay visible besides the window. A model that was not trained
             with a window needs about 4, or its text degenerates.
         seed: Seeds the requests that have no seed of their own.
@@ -99,8 +99,7 @@ class EngineConfig:
             prefix, or a preempted one, loads them back. Requires prefix caching.
         preemption_mode: 'swap' is short for a `kv_tier` in host memory: the K/V of a preempted request is offloaded and
             loaded back. 'recompute' computes it again.
-        num_swap_blocks: Blocks of that tier, pinned for a CUDA device; None: as many as the pool has, and at most a
-            quarter of the free host memory.
+        num_swap_blocks: Blocks of that tier; None: as many as the pool's, in at most a quarter of the free host memory.
         admission_watermark: Share of the pool that admitting a request must leave free, in [0, 1).
         speculative_config: Options of speculative decoding; None: off.
         drafter: A `Drafter` in place of the n-gram lookup; without a `speculative_config` it gets the default options.
@@ -111,9 +110,6 @@ class EngineConfig:
         cache_factory: Makes the `KVAllocator` from (num_blocks, block_size, enable_prefix_caching); None: the engine's
             own. A custom allocator must itself free the blocks that leave a sliding window.
         scheduler_factory: Makes the scheduler from (config, cache manager); None: `Scheduler`.
-
-    Raises:
-        ConfigError: A field breaks its rule, or two contradict each other; names fields, rule and values.
     """
 
     device: Any = option("auto", _DEVICE)

@@ -44,8 +44,7 @@ class LLM:
 
     Raises:
         ModelFolderError: The model is missing, broken or not supported.
-        ConfigError, TypeError: An invalid option, or two that exclude each other (`twophase_features.pairs`); an
-            unknown one.
+        ConfigError, TypeError: An invalid option, or two that exclude each other; an unknown one.
         BackendUnavailableError: The attention backend asked for cannot run here.
         PeerLostError: A rank did not join.
         SystemExit: On the other ranks of a tensor-parallel model, after rank 0 has closed.
@@ -86,7 +85,8 @@ class LLM:
         """Continue each prompt; outputs are in the order of the prompts.
 
         On any exception, Ctrl-C included, these requests are aborted and the engine can be used again. A request that
-        fails while it runs raises no exception: its finish reason is 'error'.
+        fails while it runs raises no exception: its finish reason is 'error'. Raises InvalidRequestError, and runs no
+        request, if one could never be served.
 
         Args:
             prompts: Text, {"prompt": ...} or {"prompt_token_ids": [...]}, one or several; several may also be lists of
@@ -94,9 +94,6 @@ class LLM:
                 requests with the same salt) and a "tenant" (for `FairPolicy`).
             sampling_params: One for all prompts, or one for each.
             use_tqdm: Show a progress bar when it takes longer than two seconds.
-
-        Raises:
-            InvalidRequestError: A request could never be served (then no request is run); or see `refusal`.
         """
         self.check_usable()
         several = listed("prompts", prompts, (str, Mapping))
@@ -127,15 +124,12 @@ class LLM:
         *,
         special_tokens_in_content: bool = False,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or several: `generate` on prompts rendered by the model's chat template.
+        """Answer a conversation, or several: `generate` on prompts rendered by the model's chat template. Raises as
+        `generate`, and InvalidRequestError or ModelFolderError without a tokenizer or a readable chat template.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or a list of such lists.
             special_tokens_in_content: Whether the text of a special token in a message is that token.
-
-        Raises:
-            InvalidRequestError, ModelFolderError: There is no tokenizer or no chat template, or none that can be read;
-                or as `generate`.
         """
         prompts = feature("chat.conversation").prompts_of(self, messages, special_tokens_in_content)
         return self.generate(prompts, sampling_params, use_tqdm)
@@ -144,8 +138,7 @@ class LLM:
         """Continue one prompt, yielding the text piece by piece; joined, the pieces are `generate`'s text.
 
         The request is added at the first `next`, and aborted when the iterator is closed early. Several streams may be
-        read alternately. Raises InvalidRequestError as `generate`, or for n > 1; GenerationError if the request fails
-        while it runs.
+        read alternately. Raises InvalidRequestError as `generate`, or for n > 1; GenerationError if the request fails.
         """
         self.check_usable()
         params = SamplingParams() if sampling_params is None else sampling_params

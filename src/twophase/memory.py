@@ -1,5 +1,4 @@
-"""Memory of K/V blocks, free memory, and the number of blocks that fit. Shared with `twophase plan`; nothing heavy is
-imported."""
+"""Memory of K/V blocks, free memory, and the number of blocks that fit. Imports nothing heavy, for `twophase plan`."""
 
 import os
 from contextlib import suppress
@@ -35,8 +34,8 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, value_
 def check_rope_tables(model: ModelConfig, num_positions: int) -> None:
     """Raises ConfigError if this machine has too little memory for RoPE tables of `num_positions` positions."""
     # Angles, sines and cosines: an fp32 value for each pair of a head (`rope_tables` in model/llama.py).
-    in_table, free = 3 * 4 * num_positions * (model.head_dim // 2), free_host_memory_bytes()
-    in_tables = in_table if model.local_rope is None else 2 * in_table
+    num_tables, free = 1 if model.local_rope is None else 2, free_host_memory_bytes()
+    in_tables = num_tables * 3 * 4 * num_positions * (model.head_dim // 2)
     if in_tables > free:
         raise ConfigError(
             f"RoPE tables for {num_positions:,} positions need {in_tables / GIB:,.1f} GiB, but only "
@@ -57,8 +56,7 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 
 def free_host_memory_bytes(root: Path = Path("/")) -> int:
-    """Host memory available without swapping, within the container's limit (cgroup v2) if there is one. `root` is for
-    tests."""
+    """Host memory available without swapping, within the container's limit (cgroup v2). `root` is for tests."""
     # Linux's own estimate for new allocations, page cache included (proc(5)), in KiB; elsewhere half of all memory.
     available = 1024 * _read_fields(root / "proc/meminfo").get("MemAvailable:", 0)
     free = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -85,8 +83,7 @@ def _read_fields(path: Path) -> dict[str, int]:
 def num_blocks_that_fit(
     bytes_per_block: int, device: "torch.device", fraction: float | None = None, reserved_bytes: int = 0
 ) -> int:
-    """The number of blocks that fill a share of the memory that is free on `device` now. Raises ConfigError if not even
-    one block fits.
+    """The number of blocks that fill a share of the memory free on `device` now. Raises ConfigError if it is 0.
 
     Args:
         bytes_per_block: Bytes of a block, including the draft model's block if there is one.

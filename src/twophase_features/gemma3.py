@@ -1,6 +1,10 @@
 """Gemma 3 (arXiv:2503.19786): norms by 1 + gain, and after attention and MLP too, GELU, scaled embeddings, and layers
 that see a window between layers that see all keys, each kind with a RoPE of its own."""
 
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
 from twophase.core.rules import shown
 from twophase.model.config import Family, RopeConfig, num_layers_of, read_attention_bias, rope_of
 from twophase.model.json_file import Fields, JsonFile, KeyRule
@@ -49,6 +53,12 @@ def read_scales(file: JsonFile) -> Fields:
         "attention_scale": file.positive_int("query_pre_attn_scalar") ** -0.5,
         "embed_scale": file.positive_int("hidden_size") ** 0.5,
     }
+
+
+def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
+    """gelu(gate) * up, for gate and up side by side (GEGLU, arXiv:2002.05202), by the approximation with tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 FAMILIES = {

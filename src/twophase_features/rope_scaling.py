@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twophase.core.rules import shown
-from twophase.model.json_file import JsonFile
+from twophase.model.json_file import POSITIVE_NUMBER, JsonFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def scaling_of(file: JsonFile, rope_type: Any, parameters: Mapping[str, Any]) ->
         )
     given = {"original_max_position_embeddings": file.values.get("max_position_embeddings"), **parameters}
     kind = TYPES[rope_type]
-    scaling = kind(*(file.check_positive(f"rope {key}", given.get(key)) for key in kind.__slots__))
+    scaling = kind(*(file.checked(f"rope {key}", given.get(key), POSITIVE_NUMBER) for key in kind.__slots__))
     if isinstance(scaling, Llama3Scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         raise file.error(f"rope low_freq_factor {low} must be below high_freq_factor {high}.")

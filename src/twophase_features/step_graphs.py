@@ -160,7 +160,8 @@ class DecodeGraphs:
         if captured is None:
             return None
         captured.inputs.longs.copy_(packed.longs, non_blocking=True)
-        captured.inputs.ints.copy_(packed.ints, non_blocking=True)
+        captured.inputs.lens.copy_(packed.lens, non_blocking=True)
+        captured.inputs.tables.copy_(packed.tables, non_blocking=True)
         captured.replay()
         return captured.hidden[: sum(len(chunk.token_ids) for chunk in chunks)]
 

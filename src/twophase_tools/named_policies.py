@@ -7,6 +7,7 @@ from typing import Any
 from twophase.core.errors import ConfigError
 from twophase.core.rules import checked, rules_of
 from twophase.scheduling.policy import Policy, PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
@@ -16,6 +17,7 @@ from twophase_features.policies.whole_prompts import ContinuousPolicy, PrefillFi
 
 POLICIES: Mapping[str, type] = {
     "priority": PriorityPolicy,
+    "ageing": AgeingPolicy,
     "chunked": ChunkedPrefillPolicy,
     "continuous": ContinuousPolicy,
     "prefill-first": PrefillFirstPolicy,

@@ -33,6 +33,7 @@ def make_engine(
     num_host_blocks: int = 0,
     codec=None,
     eos=frozenset(),
+    guidance=None,
     engine_class=Engine,
     **options,
 ) -> Engine:
@@ -49,6 +50,7 @@ def make_engine(
     cache = typed_cache(num_blocks, block_size, prefix_caching, tier=tier, **options_of_cache)
     scheduler = Scheduler(limits, cache, policy)
     runner = ModelRunner(model, kv_cache, max_model_len)
+    options["compile_grammar"] = guidance and guidance.compile
     return engine_class(runner, scheduler, vocab_size=config.vocab_size, codec=codec, eos_token_ids=eos, **options)
 
 

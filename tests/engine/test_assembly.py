@@ -1,7 +1,6 @@
 """An engine is put together from the features that its options name, and from no other."""
 
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,27 +76,22 @@ def test_one_process_and_several_are_executors(tiny_folder):
 
 
 def check_grammars(folder, module=assembly) -> None:
-    """Requests of several threads come at once, and the vocabulary is loaded by the first of them."""
+    """The vocabulary is loaded by the first request, for all."""
     made = []
 
-    class SlowGuidance:
+    class FakeGuidance:
         def __init__(self, to_json, eos_token_ids) -> None:
-            time.sleep(0.05)
             made.append(self)
 
         def compile(self, params):
             return params
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "feature", lambda name: SimpleNamespace(Guidance=SlowGuidance))
-        grammars, params = module._Grammars(Tokenizer.from_folder(folder), frozenset({0})), SamplingParams()
+        patch.setattr(module, "feature", lambda name: SimpleNamespace(Guidance=FakeGuidance))
+        compile_grammar = module._grammar_compiler(Tokenizer.from_folder(folder), frozenset({0}))
+        params = SamplingParams()
         assert not made
-        threads = [threading.Thread(target=grammars.compile, args=(params,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert grammars.compile(params) is params
+        assert compile_grammar(params) is compile_grammar(params) is params
     assert len(made) == 1
 
 
@@ -132,11 +126,7 @@ def test_mutants_of_the_doors_are_killed(name, old, new, options, tiny_folder):
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("a vocabulary for each request", "if self._guidance is None:", "if True:"),
-        ("threads at once", "with self._making:", "if True:"),
-    ],
+    ("name", "old", "new"), [("a vocabulary for each request", "guidance = cache(lambda:", "guidance = (lambda:")]
 )
 def test_mutants_of_the_compiler_are_killed(name, old, new, tiny_folder):
     KillTable.record(Mutant(name, "twophase.assembly", old, new), lambda module: check_grammars(tiny_folder, module))

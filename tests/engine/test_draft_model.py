@@ -31,7 +31,7 @@ def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):
     engine = speculating(tiny_model, drafting_with(tiny_model, 12), num_blocks=12, prefix_caching=False)
     engine.add_request("a", other, long)
     finish(engine)
-    assert engine.stats().acceptance_rate == 1
+    assert engine.stats().num_accepted_tokens == engine.stats().num_draft_tokens > 0
     cache, keys = engine._scheduler.cache, []
     cache.tier = tier = RemoteTier(engine._runner.kv_cache)
     cache.close(cache.open(prompt["prompt_token_ids"], keys=keys))
@@ -42,7 +42,7 @@ def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):
     output = finish(engine)["b"]
     assert sum(step.blocks_loaded for step in engine.trace) == len(keys) == 5
     assert tokens_of(output) == tokens_of(finish(plain)["b"])
-    assert engine.stats().acceptance_rate == 1
+    assert engine.stats().num_accepted_tokens == engine.stats().num_draft_tokens > 0
 
 
 def check_landed(module, model) -> None:

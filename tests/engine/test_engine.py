@@ -232,9 +232,9 @@ class TestDoor:
     @pytest.mark.parametrize(
         ("prompt", "params", "message"),
         [
-            ({"prompt_token_ids": []}, {}, "at least one token, got none from an empty list"),
-            ("", {}, "at least one token, got none from the text ''"),
-            ({"prompt_token_ids": [5, 330]}, {}, r"whole numbers in \[0, 330\).*got 330 at position 1"),
+            ({"prompt_token_ids": []}, {}, "at least one token, got none"),
+            ("", {}, "at least one token, got none"),
+            ({"prompt_token_ids": [5, 330]}, {}, r"position 1 must be a whole number in \[0, 330\).*got 330"),
             (prompt_of(0, 127), {"max_tokens": 1}, None),
             (prompt_of(0, 128), {}, "max_model_len=128, and the prompt alone has 128 tokens"),
             (prompt_of(0, 100), {"n": 5, "max_tokens": 28}, r"may need \d+ KV blocks of 4 tokens .* the pool has 40"),

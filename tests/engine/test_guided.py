@@ -338,7 +338,7 @@ class TestFaults:
         assert outputs["good"].outputs[0].finish_reason == "stop"
 
     def test_the_prompts_of_one_request_share_a_trial(self, model, monkeypatch):
-        guidance = guided_engine(model)._guidance
+        guidance = guidance_of(byte_level().tokenizer.to_str(), byte_level().end_id)
         tried = []
         params = guided(choice=["a"])
         guidance.compile(params)
@@ -470,7 +470,7 @@ class TestDoor:
             return byte_level().tokenizer.to_str()
 
         engine = guided_engine(model)
-        engine._guidance = Guidance(tokenizer_json, frozenset([byte_level().end_id]))
+        engine._compile_grammar = Guidance(tokenizer_json, frozenset([byte_level().end_id])).compile
         run(engine, [prompt_of(0, 4)])
         assert calls == []
         run(engine, [prompt_of(0, 4)] * 3, guided(regex="a"))

@@ -111,11 +111,10 @@ def test_every_array_is_aligned_to_16_bytes(num_seqs):
     chunks = [chunk(i, [1] * (i + 1), i, list(range(9))) for i in range(num_seqs)]
     packed = pack([c._replace(block_ids=[*range(18)]) for c in chunks], 4, num_groups=2)
     batch = packed.view()
-    base = {torch.int64: packed.longs.data_ptr(), torch.int32: packed.ints.data_ptr()}
     second = batch.groups[1]
     arrays = (batch.positions, batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens)
     for array in (*arrays, second.slot_mapping, second.block_tables):
-        assert (array.data_ptr() - base[array.dtype]) % 16 == 0
+        assert array.data_ptr() % 16 == 0  # torch's buffers begin at multiples of 64
 
 
 def test_padding_rows():

@@ -236,7 +236,7 @@ def test_bfloat16(compiling, folders):
 
 
 MUTANTS = [
-    ("stale tables", check_batches, "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+    ("stale tables", check_batches, "        captured.inputs.tables.copy_(packed.tables, non_blocking=True)\n", ""),
     ("stale tokens", check_batches, "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
     ("no replay", check_batches, "        captured.replay()\n", ""),
     ("torch's operations refused", check_batches, "record(torch_operations=True)", "record()"),

@@ -81,7 +81,7 @@ class TestSameTokens:
     def test_a_model_that_knows_nothing(self, tiny_model, other_model, greedy):
         engine = speculating(tiny_model, drafting_with(other_model))
         assert [tokens_of(output) for output in run(engine, PROMPTS, LONG)] == greedy
-        assert engine.stats().acceptance_rate < 0.5
+        assert engine.stats().num_accepted_tokens < 0.5 * engine.stats().num_draft_tokens
 
     @pytest.mark.parametrize("num_blocks", [96, 26])
     @pytest.mark.parametrize("drafter", ["n-gram", "itself"])
@@ -109,7 +109,7 @@ class TestSameTokens:
                     assert [t for t, _ in a.top] == [t for t, _ in b.top]
         assert engine.stats().num_draft_tokens > 0
         if drafter == "itself":  # it draws with the same random numbers
-            assert engine.stats().acceptance_rate == 1
+            assert engine.stats().num_accepted_tokens == engine.stats().num_draft_tokens > 0
 
 
 class TestWhereARunEnds:
@@ -258,7 +258,7 @@ class TestBrokenDrafters:
             if not engine.has_unfinished_requests():
                 break
         assert [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))] == greedy
-        assert engine.stats().acceptance_rate == 1
+        assert engine.stats().num_accepted_tokens == engine.stats().num_draft_tokens > 0
         check_idle(engine)
 
     def test_aborted_between_steps_nothing_leaks(self, tiny_model):

@@ -52,6 +52,6 @@ def test_the_same_valid_outputs(model, drafter, caplog):
     stats = engine.stats()
     if drafter in ("right", "itself"):
         assert stats.num_accepted_tokens > 0
-        assert stats.acceptance_rate == 1  # what it guesses the grammar allows
+        assert stats.num_accepted_tokens == stats.num_draft_tokens > 0  # what it guesses the grammar allows
     if drafter == "forbidden":
         assert stats.num_draft_tokens == 0

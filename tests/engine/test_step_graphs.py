@@ -212,7 +212,7 @@ def test_played_graphs_equal_eager(cpu_model, eager_tokens):
 GRAPH_MUTANTS = [
     ("tables as wide as the model allows", "-(-context // (block", "-(-self._max_model_len // (block"),
     ("tables too narrow", "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)"),
-    ("stale tables", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+    ("stale tables", "        captured.inputs.tables.copy_(packed.tables, non_blocking=True)\n", ""),
     ("stale tokens", "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
     ("padding returned", "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum("),
     ("capture on the first device's stream", "stream=side_stream, ", ""),
@@ -289,7 +289,7 @@ VERIFICATION_MUTANTS = [
     ("one graph for any number of drafts", "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))"),
     ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
     ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
-    ("stale lengths", "        captured.inputs.ints.copy_(packed.ints, non_blocking=True)\n", ""),
+    ("stale lengths", "        captured.inputs.lens.copy_(packed.lens, non_blocking=True)\n", ""),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
 from twophase.core.errors import TwophaseError
 from twophase.core.request import CompletionOutput, RequestOutput, TokenLogprobs
-from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy
@@ -48,7 +48,7 @@ ENGINES: Mapping[str, Callable[[Path], tuple[dict[str, Any], dict[str, Any]]]] =
     "window": lambda folder: (TIGHT, WINDOW),
     "window and drafts": lambda folder: ({**TIGHT, "speculative_config": NGRAM}, WINDOW),
     "deadline": lambda folder: ({**TIGHT, "policy": DeadlinePolicy()}, {}),
-    "ageing": lambda folder: ({**TIGHT, "policy": PriorityPolicy(patience_s=0.01)}, {}),
+    "ageing": lambda folder: ({**TIGHT, "policy": AgeingPolicy(patience_s=0.01)}, {}),
     "chunked": lambda folder: ({"policy": ChunkedPrefillPolicy(max_tokens=8), "speculative_config": NGRAM}, {}),
     "prefill first": lambda folder: ({"policy": PrefillFirstPolicy(max_stalled_steps=1)}, {}),
     "dynamic": lambda folder: ({"policy": DynamicPolicy(batch_size=3, timeout_s=0.002)}, {}),

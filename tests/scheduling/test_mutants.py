@@ -110,7 +110,7 @@ def crowded_window():
 
 def reasons():
     for why in test_planner.STAYS_OUT:
-        test_planner.test_a_refusal_has_its_reason_and_ends_with_it(why)
+        test_planner.test_a_refusal_ends_with_its_reason(why)
 
 
 def short_steps():
@@ -190,8 +190,6 @@ MUTANTS = [
     (SCHEDULER, "samples are not checked", "if not chunk.num_samples <= len(tokens) <= most:", "if len(tokens) > most:", test_timelines.test_update_wants_the_latest_plan_and_its_samples),
     (PLANNER, "one place for n completions", "elif sequence.num_completions > self.num_free_seqs:", "elif self.num_free_seqs < 1:", test_timelines.test_places_are_kept_for_all_who_come_in_together),
     (PLANNER, "running forks take one place", "sum(each.num_completions for each in self._running)", "len(self._running)", test_timelines.test_places_are_kept_for_completions_not_forked_yet),
-    (PLANNER, "what was preempted has no reason to wait", "        self._refusals[victim.seq_id] = Refusal.BLOCKS\n", "", test_planner.test_what_is_preempted_stays_out_for_want_of_blocks),
-    (PLANNER, "a refusal outlives its reason", "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None\n", "self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else self.refusal\n", reasons),
     (SCHEDULER, "forks draw the parent's token", "for completion, token in zip(completions, tokens, strict=True)", "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)", test_timelines.test_completions_fork_when_the_prompt_is_done),
     (LIMITS, "room to grow in one group", "sequence.num_completions * cache.num_blocks_at_most(1) if", "sequence.num_completions if", groups_of_layers),
     (PLANNER, "a prefill takes what was reserved for others", "end = self.cache.room(table, end, max(0, self._num_spare_blocks(sequence, table)))", "pass", groups_of_layers),

@@ -7,6 +7,7 @@ import pytest
 
 from twophase.core.errors import ConfigError
 from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.request_level import DynamicPolicy
 from twophase_tools.cli.engine_options import POLICY_HELP
@@ -18,7 +19,7 @@ from twophase_tools.named_policies import POLICIES, policy_from_text, usage
     ("text", "policy"),
     [
         ("priority", PriorityPolicy()),
-        ("priority:patience_s=2.5", PriorityPolicy(patience_s=2.5)),
+        ("ageing:patience_s=2.5", AgeingPolicy(patience_s=2.5)),
         ("chunked:max_tokens=64", ChunkedPrefillPolicy(max_tokens=64)),
         ("dynamic:batch_size=4,timeout_s=0.5", DynamicPolicy(batch_size=4, timeout_s=0.5)),
     ],
@@ -47,7 +48,7 @@ def test_every_policy_is_made_as_its_usage_says(name):
             marks=pytest.mark.unchecked_types,
         ),
         ("dynamic:batch_size=2,timeout_s=inf", r"timeout_s must be a finite number of seconds, at least 0, got inf"),
-        ("priority:patience_s=nan", r"patience_s must be a finite number of seconds, or None, got nan"),
+        ("ageing:patience_s=nan", r"patience_s must be a finite number of seconds, got nan"),
         ("", r"no policy is called ''"),
     ],
 )

@@ -206,7 +206,7 @@ def admit_again(step):
     [
         (admit_twice, "admitted sequence 0, which is running already"),
         (decode_twice, "planned sequence 0 twice"),
-        (decode_a_prefill, "still in its prefill"),
+        (decode_a_prefill, "still in prefill"),
         (prefill_a_decode, "decodes already"),
         (decode_what_waits, "not running: admit it first"),
         (admit_again, "running already"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.scheduling.harness import EOS, Harness, make_request
 from twophase.core.errors import InvalidRequestError
 from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
@@ -64,7 +65,8 @@ def random_groups(rng: random.Random, block_size: int) -> dict:
 def random_policy(rng: random.Random):
     return rng.choice(
         [
-            PriorityPolicy(patience_s=rng.choice([None, 3.0])),
+            PriorityPolicy(),
+            AgeingPolicy(patience_s=3.0),
             ChunkedPrefillPolicy(max_tokens=rng.randint(1, 12)),
             ContinuousPolicy(),
             PrefillFirstPolicy(max_stalled_steps=rng.choice([None, 2])),

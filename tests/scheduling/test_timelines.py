@@ -6,6 +6,7 @@ import tests.scheduling.harness as harness_module
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
 from twophase.core.plan import SampledToken
 from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 
 
 def test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget():
@@ -253,7 +254,7 @@ def test_ageing_bounds_how_long_a_low_priority_waits():
         return [name for name in names if name > "high 2" or name == "low"], names
 
     assert "low" not in wait(PriorityPolicy())[1]
-    _, names = wait(PriorityPolicy(patience_s=5.0))
+    _, names = wait(AgeingPolicy(patience_s=5.0))
     assert names[names.index("low") - 1 : names.index("low") + 2] == ["high 6", "low", "high 7"]
 
 

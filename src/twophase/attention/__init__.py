@@ -1,4 +1,1 @@
-"""One thin interface to attention, and the torch backend behind it.
-
-Public: `interface` (the door), `torch_backend`.
-"""
+"""One thin interface to attention (`interface`, the door), and the torch backend behind it (`torch_backend`)."""

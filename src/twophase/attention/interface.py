@@ -27,14 +27,13 @@ class AttentionBatch:
 
     Attributes:
         positions: Position of each token in its sequence.
-        slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (padding of a CUDA
-            graph, for backends that run in one).
+        slot_mapping: Where its K and V go: block * block_size + offset; negative: nowhere (padding of a CUDA graph).
         seq_lens: Tokens of each sequence, this step's included.
         block_tables: Block ids, padded with 0 to a multiple of 16 columns. -1 stands for a block that was freed: no
             query of the batch sees its positions, and it must not be read.
         query_lens_host, seq_lens_host: The lengths as Python ints, so that no backend needs a device sync.
-        groups: For a model with layers of different kinds, this batch with each group's block tables and slots;
-            itself it has the first group's.
+        groups: For a model with layers of different kinds, this batch with each group's block tables and slots; itself
+            it has the first group's.
     """
 
     positions: Int[Tensor, "T"]
@@ -64,8 +63,7 @@ class AttentionSpec:
         num_heads, num_kv_heads: H and H_kv; query head h reads KV head h // (H // H_kv).
         scale: Factor on Q.K, as a rule 1 / sqrt(D).
         window: Sliding window: a query at position i sees keys at positions (i - window, i]; None sees all.
-        num_sinks: Besides the window, keys at positions [0, num_sinks) stay visible (attention sinks,
-            arXiv:2309.17453).
+        num_sinks: Keys at positions [0, num_sinks) stay visible too (attention sinks, arXiv:2309.17453).
     """
 
     num_heads: int

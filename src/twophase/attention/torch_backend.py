@@ -137,13 +137,12 @@ class TorchBackend(AttentionBackend):
         v: Float[Tensor, "1 H_kv S D"],
         mask: Bool[Tensor, "L S"] | None,
     ) -> Float[Tensor, "L H D"]:
+        scale = self.spec.scale
         if len(q) == 1:  # the G query heads of a KV head run as G queries: no copy of K and V per query head
             queries = q.reshape(1, k.shape[1], -1, k.shape[-1])
-            return F.scaled_dot_product_attention(queries, k, v, mask, scale=self.spec.scale).reshape(q.shape)
+            return F.scaled_dot_product_attention(queries, k, v, mask, scale=scale).reshape(q.shape)
         is_causal, is_grouped, heads = mask is None, q.shape[1] != k.shape[1], q.transpose(0, 1)[None]
-        out = F.scaled_dot_product_attention(
-            heads, k, v, mask, is_causal=is_causal, scale=self.spec.scale, enable_gqa=is_grouped
-        )
+        out = F.scaled_dot_product_attention(heads, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped)
         return out[0].transpose(0, 1)
 
 

@@ -17,12 +17,10 @@ class CacheStats:
 
     Attributes:
         num_in_use: Blocks that some table holds; a shared one counts once.
-        num_cached, num_free: Free blocks that a prefix hit can still find (evictable), and free blocks without
-            contents.
+        num_cached, num_free: Free blocks that a prefix hit can still find (evictable), and others.
         num_slots_in_use: Slots, in the blocks in use, that belong to a token; it has one in each group of layers.
         internal_fragmentation: Share of the slots, in the blocks in use, that belong to no token, in [0, 1).
-        num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown at least once, the tokens they were
-            opened with, and those found in the cache.
+        num_queries, num_queried_tokens, num_hit_tokens: Tables opened and grown, their tokens then, and the hits.
         num_evicted: Cached blocks whose contents were given up for another table.
     """
 
@@ -93,9 +91,8 @@ class KVAllocator(Protocol):
         """Blocks that tables can still take: free and not reserved."""
 
     def num_blocks_needed(self, table: Any, num_tokens: int) -> int:
-        """Free blocks that the table needs, beyond its own and its reserved blocks, to have room for `num_tokens`; one
-        for the copy of a shared last block (copy-on-write) among them. Raises CacheStateError if the table is not open
-        here, or has more tokens already."""
+        """Free blocks that the table needs, beyond its own and its reserved blocks, for `num_tokens` tokens; one for
+        the copy of a shared last block among them. Raises CacheStateError if the table is not open here or longer."""
         return -(-num_tokens // self.block_size) - len(table.block_ids)
 
     def room(self, table: Any, num_tokens: int, num_free: int) -> int:
@@ -107,11 +104,7 @@ class KVAllocator(Protocol):
         return table.num_tokens + bisect_right(lengths, num_free, key=partial(self.num_blocks_needed, table))
 
     def num_blocks_at_most(self, num_tokens: int, num_shared: int = 0, n: int = 1) -> int:
-        """Blocks that `n` completions of `num_tokens` tokens hold together, if they share the full blocks of the first
-        `num_shared` tokens.
-
-        Worked example, block size 4, 10 tokens, of which 6 are shared, n = 2: 1 shared block and 2 * 2 others are 5.
-        """
+        """Blocks of `n` completions of `num_tokens` tokens that share the full blocks of the first `num_shared`."""
         num_shared_blocks = num_shared // self.block_size
         return num_shared_blocks + n * (-(-num_tokens // self.block_size) - num_shared_blocks)
 
@@ -121,8 +114,7 @@ class KVAllocator(Protocol):
     def open(
         self, token_ids: Sequence[int], salt: str = "", count_in_stats: bool = True, keys: list[BlockKey] | None = None
     ) -> Any:
-        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`. Takes no other
-        free block.
+        """A new `KVTable`; with prefix caching it holds the longest known prefix of `token_ids`, and no other block.
 
         Args:
             token_ids: At least one of them is left to compute, for its logits.
@@ -132,8 +124,7 @@ class KVAllocator(Protocol):
         """
 
     def reserve(self, table: Any, num_tokens: int) -> None:
-        """Reserve blocks for `num_tokens` tokens of a table that was just opened: others cannot take them. Here the
-        table grows at once. Raises as `grow`."""
+        """Reserve blocks for `num_tokens` tokens of a table just opened: others cannot take them."""
         self.grow(table, num_tokens)
 
     def load(self, table: Any, token_ids: Sequence[int]) -> list[int]:
@@ -150,8 +141,7 @@ class KVAllocator(Protocol):
         return
 
     def truncate(self, table: Any, num_tokens: int) -> None:
-        """Take back the slots of tokens [num_tokens, table.num_tokens), which were for drafts, and the blocks that hold
-        no other token."""
+        """Take back the slots of tokens [num_tokens, table.num_tokens), for drafts, and blocks without other tokens."""
         raise CacheStateError(f"{type(self).__name__} takes no slots back: run it without speculative decoding.")
 
     def fork(self, table: Any) -> Any:

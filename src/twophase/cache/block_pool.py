@@ -59,8 +59,7 @@ class BlockPool:
         return block_ids
 
     def acquire(self, block_id: int) -> None:
-        """Add an owner to a block with contents; a cached block is no longer free. Raises CacheStateError if there is
-        no such block, or it is blank."""
+        """Add an owner to a block with contents, which is then not free. Raises CacheStateError if it is blank."""
         self._require_known(block_id)
         if self.ref_counts[block_id] == 0:
             if block_id not in self._cached:

@@ -17,8 +17,6 @@ KVFormat = Literal["none", "int8", "fp8_e4m3"]
 # fp8 is kept as bits: the codec is integer arithmetic, so it runs on devices without fp8 types.
 QUANTISED_DTYPES: dict[KVFormat, torch.dtype] = {"int8": torch.int8, "fp8_e4m3": torch.uint8}
 
-SCALE_DTYPE = torch.float32  # of SCALE_BYTES
-
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
@@ -44,7 +42,7 @@ class KVCacheSpec:
     are not a multiple of 16 bytes.
 
     Attributes:
-        num_layers: Layers with a K and a V in each block: all of the model's, or a group's.
+        num_layers: Layers with a K and a V in each block: all, or a group's.
         dtype: K and V are read in this dtype, and stored in it unless `kv_format` quantises them.
     """
 
@@ -117,13 +115,12 @@ class KVCache:
         self.num_blocks = num_blocks
         self.device = device
         shape = (spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]
+        self.storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]
         if spec.kv_format != "none":
-            storage += [_allocate(shape[:-1], SCALE_DTYPE, device, pin_memory) for _ in range(2)]
-        self.storage = storage
+            self.storage += [_allocate(shape[:-1], torch.float32, device, pin_memory) for _ in range(2)]
         layout = [(0, layer) for layer in range(spec.num_layers)] if layout is None else layout
         self.num_groups = 1 + max(group for group, _ in layout)
-        self.layers = [LayerKV(*(tensor[index] for tensor in storage), group=group) for group, index in layout]
+        self.layers = [LayerKV(*(tensor[index] for tensor in self.storage), group=group) for group, index in layout]
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks in every layer; no block is source of one copy and target of another, or target of two."""

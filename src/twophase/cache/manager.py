@@ -23,9 +23,6 @@ class BlockTable:
         [num_cached_tokens, num_tokens)                slots handed out by `CacheManager.grow`
         [num_tokens, len(block_ids) * block_size)      room in the last block
 
-    Position p is slot block_ids[p // block_size] * block_size + p % block_size. Worked example, block size 4, blocks
-    [5, 2], 6 tokens: position 5 is slot 2 * 4 + 1 = 9.
-
     Attributes:
         salt: Tables share cached blocks only with tables of the same salt.
         publish_at: The number of computed tokens with which the next block can be published; NEVER: not at all.
@@ -59,12 +56,9 @@ class CacheManager(KVAllocator):
         num_blocks: At least 1, or ConfigError is raised.
         enable_prefix_caching: Whether `open` looks up the prefix of its tokens.
         tier: The KV tier to which evicted blocks are offloaded, and from which they are loaded.
-
-    Attributes:
-        num_groups: Groups of layers; a table lists one block per group for the same tokens, side by side.
     """
 
-    num_groups = 1
+    num_groups = 1  # groups of layers; a table lists one block per group for the same tokens, side by side
     table_class: type[BlockTable] = BlockTable
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True, tier: Any = None) -> None:
@@ -79,7 +73,6 @@ class CacheManager(KVAllocator):
 
     @property
     def num_free_blocks(self) -> int:
-        """The blank and the cached blocks of the pool."""
         return self._pool.num_free
 
     # -- prefix hits, in the pool and in the tier
@@ -220,8 +213,7 @@ class CacheManager(KVAllocator):
             raise CacheStateError("This block table is not open in this cache: closed already, or of another cache.")
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """As `KVAllocator`; every slot must have been written. The first table that writes into a shared partial block
-        copies it."""
+        """As `KVAllocator`; the first table that writes into a shared partial block copies it."""
         self._require_open(table)
         for block_id in table.held_blocks:
             self._pool.acquire(block_id)
@@ -250,9 +242,7 @@ class CacheManager(KVAllocator):
     def stats(self) -> CacheStats:
         """As `KVAllocator`; only last blocks have empty slots, and tables that share one have as many tokens."""
         pool, num_slots = self._pool, self._pool.num_in_use * self.block_size
-        empty_in = {
-            table.block_ids[-1]: -table.num_tokens % self.block_size for table in self._tables if table.block_ids
-        }
+        empty_in = {each.block_ids[-1]: -each.num_tokens % self.block_size for each in self._tables if each.block_ids}
         num_empty = self.num_groups * sum(empty_in.values())
         return CacheStats(
             num_blocks=self.num_blocks,

@@ -1,5 +1,1 @@
-"""Plain frozen data shared by every layer; imports no sibling.
-
-Public: `request` (with its options and outputs), `plan` (the work of one step, and its trace), `errors`, `rules` (of
-options).
-"""
+"""Plain frozen data shared by every layer: `request`, `plan`, `errors` and `rules` (of options). Imports no sibling."""

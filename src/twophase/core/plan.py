@@ -33,10 +33,8 @@ class ScheduledChunk(NamedTuple):
     Attributes:
         token_ids: At least one.
         block_ids: The sequence's block table, with room for every computed token; read-only, valid for this step only.
-            -1 where a block has left the sliding window. Groups of layers have a block each for the same tokens, side
-            by side.
-        num_samples: Tokens to draw from the last position's logits: 0 while a prefill goes on, as a rule 1, n when a
-            prompt is done and its n completions fork.
+            -1 where a block has left the window. Groups of layers have a block each for the same tokens, side by side.
+        num_samples: Tokens to draw from the last logits: 0 while a prefill goes on, n when a prompt is done, else 1.
         num_drafts: How many of the last tokens are drafts: the step samples after each, and after the token before
             them. Before the drafts are filled in: how many may be.
         num_scored: How many of the first tokens are followed by a prompt token whose log-probability is asked for.
@@ -68,8 +66,7 @@ class StepPlan:
         copies: Block copies (copy-on-write) that were done since the last completed step.
         preempted: Ids of sequences that lost their blocks while this plan was made.
         wake_s: For an empty plan: when to ask the policy again, on the engine's clock.
-        loaded, num_offloaded: Blocks that were filled from the KV tier since the last completed step, and the number of
-            blocks that were copied to the tier before they were overwritten.
+        loaded, num_offloaded: Blocks filled from the KV tier since then, and the number of blocks copied to it.
         failed: By seq_id, why a running sequence cannot go on.
     """
 
@@ -106,6 +103,9 @@ class SampledToken(NamedTuple):
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
+Sampled = tuple[SampledToken, ...]  # the tokens of a chunk: accepted drafts, then drawn ones
+
+
 class SequenceUpdate(NamedTuple):
     """The changes that a step makes to one completion: new tokens, its end, or both.
 
@@ -118,7 +118,7 @@ class SequenceUpdate(NamedTuple):
     seq_id: int
     request_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
-    tokens: tuple[SampledToken, ...] = ()
+    tokens: Sampled = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -130,20 +130,16 @@ class StepTrace:
 
     Attributes:
         step: Counts from 0.
-        start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running (forward and
-            sampling) and bookkeeping.
+        start_s, schedule_s, run_s, update_s: Clock at the start; durations of scheduling, running and bookkeeping.
         chunks: (request id, completion index, start position, tokens) of each chunk, in batch order.
         num_decodes, num_verifying: Decodes of one token, the first chunks; chunks that verify drafts, the next ones.
         preempted, finished: (request id, completion index) that lost their blocks, or ended.
-        num_waiting, num_running, blocks_in_use, blocks_cached, blocks_free: After the step; cached blocks are
-            evictable.
+        num_waiting, num_running, blocks_in_use, blocks_cached, blocks_free: After the step.
         blocks_offloaded, blocks_loaded: Moved to and from a KV tier.
         slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
         num_draft_tokens, num_accepted_tokens: Drafts that were verified, and drafts that the model accepted.
-        prefix_cache_queries, prefix_cache_hits: Tokens of the prompts admitted since the step before, and how many of
-            them were found in the cache.
-        queue_age_s: How long the oldest request that was never scheduled has waited, at the end of the step; None if no
-            request waits, or if it is not measured.
+        prefix_cache_queries, prefix_cache_hits: Tokens of newly admitted prompts, and how many were in the cache.
+        queue_age_s: How long the oldest request not yet scheduled has waited; None: there is none, or not measured.
     """
 
     step: int

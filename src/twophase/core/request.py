@@ -91,8 +91,7 @@ class SamplingParams:
         logit_bias: Added to the logits of these tokens, {id: bias}; -100 practically forbids a token, 100 practically
             forces it. Kept as pairs (id, bias).
         logprobs: Report this many of the most likely tokens' log-probabilities at each position, besides the chosen
-            token's; None reports none. In nats, of the model's distribution (before structured outputs, temperature and
-            truncation).
+            token's; None reports none. In nats, of the model's distribution, before it is edited.
         prompt_logprobs: The same for each token of the prompt, once for all n completions. The prompt is then computed
             from its first token: it fills the prefix cache, but is not looked up there.
         structured_outputs: The form of the text; None: any. A completion that ends by 'stop' has the form; after
@@ -150,8 +149,7 @@ RULES = rules_of(SamplingParams)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and how to continue it. A field that breaks its rule raises InvalidRequestError. (Policies sort by
-    these numbers: a NaN would disorder the queue.)
+    """One prompt and how to continue it. A field that breaks its rule raises InvalidRequestError.
 
     Attributes:
         request_id: Unique among the engine's unfinished requests.
@@ -257,12 +255,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's completions so far; `finished` when every one of them has a finish reason.
-
-    Attributes:
-        prompt_logprobs: One entry per prompt token that is computed, if `SamplingParams.prompt_logprobs` was set. The
-            first entry is None, because the first token has no context.
-    """
+    """A request's completions so far; `finished` when every one of them has a finish reason. `prompt_logprobs`, if they
+    were asked for, have an entry per computed prompt token; the first is None, because that token has no context."""
 
     request_id: str
     prompt: str | None

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
 
-from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase.core.errors import InvalidRequestError, TwophaseError
 
 MAX_SHOWN = 80  # characters of a value in a message
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 3
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = MAX_SHOWN // 3  # an item takes three characters at least
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = MAX_SHOWN
-
-ErrorType = type[InvalidRequestError] | type[ConfigError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,14 @@ def rules_of(record_type: type) -> dict[str, Rule]:
     return {each.name: each.metadata["rule"] for each in fields(record_type) if "rule" in each.metadata}
 
 
-def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: ErrorType = InvalidRequestError) -> None:
+def apply_rules(record: Any, rules: Mapping[str, Rule], error_type: type[TwophaseError] = InvalidRequestError) -> None:
     """Read the fields of a frozen record, each by its rule. Raises as `checked`."""
     for name, rule in rules.items():
         object.__setattr__(record, name, checked(name, getattr(record, name), rule, error_type))
 
 
-def checked(name: str, value: Any, rule: Rule, error_type: ErrorType = InvalidRequestError) -> Any:
-    """The normalised value. Raises InvalidRequestError, or `error_type`, with the field, the rule and the value, if the
-    value breaks the rule."""
+def checked(name: str, value: Any, rule: Rule, error_type: type[TwophaseError] = InvalidRequestError) -> Any:
+    """The normalised value. Raises `error_type`, with the field, the rule and the value, if it breaks the rule."""
     try:
         return rule.read(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -73,9 +70,6 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"  # an int of 10,000 digits, for example
     text = " ".join(text.encode("utf-8", "backslashreplace").decode().split())
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-# -- rules
 
 
 def one_of(*names: str) -> Rule:
@@ -95,9 +89,6 @@ def number(words: str, holds: Callable[[float], bool] = lambda x: True) -> Rule:
 
 def optional(rule: Rule) -> Rule:
     return Rule(f"{rule.words}, or None", lambda value: None if value is None else rule.read(value))
-
-
-# -- reading
 
 
 def items_of(value: Any) -> Iterable[Any]:

@@ -1,7 +1,7 @@
 """The door for structured outputs: a constraint tells which tokens a completion may have next.
 
-`SamplingParams.structured_outputs` -> GrammarCompiler.compile -> Grammar, one for a request
-                                    -> Grammar.constraint      -> Constraint, one for each of its completions
+`SamplingParams.structured_outputs` -> Engine's `compile_grammar` -> Grammar, one for a request
+                                    -> Grammar.constraint         -> Constraint, one for each of its completions
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,6 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt32
-
-from twophase.core.request import SamplingParams
 
 
 @runtime_checkable
@@ -26,8 +24,7 @@ class Constraint(Protocol):
             def num_allowed(self, token_ids, num_prompt_tokens, drafts):
                 return next((i for i, draft in enumerate(drafts) if draft % 2), len(drafts))
 
-    A call may be repeated: a failed step is retried, and a preempted sequence is recomputed. An exception ends only
-    this completion, with finish reason 'error'.
+    A call may be repeated, by a failed step or after a preemption. An exception ends only this completion.
     """
 
     def allowed_after(
@@ -56,13 +53,4 @@ class Grammar(Protocol):
 
     def accepts(self, text: str) -> bool:
         """Whether `text` is complete, so that a stop string may end it."""
-        ...
-
-
-@runtime_checkable
-class GrammarCompiler(Protocol):
-    """Makes grammars for one model's vocabulary. Any thread may call it."""
-
-    def compile(self, params: SamplingParams) -> Grammar:
-        """The grammar of `params.structured_outputs`; raises InvalidRequestError if it cannot be enforced."""
         ...

@@ -76,19 +76,17 @@ class Detokenizer:
         """Add a token; returns the stop string that the token completed. Nothing may be added after a stop string."""
         piece = self._add(token_id)
         if self._stops is not None:
-            return self._stops.append(token_id, piece, self._rest)
+            return self._stops.append(token_id, piece, lambda: self._settle(self._pending_text))
         self._pieces.append(piece or "")
         return None
 
     def finish(self) -> str | None:
         """Release all text, an incomplete character as U+FFFD; returns the stop string that this text completed."""
+        rest = self._settle(self._pending_text)
         if self._stops is not None:
-            return self._stops.finish(self._rest())
-        self._pieces.append(self._rest())
+            return self._stops.finish(rest)
+        self._pieces.append(rest)
         return None
-
-    def _rest(self) -> str:
-        return self._settle(self._pending_text)
 
     def _add(self, token_id: int) -> str | None:
         """Add a pending token; returns the text that no later token can change, or None for a token without text."""

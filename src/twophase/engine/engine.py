@@ -14,20 +14,12 @@ from twophase.config import DEFAULT_TRACE_STEPS
 from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import ScheduledChunk, SequenceUpdate, StepPlan, StepTrace
 from twophase.core.request import Request, RequestOutput, SamplingParams
-from twophase.engine.constraint import Grammar, GrammarCompiler
+from twophase.engine.constraint import Grammar
 from twophase.engine.metrics import EngineStats, StatLogger, StepRecord, record_step
 from twophase.engine.model_run import BatchEntry, Results, isolate, plain_context, run_and_sample
-from twophase.engine.request_state import (
-    Completion,
-    PreparedRequest,
-    Prompt,
-    RequestState,
-    TextCodec,
-    check_params,
-    parse_prompt,
-)
+from twophase.engine.request_state import Completion, Prompt, RequestState, TextCodec, check_params, parse_prompt
 from twophase.engine.runner import Runner
-from twophase.engine.speculator import Speculator
+from twophase.scheduling.limits import check_request
 from twophase.scheduling.scheduler import Scheduler
 
 
@@ -64,8 +56,9 @@ class Engine:
         vocab_size: Token ids are below it.
         codec: The model's tokenizer; None serves token ids only.
         eos_token_ids: The model's end-of-text ids.
-        guidance: Compiles grammars for the codec's vocabulary; None serves no structured outputs.
-        speculator: Proposes drafts; None: no speculative decoding.
+        compile_grammar: Makes the grammar of a request's structured outputs, in any thread; raises InvalidRequestError
+            if it cannot be enforced. None serves no structured outputs.
+        speculator: Proposes drafts (twophase_features.speculation.speculator); None: no speculative decoding.
         seed: Seeds the generator that draws a seed for each request that has no seed.
         max_trace_steps: Steps kept in `trace`, the newest ones; None keeps all.
         clock: Seconds that never go back.
@@ -79,15 +72,16 @@ class Engine:
         vocab_size: int,
         codec: TextCodec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
-        guidance: GrammarCompiler | None = None,
-        speculator: Speculator | None = None,
+        compile_grammar: Callable[[SamplingParams], Grammar] | None = None,
+        speculator: Any = None,
         seed: int = 0,
         max_trace_steps: int | None = DEFAULT_TRACE_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner, self._scheduler, self.speculator = runner, scheduler, speculator
         scheduler.connect(runner)
-        self._vocab_size, self._codec, self._eos_token_ids, self._guidance = vocab_size, codec, eos_token_ids, guidance
+        self._vocab_size, self._codec, self._eos_token_ids = vocab_size, codec, eos_token_ids
+        self._compile_grammar = compile_grammar
         self._seeds, self._clock = random.Random(seed), clock
         self._requests: dict[str, RequestState] = {}
         self._stat_logger = StatLogger(max_trace_steps, scheduler)
@@ -96,11 +90,9 @@ class Engine:
 
     # -- requests
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **options: Any
-    ) -> None:
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None, **kwargs: Any) -> None:
         """`prepare` and `add` a request. Raises InvalidRequestError, and changes nothing, if it cannot be served."""
-        self.add(self.prepare(request_id, prompt, params, **options))
+        self.add(self.prepare(request_id, prompt, params, **kwargs))
 
     def prepare(
         self,
@@ -114,52 +106,40 @@ class Engine:
         arrival_s: int | float | None = None,
         ttft_slo_s: int | float | None = None,
         stream: bool = True,
-    ) -> PreparedRequest:
-        """Validate a request, encode its prompt and compile its grammar. Any thread may call this, also during a step.
+    ) -> RequestState:
+        """A validated request for `add`: its prompt encoded, its grammar compiled. Any thread may call this. Raises
+        InvalidRequestError for a wrong parameter, prompt or grammar, or if the request could never be served.
 
         Args:
             request_id: Unique among the unfinished requests.
             prompt, cache_salt, tenant, priority, ttft_slo_s: See `parse_prompt` and `Request`.
             arrival_s: Its arrival on the engine's clock; now if None.
             stream: Return its output after every step, not only at its end.
-
-        Raises:
-            InvalidRequestError: An invalid parameter, prompt or grammar; `add` checks the scheduler's limits.
         """
         params = SamplingParams() if params is None else params
         max_model_len = self._scheduler.config.max_model_len
-        token_ids, text, salt, tenant = parse_prompt(
-            prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant
-        )
+        ids, text, salt, tenant = parse_prompt(prompt, self._codec, self._vocab_size, max_model_len, cache_salt, tenant)
         check_params(params, self._codec, self._vocab_size)
-        grammar = None if params.structured_outputs is None else self._compile(params)
+        grammar = None
+        if params.structured_outputs is not None:
+            if self._compile_grammar is None:
+                raise InvalidRequestError(
+                    "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
+                )
+            grammar = self._compile_grammar(params)
         arrival_s = self._clock() if arrival_s is None else arrival_s
-        eos_token_ids = self._eos_token_ids
-        request = Request(
-            request_id, token_ids, params, arrival_s, eos_token_ids, text, priority, salt, ttft_slo_s, tenant
-        )
-        return PreparedRequest(request, grammar, stream)
-
-    def _compile(self, params: SamplingParams) -> Grammar:
-        if self._guidance is None:
-            raise InvalidRequestError(
-                "structured_outputs need a tokenizer, but the engine has no tokenizer (skip_tokenizer_init)."
-            )
-        return self._guidance.compile(params)
+        eos_ids = self._eos_token_ids
+        request = Request(request_id, ids, params, arrival_s, eos_ids, text, priority, salt, ttft_slo_s, tenant)
+        # Before the state, which has n completions.
+        check_request(request, self._scheduler.config, self._scheduler.cache)
+        return RequestState.start(request, stream, self._codec, grammar)
 
     @uninterrupted()
-    def add(self, prepared: PreparedRequest) -> None:
-        """Queue a prepared request; raises InvalidRequestError as `add_request`."""
-        request, grammar, stream = prepared
-        request_id, seed = request.request_id, request.sampling_params.seed
-        # The scheduler comes first: it validates n, and the state allocates n completions.
+    def add(self, state: RequestState) -> None:
+        """Queue a prepared request. Raises InvalidRequestError if an unfinished request has its id."""
+        request, seed = state.request, state.request.sampling_params.seed
         self._scheduler.add(request)
-        try:
-            state = RequestState.start(request, stream, self._codec, grammar)
-        except BaseException:
-            self._scheduler.abort(request_id)
-            raise
-        self._requests[request_id] = state
+        self._requests[request.request_id] = state
         # Last, because a refused request must not change the seeds of other requests.
         state.seed = self._seeds.getrandbits(63) if seed is None else seed
 
@@ -181,7 +161,7 @@ class Engine:
 
     @property
     def idle_s(self) -> float:
-        """Seconds until the policy plans again (`Step.wait_until`), unless a request arrives; 0 if it does not wait."""
+        """Seconds until the policy plans again, unless a request arrives; 0 if it does not (`Planner.wait_until`)."""
         return 0.0 if self._wake_s is None else max(0.0, self._wake_s - self._clock())
 
     # -- the life of a token
@@ -211,9 +191,9 @@ class Engine:
     @plain_context()
     def _draft(self, plan: StepPlan) -> StepPlan:
         """The plan, with the drafts of the speculator."""
-        if self.speculator is None:
-            return plan
-        return self.speculator.draft(plan, self._scheduler, self._entry, self._vocab_size)
+        if self.speculator is not None:
+            plan = self.speculator.draft(plan, self._scheduler, self._entry, self._vocab_size)
+        return plan
 
     @plain_context()
     def _run(self, plan: StepPlan) -> Results:
@@ -224,7 +204,7 @@ class Engine:
         for each, result in zip(batch, isolate(run, batch), strict=True):
             if isinstance(result, Exception) and each.chunk.num_drafts:
                 # Run it again without drafts, which may be the cause: a draft must not fail its sequence.
-                (result,) = isolate(run, [each.without_drafts()])
+                (result,) = isolate(run, [each._replace(chunk=each.chunk.without_drafts())])
             results[each.chunk.seq_id] = result
         return results
 
@@ -287,14 +267,12 @@ class Engine:
         return self._stat_logger.stats()
 
     def block_tables(self) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Block ids and computed tokens of each running sequence, by request id ('id.index' where a prompt forked). -1
-        stands for a block that left the sliding window and was freed."""
-        sequences = self._scheduler.sequences.values()
-        forked = {each.request.request_id for each in sequences if each.index}
+        """Block ids and computed tokens of each running sequence, by request id ('id.index' for n > 1). -1 stands for
+        a block that left the sliding window and was freed."""
         tables = {}
-        for each in sequences:
+        for each in self._scheduler.sequences.values():
             if each.table is not None:
-                id_ = each.request.request_id
-                name = f"{id_}.{each.index}" if id_ in forked else id_
+                id_, n = each.request.request_id, each.request.sampling_params.n
+                name = id_ if n == 1 else f"{id_}.{each.index}"
                 tables[name] = tuple(each.table.block_ids), each.num_computed_tokens
         return tables

@@ -46,11 +46,6 @@ class EngineStats:
         """Share of the blocks that a sequence holds now; vLLM's kv_cache_usage_perc."""
         return self.cache.num_in_use / self.cache.num_blocks
 
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the verified drafts that were accepted; 0 before the first draft."""
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
 
 class StepRecord(NamedTuple):
     """A step that has run, and its times. `chunks` and `preempted` (see `StepTrace`) are read before sequences end."""
@@ -109,8 +104,7 @@ class StatLogger:
     ) -> None:
         """A step is over. `results` has the tokens of each chunk, or its error, by seq_id."""
         plan, counts, scheduler = record.plan, self.counts, self._scheduler
-        verifying = plan.decodes[plan.num_decodes :]
-        runs = [(chunk.num_drafts, results[chunk.seq_id]) for chunk in verifying]
+        runs = [(chunk.num_drafts, results[chunk.seq_id]) for chunk in plan.decodes[plan.num_decodes :]]
         verified = [(num_drafts, len(run) - 1) for num_drafts, run in runs if not isinstance(run, Exception)]
         before, counts.cache = counts.cache, scheduler.cache.stats()
         step = StepTrace(

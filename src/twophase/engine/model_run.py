@@ -1,8 +1,4 @@
-"""One run of the model: chunks go forward, a token is drawn for each sampling row, and each chunk gets its result.
-
-A chunk yields no token while its prefill goes on, one when it decodes, n when a prompt is done and its n completions
-fork, and up to num_drafts + 1 when it verifies drafts.
-"""
+"""One run of the model: chunks go forward, a token is drawn for each sampling row, and each chunk gets its result."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +8,13 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from twophase.core.errors import UnrecoverableError
-from twophase.core.plan import SampledToken, ScheduledChunk
+from twophase.core.plan import Sampled, ScheduledChunk
 from twophase.doors import feature
 from twophase.engine.request_state import RequestState
 from twophase.engine.runner import Runner
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase.scheduling.sequence import Sequence as ScheduledSequence
 
-Sampled = tuple[SampledToken, ...]
 Results = dict[int, Sampled | Exception]  # by seq_id: a chunk's tokens, or its error
 
 
@@ -71,9 +66,6 @@ class BatchEntry(NamedTuple):
     chunk: ScheduledChunk
     sequence: ScheduledSequence
     state: RequestState
-
-    def without_drafts(self) -> "BatchEntry":
-        return self._replace(chunk=self.chunk.without_drafts())
 
 
 def run_and_sample(runner: Runner, batch: Sequence[BatchEntry]) -> list[Sampled | SamplingError]:

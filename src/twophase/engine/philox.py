@@ -1,8 +1,7 @@
 """Random numbers without a state: Philox4x32-10, a counter-based generator.
 
-Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.4. A draw is a function
-of (seed, completion index, output position) and of nothing else, so it cannot depend on which requests share a batch,
-on chunking, or on preemption.
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.4. A draw is a function of
+(seed, completion index, output position) and of nothing else, so it cannot depend on batches, chunking or preemption.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,7 @@ def philox4x32(counter: UInt32[np.ndarray, "4 B"], key: UInt32[np.ndarray, "2 B"
 def uniforms(seeds: Sequence[int], indices: Sequence[int], positions: Sequence[int]) -> Float64[np.ndarray, "B"]:
     """One uniform in [0, 1) with 53 random bits for each (seed, completion index, output position).
 
-    The key is the seed, the counter (position, index, 0, 0). All values are >= 0; seeds below 2**64, positions and
-    indices below 2**32.
+    The key is the seed, in [0, 2**64), the counter (position, index, 0, 0), both in [0, 2**32).
     """
     key = np.array([[seed & 0xFFFFFFFF for seed in seeds], [seed >> 32 for seed in seeds]], np.uint32)
     zeros = [0] * len(seeds)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from twophase.core.errors import InvalidRequestError, prompt_too_long
+from twophase.core.errors import InvalidRequestError
 from twophase.core.plan import SampledToken, SequenceUpdate
 from twophase.core.request import (
     CompletionOutput,
@@ -41,9 +41,9 @@ def parse_prompt(
 ) -> tuple[tuple[int, ...], str | None, str, str]:
     """Check a prompt and encode its text. Returns token ids, the text (None where ids were given), salt and tenant.
 
-    `cache_salt` and `tenant` override the prompt's own. A prompt of `max_model_len` tokens or more, unless None, is
-    refused before its ids are checked. Raises InvalidRequestError if the prompt is not a `Prompt`; it is text and there
-    is no tokenizer; it is empty or too long; an id is not in the vocabulary; or its salt or tenant is not text.
+    `cache_salt` and `tenant` override the prompt's own. Raises InvalidRequestError if the prompt is not a `Prompt`; it
+    is text and there is no tokenizer; it is empty; it is text of `max_model_len` tokens or more, unless None; an id is
+    not in the vocabulary; or its salt or tenant is not text.
     """
     name, given = 'prompt["prompt"]', prompt
     if isinstance(prompt, str):
@@ -56,7 +56,7 @@ def parse_prompt(
         raise InvalidRequestError(f"a prompt is text or {{'prompt_token_ids': [...]}} or a list of ids, got {got}.")
     salt = checked("cache_salt", cache_salt, TEXT) or checked("cache_salt", given.get("cache_salt", ""), TEXT)
     tenant = checked("tenant", tenant, TEXT) or checked("tenant", given.get("tenant", ""), TEXT)
-    text, ids, source = None, given.get("prompt_token_ids"), "an empty list of ids"
+    text, ids = None, given.get("prompt_token_ids")
     if kind == {"prompt"}:
         text = checked(name, given["prompt"], TEXT)
         if codec is None:
@@ -64,33 +64,21 @@ def parse_prompt(
                 "the engine has no tokenizer (skip_tokenizer_init, or a model folder without one), so a prompt must be "
                 "{'prompt_token_ids': [...]}, got text."
             )
-        ids, source = codec.encode(text, max_model_len=max_model_len), f"the text {shown(text)}"
-    return _checked_ids(ids, vocab_size, max_model_len, source), text, salt, tenant
+        ids = codec.encode(text, max_model_len=max_model_len)
+    return _checked_ids(ids, vocab_size), text, salt, tenant
 
 
-def _checked_ids(given: Any, vocab_size: int, max_model_len: int | None, source: str) -> tuple[int, ...]:
-    try:
-        listed = tuple(items_of(given))
-    except TypeError as error:
-        raise InvalidRequestError(
-            f"prompt_token_ids must be a list of token ids, whole numbers in [0, {vocab_size}), got {shown(given)}."
-        ) from error
-    if not listed:
-        raise InvalidRequestError(f"the prompt must have at least one token, got none from {source}.")
-    if max_model_len is not None and len(listed) >= max_model_len:
-        raise prompt_too_long(f"{len(listed)} tokens", max_model_len)
-    if set(map(type, listed)) == {int} and min(listed) >= 0 and max(listed) < vocab_size:
-        return listed
-    rule = Rule("", read_int, lambda token_id: 0 <= token_id < vocab_size)
-    for position, token_id in enumerate(listed):
-        try:
-            rule.read(token_id)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(
-                f"token ids must be whole numbers in [0, {vocab_size}), the model's vocabulary; got {shown(token_id)} "
-                f"at position {position}. Was the prompt made with another model's tokenizer?"
-            ) from error
-    return tuple(map(read_int, listed))
+def _checked_ids(given: Any, vocab_size: int) -> tuple[int, ...]:
+    words = f"in [0, {vocab_size}), the model's vocabulary (was the prompt made with another model's tokenizer?)"
+    token_ids: tuple[Any, ...] = checked(
+        "prompt_token_ids", given, Rule(f"a list of token ids {words}", lambda ids: tuple(items_of(ids)))
+    )
+    if not token_ids:
+        raise InvalidRequestError("the prompt must have at least one token, got none.")
+    if set(map(type, token_ids)) == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size:
+        return token_ids
+    rule = Rule(f"a whole number {words}", read_int, lambda token_id: 0 <= token_id < vocab_size)
+    return tuple(checked(f"the token id at position {i}", each, rule) for i, each in enumerate(token_ids))
 
 
 def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: int) -> None:
@@ -105,14 +93,6 @@ def check_params(params: SamplingParams, codec: TextCodec | None, vocab_size: in
             raise InvalidRequestError(
                 f"{name} must be of tokens in the vocabulary, [0, {vocab_size}), got {highest}, which is never drawn."
             )
-
-
-class PreparedRequest(NamedTuple):
-    """A tokenised request with its compiled grammar, ready for `Engine.add`."""
-
-    request: Request
-    grammar: Grammar | None
-    stream: bool
 
 
 @dataclass(slots=True)
@@ -137,8 +117,7 @@ class Completion:
     error: str | None = None
 
     def append(self, tokens: Sequence[SampledToken], finish_reason: FinishReason | None) -> str | None:
-        """Add tokens, the last of them with `finish_reason`; returns the stop string that they completed. Tokens after
-        it are dropped."""
+        """Add tokens, the last of them with `finish_reason`; returns the stop string among them, and drops the rest."""
         num_text = len(tokens) if finish_reason != "stop" or self.include_stop else len(tokens) - 1
         for i, token in enumerate(tokens):
             self.token_ids.append(token.token_id)

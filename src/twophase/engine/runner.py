@@ -44,8 +44,7 @@ class ModelRunner:
 
     Attributes:
         watch: Makes a context manager around a run, from its chunks. The value that it yields, unless None, is called
-            with a layer's number once the layer's K and V are written. Graphs are not replayed while this or
-            `model.watch_experts` is set.
+            with a layer's number once the layer's K and V are written. Graphs are not replayed meanwhile.
     """
 
     def __init__(self, model: LlamaModel, kv_cache: KVCache, max_model_len: int, use_step_graphs: bool = True) -> None:
@@ -65,10 +64,8 @@ class ModelRunner:
         """Compute one or more chunks; returns fp32 logits [R, V] of the sampled rows, in order; None without any.
 
         A chunk that samples has one row, for its last token, and one more for each draft. A chunk may be run again,
-        alone or in another batch: it writes the same K and V into the same slots.
-
-        Args:
-            score: Called with the logits of the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time.
+        alone or in another batch: it writes the same K and V into the same slots. `score` is called with the logits of
+        the chunks' `num_scored` first tokens, in order, `SCORED_ROWS` at a time.
         """
         is_watched = self.watch is not None or self.model.watch_experts is not None
         hidden = self._graphs.run(chunks) if self._graphs is not None and not is_watched else None
@@ -98,18 +95,20 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A step's chunks without padding between sequences, in two buffers, so that moving it to a device is two copies.
+    """A step's chunks without padding between sequences, in few buffers, so that moving it to a device is few copies.
 
     Attributes:
         num_tokens: T.
         longs: Rows of token ids, of positions, and of slots for each group of layers; the first T columns are used.
-        ints: Sequence lengths (S), cumulative query lengths (S + 1), block tables (S rows for each group).
+        lens: Rows of sequence lengths, of which S are used, and of cumulative query lengths, S + 1.
+        tables: Block tables of each group.
         query_lens, seq_lens: As Python ints.
     """
 
     num_tokens: int
     longs: Int64[Tensor, "R N"]
-    ints: Int32[Tensor, "M"]
+    lens: Int32[Tensor, "2 M"]
+    tables: Int32[Tensor, "G S W"]
     query_lens: tuple[int, ...]
     seq_lens: tuple[int, ...]
 
@@ -118,28 +117,21 @@ class PackedBatch:
         return self.longs[0, : self.num_tokens]
 
     def view(self) -> AttentionBatch:
-        """The batch as views of the two buffers."""
-        (_, positions, *slots), tables, seq_lens, cu_query_lens = self.parts_of(self.longs, self.ints)
-        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), len(self.query_lens))
+        """The batch as views of the buffers."""
+        _, positions, *slots = self.longs[:, : self.num_tokens]
+        num_seqs = len(self.query_lens)
+        seq_lens, cu_query_lens = self.lens[0, :num_seqs], self.lens[1, : num_seqs + 1]
+        num_decodes = next((s for s, length in enumerate(self.query_lens) if length != 1), num_seqs)
         lengths = (num_decodes, self.query_lens, self.seq_lens)
         batches = tuple(
             AttentionBatch(positions, slots_of_group, seq_lens, cu_query_lens, table, *lengths)
-            for slots_of_group, table in zip(slots, tables, strict=True)
+            for slots_of_group, table in zip(slots, self.tables, strict=True)
         )
         return batches[0] if len(batches) == 1 else replace(batches[0], groups=batches)
 
-    def parts_of(self, longs: Any, ints: Any) -> tuple[Any, Any, Any, Any]:
-        """Rows [2 + num_groups, T], block tables [num_groups, S, W], sequence lengths [S] and cumulative query lengths
-        [S+1]: views of two buffers, which are tensors or NumPy arrays."""
-        num_seqs = len(self.query_lens)
-        cu_start = _aligned(num_seqs)
-        tables_start = cu_start + _aligned(num_seqs + 1)
-        tables = ints[tables_start:].reshape(len(longs) - 2, num_seqs, -1)
-        return longs[:, : self.num_tokens], tables, ints[:num_seqs], ints[cu_start : cu_start + num_seqs + 1]
-
     def to(self, device: torch.device) -> "PackedBatch":
-        longs, ints = (buffer.to(device, non_blocking=True) for buffer in (self.longs, self.ints))
-        return replace(self, longs=longs, ints=ints)
+        buffers = {name: getattr(self, name).to(device, non_blocking=True) for name in ("longs", "lens", "tables")}
+        return replace(self, **buffers)
 
 
 def pack(
@@ -167,21 +159,21 @@ def pack(
     longest = max(len(chunk.block_ids) for chunk in chunks) // num_groups
     num_columns = num_columns or -(-longest // TABLE_COLUMNS) * TABLE_COLUMNS
     num_rows = len(query_lens)
-    num_ints = _aligned(num_rows) + _aligned(num_rows + 1) + num_groups * num_rows * num_columns
     longs = torch.zeros(2 + num_groups, _aligned(num_tokens), dtype=torch.int64, pin_memory=pin_memory)
-    ints = torch.zeros(num_ints, dtype=torch.int32, pin_memory=pin_memory)
-    packed = PackedBatch(num_tokens, longs, ints, query_lens, seq_lens)
+    lens = torch.zeros(2, _aligned(num_rows + 1), dtype=torch.int32, pin_memory=pin_memory)
+    tables = torch.zeros(num_groups, num_rows, num_columns, dtype=torch.int32, pin_memory=pin_memory)
+    packed = PackedBatch(num_tokens, longs, lens, tables, query_lens, seq_lens)
     _fill(packed, chunks, block_size)
     return packed
 
 
 def _fill(packed: PackedBatch, chunks: Sequence[ScheduledChunk], block_size: int) -> None:
     """Write chunks into the zeroed buffers of a packed batch."""
-    rows, tables, seq_lens, cu_query_lens = packed.parts_of(packed.longs.numpy(), packed.ints.numpy())
-    token_ids, positions, *slots = rows
-    num_groups, num_seqs = len(slots), len(chunks)
-    seq_lens[:] = packed.seq_lens
-    np.cumsum(packed.query_lens, out=cu_query_lens[1:])
+    token_ids, positions, *slots = packed.longs.numpy()[:, : packed.num_tokens]
+    (seq_lens, cu_query_lens), tables = packed.lens.numpy(), packed.tables.numpy()
+    num_groups, num_seqs, num_rows = len(slots), len(chunks), len(packed.seq_lens)
+    seq_lens[:num_rows] = packed.seq_lens
+    np.cumsum(packed.query_lens, out=cu_query_lens[1 : num_rows + 1])
     num_tokens = int(cu_query_lens[num_seqs])
     token_ids[:num_tokens] = _array(chain.from_iterable(chunk.token_ids for chunk in chunks), num_tokens)
     num_blocks = _array((len(chunk.block_ids) // num_groups for chunk in chunks), num_seqs)

@@ -1,8 +1,7 @@
 """From logits to tokens: all rows of a step at once, each row with its own parameters.
 
 A greedy row takes its most likely token. Other rows turn logits into weights and draw by inverse CDF in vocabulary
-order. Three features are loaded for requests that ask for them: `score_edits` (biases, penalties, masks), `truncation`
-(top-k, top-p, min-p) and `logprobs`.
+order. Requests load `score_edits` (biases, penalties, masks), `truncation` and `logprobs` if they ask for them.
 """
 
 import math
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, threshold
 
 from twophase.core.errors import TwophaseError
-from twophase.core.plan import SampledToken
+from twophase.core.plan import Sampled, SampledToken
 from twophase.core.request import SamplingParams
 from twophase.doors import feature
 from twophase.engine.philox import uniforms
@@ -61,7 +60,7 @@ class SampleRow(NamedTuple):
         return has_penalty or bool(self.banned) or self.bias is not None or self.allowed is not None
 
 
-def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tuple[SampledToken, ...] | SamplingError]:
+def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
     """Draw `num_samples` tokens for each row; `logits` is fp32 and not changed.
 
     A row whose largest logit is not finite (NaN, +inf, or nothing but -inf) yields a `SamplingError` in its place and
@@ -81,7 +80,7 @@ def sample(logits: Float[Tensor, "R V"], rows: Sequence[SampleRow]) -> list[tupl
     if any(row.params.logprobs is not None for row in rows):
         tokens = feature("logprobs").with_logprobs(tokens, logits, [row.params for row in rows], row_of_draw)
     drawn = iter(tokens)
-    results: list[tuple[SampledToken, ...] | SamplingError] = []
+    results: list[Sampled | SamplingError] = []
     for row, peak in zip(rows, best.values.tolist(), strict=True):
         run = tuple(islice(drawn, row.num_samples))
         is_finite = -math.inf < peak < math.inf  # false for NaN too

@@ -1,5 +1,2 @@
-"""A model: its folder on disk, its weights and its forward pass.
-
-Public: `config` and `json_file` (config.json), `tokenizer` and `added_tokens`, `tensor_files` and `weights`, `linear`
-and `llama` (the forward pass), `machine` (device, dtype and attention backend).
-"""
+"""A model: `config` and `json_file` (config.json), `tokenizer` and `added_tokens`, `tensor_files` and `weights`,
+`linear` and `llama` (the forward pass), `machine` (device, dtype and attention backend)."""

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twophase.core.errors import ModelFolderError
-from twophase.core.rules import shown
+from twophase.core.rules import Rule, read_int, shown, whole_number
 from twophase.doors import feature
-from twophase.model.json_file import Fields, JsonFile, KeyRule
+from twophase.model.json_file import COUNT, POSITIVE_NUMBER, Fields, JsonFile, KeyRule
 
-MAX_LAYERS = 10_000  # layers are listed before the weights are read: a nonsensical number must not fill the memory
+# Layers are listed before the weights are read: a nonsensical number must not fill the memory.
+_NUM_LAYERS = whole_number(at_least=1, at_most=10_000)
+_TOKEN_IDS = Rule(
+    "a token id or a list of them",
+    lambda value: [] if value is None else list(map(read_int, value if isinstance(value, list) else [value])),
+    lambda ids: min(ids, default=0) >= 0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +108,7 @@ UNSUPPORTED = (
 )  # fmt: skip
 SILU = KeyRule("hidden_act", ("silu", "swish"), "is not supported; supported: 'silu'.")
 RULES = (
-    KeyRule(
-        "dtype", (None, "float32", "float16", "bfloat16"), "is not supported; supported: float32, float16, bfloat16."
-    ),
+    KeyRule("dtype", (None, "float32", "float16", "bfloat16"), "is not supported, only float32, float16, bfloat16."),
     *(KeyRule(key, (None, False), WITHOUT) for key in UNSUPPORTED),
 )
 
@@ -142,7 +146,7 @@ def rope_of(file: JsonFile, parameters: Any, base: str) -> RopeConfig:
         raise file.error("partial_rotary_factor other than 1 is not supported: RoPE rotates whole heads.")
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     scaling = None if rope_type == "default" else feature("rope_scaling").scaling_of(file, rope_type, parameters)
-    return RopeConfig(file.check_positive(base, parameters.get("rope_theta", file.values[base])), scaling)
+    return RopeConfig(file.checked(base, parameters.get("rope_theta", file.values[base]), POSITIVE_NUMBER), scaling)
 
 
 def read_attention_bias(file: JsonFile) -> Fields:
@@ -186,8 +190,7 @@ ARCHITECTURES = (*FAMILIES, *FAMILIES_OF_FEATURES)
 
 def load_config(folder: Path) -> ModelConfig:
     """Read `folder`/config.json (and the end-of-text ids of generation_config.json). Raises ModelFolderError for a
-    missing or broken file, a missing or nonsensical value, or an unsupported feature; ConfigError if the file asks for
-    a feature whose package is not installed."""
+    missing or broken file, a missing or nonsensical value, or an unsupported feature."""
     file = _config_file(folder)
     architecture = _architecture(file)
     family = family_of(architecture)
@@ -205,7 +208,7 @@ def load_config(folder: Path) -> ModelConfig:
         vocab_size=file.positive_int("vocab_size"),
         intermediate_size=file.positive_int("intermediate_size"),
         num_layers=num_layers_of(file),
-        rms_norm_eps=file.positive_number("rms_norm_eps"),
+        rms_norm_eps=file.read("rms_norm_eps", POSITIVE_NUMBER),
         max_position_embeddings=file.positive_int("max_position_embeddings"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         dtype=file.values["dtype"],
@@ -228,9 +231,10 @@ def _config_file(folder: Path) -> JsonFile:
 def _eos_token_ids(config: JsonFile, folder: Path) -> frozenset[int]:
     """The end-of-text ids of generation_config.json where there is one, as in transformers, which reads all ids."""
     if config.values.get("bos_token_id") is not None:
-        config.whole_number("bos_token_id")
-    ids, generation = config.token_ids("eos_token_id"), folder / "generation_config.json"
-    return frozenset(JsonFile(generation).token_ids("eos_token_id") if generation.exists() else ids)
+        config.read("bos_token_id", COUNT)
+    generation = folder / "generation_config.json"
+    files = [config, JsonFile(generation)] if generation.exists() else [config]
+    return frozenset([file.checked("eos_token_id", file.values.get("eos_token_id"), _TOKEN_IDS) for file in files][-1])
 
 
 def _read_heads(file: JsonFile) -> Fields:
@@ -259,9 +263,7 @@ def family_of(architecture: str) -> Family:
 
 
 def num_layers_of(file: JsonFile) -> int:
-    number = file.positive_int("num_hidden_layers")
-    file.refuse_if(number > MAX_LAYERS, f"'num_hidden_layers' must be at most {MAX_LAYERS:,}, found {number:,}.")
-    return number
+    return int(file.read("num_hidden_layers", _NUM_LAYERS))
 
 
 def _architecture(file: JsonFile) -> str:

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from twophase.core.errors import ModelFolderError
-from twophase.core.rules import shown
+from twophase.core.rules import Rule, checked, number, read_flag, shown, whole_number
 
 MAX_INT = 2**53  # larger than any model's sizes
+
+COUNT, POSITIVE_INT = whole_number(0, MAX_INT), whole_number(1, MAX_INT)
+POSITIVE_NUMBER = number("a positive number", lambda x: 0 < x <= MAX_INT)
+FLAG = Rule("true or false", read_flag)
 
 Fields = dict[str, Any]  # values read from a file, keyed by the configuration's field names
 
@@ -48,45 +52,25 @@ class JsonFile:
             if not any(found == each and isinstance(found, bool) == isinstance(each, bool) for each in values):
                 raise self.error(f"{key} {shown(found)} {reason}")
 
+    def checked(self, key: str, value: Any, rule: Rule) -> Any:
+        """The normalised value of a key. Raises ModelFolderError if it breaks the rule."""
+        return checked(f"{self.path}: {key!r}", value, rule, ModelFolderError)
+
     def positive_int(self, key: str, if_null: int | None = None) -> int:
-        return self.whole_number(key, if_null, at_least=1)
-
-    def whole_number(self, key: str, if_null: int | None = None, at_least: int = 0) -> int:
-        value = self._value(key, if_null)
-        if not isinstance(value, int) or isinstance(value, bool) or not at_least <= value <= MAX_INT:
-            raise self.error(f"{key!r} must be a whole number >= {at_least}, found {shown(value)}.")
-        return value
-
-    def positive_number(self, key: str) -> float:
-        return self.check_positive(key, self._value(key))
-
-    def check_positive(self, key: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MAX_INT:
-            raise self.error(f"{key!r} must be a positive number, found {shown(value)}.")
-        return float(value)
+        return int(self.read(key, POSITIVE_INT, if_null))
 
     def flag(self, key: str) -> bool:
-        value = self._value(key)
-        if not isinstance(value, bool):
-            raise self.error(f"{key!r} must be true or false, found {shown(value)}.")
-        return value
+        return bool(self.read(key, FLAG))
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        value = self.values.get(key)
-        ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
-        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 for token_id in ids):
-            raise self.error(f"{key!r} must be a token id or a list of them, found {shown(value)}.")
-        return ids
-
-    def _value(self, key: str, if_null: Any = None) -> Any:
-        """The file's or the default value; `if_null` for a permitted null."""
+    def read(self, key: str, rule: Rule, if_null: Any = None) -> Any:
+        """The file's or the default value, normalised; `if_null` for a permitted null."""
         value = self.values.get(key)
         if value is None and self._defaults.get(key, 0) is None:
             value = if_null
         if value is None:
             how = "null" if key in self.values else "missing"
             raise self.error(f"{key!r} is {how}. Download the model again, or take {self.path.name} from its source.")
-        return value
+        return self.checked(key, value, rule)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

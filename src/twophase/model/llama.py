@@ -44,7 +44,6 @@ class LlamaModel:
     """A model ready to run. A step changes only the K/V cache.
 
     Args:
-        weights: On the device that the model runs on.
         backend: Computes attention for this model: see `model_backend`.
         max_model_len: Positions to prepare RoPE for; the model's own limit if None.
         sum_over_ranks, dispatch_experts: See `Executor`.
@@ -78,7 +77,7 @@ class LlamaModel:
         self._rope_of_layer = [full if sees_all else local for sees_all in config.sees_all]
         # Rounded to the dtype of the activations, as the model was trained: in bf16, sqrt(1152) is 34.0.
         self._embed_scale = torch.tensor(config.embed_scale, dtype=weights.dtype).item()
-        self._gated = backend.silu_mul if config.activation == "silu" else gelu_mul
+        self._gated = backend.silu_mul if config.activation == "silu" else feature("gemma3").gelu_mul
         self._sparse_layers: tuple[int, ...] = ()
         if config.experts is not None:
             self._sparse_layers = config.experts.sparse_layers
@@ -158,12 +157,6 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[Tensor, "D_hal
     """Radians per position of each rotated pair: theta ** (-2 i / D) for i in [0, D/2), then the scaling."""
     inv_freq = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     return inv_freq if rope.scaling is None else rope.scaling(inv_freq)
-
-
-def gelu_mul(gate_up: Float[Tensor, "T two_I"]) -> Float[Tensor, "T two_I//2"]:
-    """gelu(gate) * up, for gate and up side by side (GEGLU, arXiv:2002.05202), by the approximation with tanh."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

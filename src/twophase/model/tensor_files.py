@@ -52,8 +52,7 @@ class TensorFiles:
         return self._open[self._path_of[name]].get_tensor(name)
 
     def check(self, expected: Mapping[str, StoredTensor]) -> None:
-        """Raises ModelFolderError unless the files hold these tensors, no more and no fewer, in these shapes and
-        dtypes."""
+        """Raises ModelFolderError unless the files hold exactly these tensors, in these shapes and dtypes."""
         missing = [name for name in expected if name not in self]
         if missing:
             where = ", ".join(path.name for path in self._open)

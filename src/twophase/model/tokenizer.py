@@ -68,8 +68,7 @@ class Tokenizer:
     ) -> list[int]:
         """Token ids; special tokens written out in the text are recognised. Some models add a begin-of-text token.
 
-        `by` is another vocabulary to use (`SpecialText.tokenizer`). Raises InvalidRequestError for a text that does not
-        fit into `max_model_len` tokens.
+        `by` is another vocabulary (`SpecialText.tokenizer`). Raises InvalidRequestError for `max_model_len` tokens.
         """
         fast = by or self.fast
         if len(text) < LONG:

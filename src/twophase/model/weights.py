@@ -82,8 +82,7 @@ class ModelWeights:
 
     Attributes:
         dtype: The dtype of activations and weights, except `embed` and gains with an offset, which are fp32.
-        embed: Keeps the file's dtype if that is smaller: only the rows of a step's tokens are read and converted, which
-            is exact.
+        embed: Keeps the file's dtype if that is smaller: a step converts the rows that it reads, which is exact.
         lm_head: N -> V.
     """
 
@@ -97,10 +96,8 @@ class ModelWeights:
 class WeightLoader:
     """The door of a folder's weights: here floats, converted and copied into the memory of layers.
 
-    twophase_features.quantization.loader reads or makes quantised weights.
-
-    Args:
-        files: Stored tensors by name: `TensorFiles`, or a feature's files with `read` and `in`.
+    twophase_features.quantization.loader reads or makes quantised weights. `files` has the stored tensors by name:
+    `TensorFiles`, or a feature's files with `read` and `in`.
     """
 
     def __init__(self, files: Any, dtype: torch.dtype, device: torch.device, cut: Cut) -> None:
@@ -150,18 +147,13 @@ def load_weights(
     experts: slice = ALL_EXPERTS,
     scheme: Any = None,
 ) -> ModelWeights:
-    """Read every tensor the configuration calls for.
+    """Read every tensor the configuration calls for. Raises ModelFolderError if a file or tensor is missing, or is not
+    as it should be; ConfigError if a layer's size is not a multiple of the scheme's groups.
 
     Args:
         cut: See `Cut`.
         experts: Which of each layer's experts to keep; nothing is read of the others.
-        scheme: How linear layers are rounded to fewer bits (twophase_features.quantization.schemes.Scheme); None: they
-            stay as the folder has them.
-
-    Raises:
-        ModelFolderError: A file is missing or truncated; a tensor is missing, unexpected, of another shape or of a
-            dtype that is not a plain float. Names the file and the tensor.
-        ConfigError: A layer's size is not a multiple of the scheme's groups; or a feature is not installed.
+        scheme: How linear layers are rounded (twophase_features.quantization.schemes.Scheme); None: not at all.
     """
     if scheme is None and not has_quantized_weights(folder, config):
         files = TensorFiles(folder)
@@ -187,21 +179,16 @@ def has_quantized_weights(folder: Path, config: ModelConfig) -> bool:
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a folder of this configuration must hold, no more and no fewer."""
     n, q_rows, kv_rows = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    kv = LinearShape(kv_rows, n, config.qkv_bias)
-    attention = {
-        "self_attn.q_proj": LinearShape(q_rows, n, config.qkv_bias),
-        "self_attn.k_proj": kv,
-        "self_attn.v_proj": kv,
-        "self_attn.o_proj": LinearShape(n, q_rows, config.o_bias),
-    }
+    rows_of = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+    attention = {f"self_attn.{each}_proj": LinearShape(rows, n, config.qkv_bias) for each, rows in rows_of.items()}
+    attention["self_attn.o_proj"] = LinearShape(n, q_rows, config.o_bias)
     shapes: dict[str, tuple[int, ...]] = {EMBED: (config.vocab_size, n), "model.norm.weight": (n,)}
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, n)
-    mlp_kind = _mlp_kind(config)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {f"{prefix}{name}.weight": (size,) for name, size in _norms(config).values()}
-        for name, (rows, columns, has_bias) in {**attention, **mlp_kind.shapes(config, layer)}.items():
+        for name, (rows, columns, has_bias) in {**attention, **_mlp_kind(config).shapes(config, layer)}.items():
             shapes[f"{prefix}{name}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{prefix}{name}.bias"] = (rows,)

@@ -1,4 +1,1 @@
-"""Which sequences run, and which blocks they have; no tensors.
-
-Public: `scheduler`, `planner`, `policy`, `limits` (request validation, admission), `sequence`.
-"""
+"""Which sequences run, with which blocks: `scheduler`, `planner`, `policy`, `limits`, `sequence`. No tensors."""

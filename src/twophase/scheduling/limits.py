@@ -5,19 +5,16 @@ from dataclasses import dataclass
 from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import ConfigError, InvalidRequestError, prompt_too_long
 from twophase.core.request import Request
-from twophase.doors import feature
 from twophase.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits on one step and on one sequence: options of `EngineConfig`, which checks each by itself. Raises
-    ConfigError if the token budget is below `max_num_seqs`.
+    """Limits on one step and on one sequence. Raises ConfigError if the token budget is below `max_num_seqs`.
 
     Attributes:
         max_num_seqs: Sequences that may run at once; each completion of a request with n > 1 is a sequence.
-        enable_chunked_prefill: Without it a prompt that does not fit beside the running decodes holds up the queue
-            until they end.
+        enable_chunked_prefill: Without it a prompt that does not fit beside the decodes holds up the queue.
         reserve_growth: Whether 'optimistic' and 'estimate' leave a block to each running sequence. Without it a
             sequence may be preempted right after an admission, and a crowded pool thrashes; see lab 4.
         watermark: `admission_watermark`; does not hold while no sequence runs.
@@ -92,8 +89,7 @@ class AdmissionRule:
         self.config, self.cache = config, cache
 
     def headroom(self, sequence: Sequence, table: KVTable) -> int:
-        """Free blocks left to a sequence, beyond the blocks that it has or reserves; to all its completions together,
-        if they have not forked yet."""
+        """Free blocks left to a sequence, for all its completions, beyond the blocks that it has or reserves."""
         cache, num_tokens = self.cache, len(sequence.token_ids)
         num_slots = -(-num_tokens // cache.block_size) * cache.block_size
         may_grow = sequence.num_completions > 1 or sequence.max_num_tokens - 1 > num_slots
@@ -104,11 +100,3 @@ class AdmissionRule:
     def note_end(self, sequence: Sequence) -> None:
         """A sequence has ended by itself, not by an abort or an error."""
         return
-
-
-def admission_rule(config: SchedulerConfig, cache: KVAllocator) -> AdmissionRule:
-    """The rule that `config.admission` names."""
-    if config.admission == "optimistic":
-        return AdmissionRule(config, cache)
-    rule: AdmissionRule = feature("admission").by_lengths(config, cache)
-    return rule

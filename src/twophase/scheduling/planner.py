@@ -5,15 +5,15 @@ import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
-from typing import final
+from typing import Any, final
 
 from sortedcontainers import SortedKeyList
 
 from twophase.cache.allocator import KVAllocator, KVTable
 from twophase.core.errors import OutOfBlocksError, PolicyError
 from twophase.core.plan import BlockCopy, ScheduledChunk, StepPlan
-from twophase.scheduling.limits import SchedulerConfig, admission_rule
-from twophase.scheduling.policy import Policy, Refusal
+from twophase.doors import feature
+from twophase.scheduling.limits import AdmissionRule, SchedulerConfig
 from twophase.scheduling.sequence import Sequence, SequenceStatus
 
 _ORDER = attrgetter("rank", "seq_id")  # equal ranks go by seq_id
@@ -21,7 +21,10 @@ _ORDER = attrgetter("rank", "seq_id")  # equal ranks go by seq_id
 
 @final
 class Planner:
-    """Implements `Step` (policy.py), and keeps the queues between steps.
+    """One step being planned, as a policy sees it, and the queues between steps.
+
+    A move that does not fit into the free blocks, `max_num_seqs` (each completion counts) or the token budget plans
+    fewer tokens, or nothing. An invalid move (a sequence twice, a decode of an unfinished prefill) raises PolicyError.
 
     Invariants, whatever a policy asks for, also when a step is dropped or a method raises:
 
@@ -32,19 +35,20 @@ class Planner:
     - Block copies (copy-on-write) and loads from the KV tier are done while the step is planned.
 
     Attributes:
+        now_s: The engine's clock.
+        num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
+        policy: The `Policy`, whose `plan` is given this object.
         copy_blocks: Copies whole blocks of the K/V cache: the runner's method (`Scheduler.connect`).
-        refusal: Why the latest plan did not admit the first waiting sequence; None if the queue is empty.
         admission: The admission rule; the scheduler reports ends to it.
-        now_s, num_stalled_steps: See `Step`.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Policy) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVAllocator, policy: Any) -> None:
         self.config = config
         self.cache = cache
         self.policy = policy
         self.copy_blocks: Callable[[Seq[BlockCopy]], None] = lambda copies: None
-        self.admission = admission_rule(config, cache)
-        self.refusal: Refusal | None = None
+        make = AdmissionRule if config.admission == "optimistic" else feature("admission").by_lengths
+        self.admission: AdmissionRule = make(config, cache)
         self.num_stalled_steps = 0
         self._running: list[Sequence] = []  # by rank
         self._waiting: SortedKeyList = SortedKeyList(key=_ORDER)
@@ -64,7 +68,6 @@ class Planner:
         self._decodes: list[ScheduledChunk] = []
         self._prefills: list[ScheduledChunk] = []
         self._planned: set[Sequence] = set()
-        self._refusals: dict[int, Refusal] = {}
         for sequence in self._running:
             if sequence.open_table.num_tokens > len(sequence.token_ids):
                 self.cache.truncate(sequence.open_table, len(sequence.token_ids))
@@ -73,10 +76,12 @@ class Planner:
 
     @property
     def budget(self) -> int:
+        """Tokens that this step can still compute."""
         return max(0, self._max_tokens - self._num_tokens)
 
     @property
     def num_free_seqs(self) -> int:
+        """Completions that may still be admitted."""
         return self.config.max_num_seqs - sum(each.num_completions for each in self._running)
 
     @property
@@ -85,14 +90,17 @@ class Planner:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is planned yet."""
         return not self._planned
 
     @property
     def running(self) -> tuple[Sequence, ...]:
+        """The running sequences, best rank first."""
         return tuple(self._running)
 
     @property
     def waiting(self) -> Iterator[Sequence]:
+        """The waiting sequences, best rank first; sequences admitted during the loop are skipped."""
         position = 0
         while position < len(self._waiting):
             sequence = self._waiting[position]
@@ -102,12 +110,12 @@ class Planner:
     # -- what a policy can do
 
     def decode(self, sequence: Sequence) -> bool:
+        """Plan a decoding sequence's next token; while no block is free, preempt the unplanned running sequence of
+        worst rank. False if that was this sequence, if the budget is used up, or if a block could not be copied."""
         if not self._is_running(sequence) or not self.budget or sequence.seq_id in self._failed:
             return False
         if not sequence.is_decoding:
-            raise PolicyError(
-                f"a policy planned a decode of sequence {sequence.seq_id}, which is still in its prefill."
-            )
+            raise PolicyError(f"a policy planned a decode of sequence {sequence.seq_id}, which is still in prefill.")
         table, num_tokens = sequence.open_table, len(sequence.token_ids)
         while True:
             try:
@@ -132,6 +140,7 @@ class Planner:
         return True
 
     def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
+        """Plan a chunk of a running prefill; returns its tokens, 0 if it was preempted in this step."""
         if not self._is_running(sequence):
             return 0
         if sequence.is_decoding:
@@ -139,30 +148,28 @@ class Planner:
         return self._plan_chunk(sequence, max_tokens)
 
     def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
+        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the number of its tokens, 0
+        for a refusal. `whole`: the whole prompt in this step or no token of it (except a prompt that never fits)."""
         if sequence.table is not None:
             raise PolicyError(f"a policy admitted sequence {sequence.seq_id}, which is running already.")
         # A sequence that outgrew the budget or, with a window, the pool could never be computed in one piece.
         is_too_long = len(sequence.token_ids) > min(self._max_tokens, self.num_slots)
         may_split = is_too_long or (self.config.enable_chunked_prefill and not whole)
-        if max_tokens is not None and max_tokens < 1:
-            refusal: Refusal | None = Refusal.POLICY
-        elif not self.budget:
-            refusal = Refusal.BUDGET
-        elif sequence.num_completions > self.num_free_seqs:
-            refusal = Refusal.MAX_NUM_SEQS
-        else:
-            refusal = self._open(sequence, may_split)
-        if refusal is not None:
-            self._refusals[sequence.seq_id] = refusal
+        if (max_tokens is not None and max_tokens < 1) or not self.budget:
+            return 0
+        if sequence.num_completions > self.num_free_seqs or not self._open(sequence, may_split):
             return 0
         self._waiting.remove(sequence)
         self._start(sequence)
         return self._plan_chunk(sequence, max_tokens if may_split else None)
 
     def limit(self, max_tokens: int) -> None:
+        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. Chunks planned before
+        stay, so that decodes are not held back."""
         self._max_tokens = min(self._max_tokens, max_tokens)
 
     def wait_until(self, when_s: int | float) -> None:
+        """If nothing is planned, the policy is not asked again before `when_s`, unless a request arrives."""
         if not self.now_s < when_s < math.inf:
             raise PolicyError(f"a policy can wait for a later time; it is {self.now_s} s, and it asked for {when_s}.")
         self._wake_s = when_s
@@ -182,33 +189,29 @@ class Planner:
             raise PolicyError(f"a policy planned sequence {sequence.seq_id}, which is not running: admit it first.")
         return sequence.table is not None
 
-    def _open(self, sequence: Sequence, may_split: bool) -> Refusal | None:
-        """Open a waiting sequence's table and reserve blocks for all its tokens; or return the reason for a refusal."""
+    def _open(self, sequence: Sequence, may_split: bool) -> bool:
+        """Open a waiting sequence's table and reserve blocks for all its tokens; False if they do not fit."""
         num_tokens, is_first_time = len(sequence.token_ids), sequence.num_preemptions == 0
         table = self.cache.open(sequence.lookup_ids, sequence.request.cache_salt, is_first_time, sequence.block_keys)
-        num_spare, refusal = self._num_spare_blocks(sequence, table), None
+        num_spare = self._num_spare_blocks(sequence, table)
         if may_split:
             fits = self.cache.num_blocks_needed(table, num_tokens) <= num_spare
         else:
-            fits = self.cache.room(table, num_tokens, num_spare) == num_tokens
-        if not may_split and num_tokens - table.num_cached_tokens - table.num_offered_tokens > self.budget:
-            refusal = Refusal.BUDGET
-        elif not fits:
-            refusal = Refusal.BLOCKS
-        if refusal is not None:
+            num_to_compute = num_tokens - table.num_cached_tokens - table.num_offered_tokens
+            fits = num_to_compute <= self.budget and self.cache.room(table, num_tokens, num_spare) == num_tokens
+        if not fits:
             self.cache.close(table)
-            return refusal
+            return False
         self.cache.reserve(table, num_tokens)
         self._loaded += self.cache.load(table, sequence.token_ids)
         sequence.table, sequence.block_keys = table, []
         sequence.num_computed_tokens = table.num_cached_tokens
         if is_first_time:
             sequence.num_cached_tokens = table.num_cached_tokens
-        return None
+        return True
 
     def _num_spare_blocks(self, sequence: Sequence, table: KVTable) -> int:
-        """Free blocks that a sequence may take for its prompt. All of them if no other sequence runs: `check_request`
-        found the pool large enough."""
+        """Free blocks that a sequence may take for its prompt: if no other runs, all: `check_request` made sure."""
         tables = {each: each.open_table for each in self._running} | {sequence: table}
         if len(tables) == 1:
             return self.cache.num_free_blocks
@@ -217,8 +220,7 @@ class Planner:
         return self.cache.num_free_blocks - num_headroom - num_watermark
 
     def _plan_chunk(self, sequence: Sequence, max_tokens: int | None) -> int:
-        """Plan the next chunk of a prefill, in reserved blocks and in blocks that an admission could take too; returns
-        its number of tokens."""
+        """Plan the next chunk of a prefill, in reserved blocks and in spare blocks; returns its number of tokens."""
         num_tokens = min(sequence.num_uncomputed_tokens, self.budget)
         if max_tokens is not None:
             num_tokens = max(0, min(num_tokens, max_tokens))
@@ -245,7 +247,6 @@ class Planner:
         victim.status = SequenceStatus.PREEMPTED
         victim.num_preemptions += 1
         self._preempted.append(victim)
-        self._refusals[victim.seq_id] = Refusal.BLOCKS
         self.add(victim)
         self.policy.note_waiting(victim)
 
@@ -259,12 +260,10 @@ class Planner:
         self._begin(now_s)
         if self._running or self._waiting:
             self.policy.plan(self)
-        self.refusal = self._refusals.get(self._waiting[0].seq_id, Refusal.POLICY) if self._waiting else None
         if (self._running or self._waiting) and self.is_empty and not self._failed and self._wake_s is None:
-            why = "" if self.refusal is None else f" The first of them stays out for this reason: {self.refusal.value}."
             raise PolicyError(
                 f"{self.policy} planned nothing, and waits for nothing, though {len(self._running)} sequences are "
-                f"running and {self.num_waiting} waiting: it would hang.{why}"
+                f"running and {self.num_waiting} waiting: it would hang."
             )
         preempted, self._preempted = self._preempted, []
         return StepPlan(

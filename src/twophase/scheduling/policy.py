@@ -1,88 +1,16 @@
 """A scheduling policy: an order of sequences, and a plan for each step; the default policy and its parts."""
 
 import abc
-import enum
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 from twophase.core.errors import ConfigError
-from twophase.core.rules import apply_rules, number, option, optional, rules_of
+from twophase.core.rules import apply_rules, rules_of
+from twophase.scheduling.planner import Planner
 from twophase.scheduling.sequence import Sequence
 
-
-class Refusal(enum.Enum):
-    """Why a sequence was not admitted, and how long that holds."""
-
-    BLOCKS = "too few free blocks"  # until a block is freed, or published with the sequence's prefix
-    MAX_NUM_SEQS = "max_num_seqs"  # until a running sequence ends or is preempted
-    BUDGET = "token budget"  # until a step has more tokens left for it
-    POLICY = "the policy did not ask for it"  # or allowed no token; until the policy's rule changes that
-
-
-@runtime_checkable
-class Step(Protocol):
-    """One step being planned, as a policy sees it.
-
-    A step enforces the free blocks, `max_num_seqs` (each completion counts) and the token budget: a move that does not
-    fit plans fewer tokens, or nothing, and returns how many. An invalid move (the same sequence twice, a decode of an
-    unfinished prefill) raises PolicyError.
-
-    Attributes:
-        now_s: The engine's clock.
-        num_stalled_steps: Steps in a row without any decode although a sequence was ready to decode.
-        budget: Tokens that this step can still compute.
-        num_free_seqs: Completions that may still be admitted.
-        num_waiting: Waiting sequences.
-        is_empty: Whether nothing is planned yet.
-        running: The running sequences, best rank first.
-        waiting: The waiting sequences, best rank first; sequences admitted during the loop are skipped.
-    """
-
-    now_s: int | float
-    num_stalled_steps: int
-
-    @property
-    def budget(self) -> int: ...
-
-    @property
-    def num_free_seqs(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def is_empty(self) -> bool: ...
-
-    @property
-    def running(self) -> tuple[Sequence, ...]: ...
-
-    @property
-    def waiting(self) -> Iterator[Sequence]: ...
-
-    def decode(self, sequence: Sequence) -> bool:
-        """Plan a decoding sequence's next token; while no block is free, preempt the unplanned running sequence of
-        worst rank. False if that was this sequence, if the budget is used up, or if a block could not be copied."""
-        ...
-
-    def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> int:
-        """Plan a chunk of a running prefill; returns the number of its tokens, 0 if the sequence was preempted in this
-        step or the budget is used up."""
-        ...
-
-    def admit(self, sequence: Sequence, max_tokens: int | None = None, *, whole: bool = False) -> int:
-        """Admit a waiting sequence and plan its first chunk, at most `max_tokens`; returns the number of its tokens, 0
-        for a refusal. `whole`: the whole prompt in this step or no token of it (except a prompt that never fits)."""
-        ...
-
-    def limit(self, max_tokens: int) -> None:
-        """From here on, plan no more than `max_tokens` tokens for this step, drafts included. Chunks planned before
-        stay, so that decodes are not held back."""
-        ...
-
-    def wait_until(self, when_s: int | float) -> None:
-        """If nothing is planned, the policy is not asked again before `when_s`, unless a request arrives."""
-        ...
+# One step being planned: a policy reads its attributes, and calls its moves.
+Step = Planner
 
 
 class Policy(abc.ABC):
@@ -92,8 +20,7 @@ class Policy(abc.ABC):
     (largest rank). So no sequence preempts a sequence of better rank.
 
     The scheduler reports events by the `note_` methods, which do nothing here. A policy that counts events returns a
-    copy with new counters from `fresh`. An exception in a `note_` method is not caught, and the tokens of the step are
-    lost.
+    copy with new counters from `fresh`. An exception in a `note_` method is not caught; the step is lost.
     """
 
     def __repr__(self) -> str:  # for messages; a dataclass has its own
@@ -111,8 +38,7 @@ class Policy(abc.ABC):
         """Plan one step. An empty plan while requests are unfinished is an error, unless `wait_until` was called."""
 
     def fresh(self) -> "Policy":
-        """The policy for one scheduler: this object if it has no counters, else a copy with new counters, so that
-        several engines can be given one policy."""
+        """The policy for one scheduler: this object if it has no counters, else a copy with new counters."""
         return self
 
     def note_waiting(self, sequence: Sequence) -> None:
@@ -133,27 +59,10 @@ class Policy(abc.ABC):
         return
 
 
-# -- the default
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class PriorityPolicy(Policy):
-    """The default: by priority; decodes first, and the rest of the budget for prefills.
-
-    Attributes:
-        patience_s: Ageing. None: priorities are strict, and requests of low priority may starve. Otherwise a request
-            overtakes a request of the next better priority once it has waited `patience_s` seconds longer. (Comparing
-            priority - wait / patience_s of two requests gives the same order at every moment, so the rank is fixed.)
-    """
-
-    patience_s: int | float | None = option(None, optional(number("a finite number of seconds")))
-
-    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
-        request = sequence.request
-        if self.patience_s is None:
-            return by_priority(sequence)
-        return (request.arrival_s + request.priority * self.patience_s, sequence.arrival_order, sequence.index)
+    """The default: by priority; decodes first, and the rest of the budget for prefills."""
 
     def plan(self, step: Step) -> None:
         decodes_first(step)

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from twophase.cache.allocator import KVAllocator
 from twophase.core.errors import InvalidRequestError
-from twophase.core.plan import SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
+from twophase.core.plan import Sampled, SampledToken, ScheduledChunk, SequenceUpdate, StepPlan
 from twophase.core.request import FinishReason, Request
 from twophase.scheduling.limits import SchedulerConfig, check_request
 from twophase.scheduling.planner import Planner
@@ -24,8 +24,7 @@ from twophase.scheduling.sequence import Sequence, SequenceStatus
 class Scheduler:
     """Plans and confirms steps; owns every Sequence. Not thread-safe.
 
-    The policy chooses the chunks of a step (policy.py); the planner enforces the token budget, `max_num_seqs` and the
-    pool (planner.py).
+    The policy chooses the chunks of a step (policy.py); the planner enforces the limits (planner.py).
 
     Attributes:
         sequences: Unfinished sequences by seq_id; read-only to others.
@@ -73,8 +72,7 @@ class Scheduler:
     # -- requests
 
     def add(self, request: Request) -> int:
-        """Queue a request; returns the seq_id of completion 0 (completions 1 .. n-1 fork when the prompt is computed).
-        Raises as `check`."""
+        """Queue a request; returns the seq_id of completion 0; the others fork later. Raises as `check`."""
         sequence = self._sequence_of(request)
         self.policy.note_waiting(sequence)
         self._next_seq_id += 1
@@ -83,8 +81,7 @@ class Scheduler:
         return sequence.seq_id
 
     def check(self, request: Request) -> None:
-        """Raise InvalidRequestError if the request could never be served as asked (the error has the numbers), or if
-        an unfinished request has its id. Nothing changes."""
+        """Raise InvalidRequestError if the request could never be served, or an unfinished request has its id."""
         self._sequence_of(request)
 
     def _sequence_of(self, request: Request) -> Sequence:
@@ -114,9 +111,9 @@ class Scheduler:
         self._plan = plan
 
     def update(self, plan: StepPlan, sampled: Mapping[int, Seq[SampledToken]]) -> list[SequenceUpdate]:
-        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of sequences that
-        have ended since are skipped. Raises ValueError, and changes nothing, if `plan` is not the latest plan or
-        `sampled` does not match.
+        """Confirm that `plan` ran: append tokens, fork, finish, publish full blocks, free. Chunks of ended sequences
+        are skipped. Raises ValueError, and changes nothing, if `plan` is not the latest plan or `sampled` does not
+        match.
 
         `sampled` has `num_samples` tokens for each chunk that samples; for a chunk with drafts, the accepted drafts and
         the token drawn after them, which are cut after a stop token and at the length limit.
@@ -133,9 +130,7 @@ class Scheduler:
         self._tell_ends()
         return updates
 
-    def _settle(
-        self, sequence: Sequence, chunk: ScheduledChunk, tokens: tuple[SampledToken, ...]
-    ) -> list[SequenceUpdate]:
+    def _settle(self, sequence: Sequence, chunk: ScheduledChunk, tokens: Sampled) -> list[SequenceUpdate]:
         """Confirm one chunk: append accepted drafts and sampled tokens; fork n completions after their prompt."""
         num_accepted = len(tokens) - 1 if chunk.num_drafts else 0
         sequence.token_ids += [token.token_id for token in tokens[:num_accepted]]
@@ -158,7 +153,7 @@ class Scheduler:
             self._register(fork)
         return forks
 
-    def _append(self, sequence: Sequence, run: tuple[SampledToken, ...]) -> SequenceUpdate:
+    def _append(self, sequence: Sequence, run: Sampled) -> SequenceUpdate:
         """Append the last token of a run, after its accepted drafts; end on a stop token or at the length limit."""
         token_id, request = run[-1].token_id, sequence.request
         sequence.token_ids.append(token_id)
@@ -217,9 +212,7 @@ class Scheduler:
             self.policy.note_ended(self._ended.pop(0))
 
 
-def _tokens_of(
-    sequence: Sequence, chunk: ScheduledChunk, sampled: Mapping[int, Seq[SampledToken]]
-) -> tuple[SampledToken, ...]:
+def _tokens_of(sequence: Sequence, chunk: ScheduledChunk, sampled: Mapping[int, Seq[SampledToken]]) -> Sampled:
     """The tokens sampled for a chunk; with drafts, cut after a stop token and at the length limit. Raises ValueError
     for more or fewer tokens than the chunk asks for."""
     tokens, most = tuple(sampled.get(chunk.seq_id, ())), chunk.num_samples + chunk.num_drafts

@@ -30,10 +30,8 @@ class Sequence:
         index: Which completion of the request, 0 .. n-1.
         arrival_order: seq_id of the request's completion 0: later requests have larger ones.
         token_ids: Prompt and output.
-        max_num_tokens, stop_token_ids: The sequence ends when it has this many tokens ('length'), or after one of these
-            tokens ('stop').
-        num_completions: Completions it stands for, each of max_num_seqs: the request's n until the prompt is computed
-            and the sequence forks, then 1.
+        max_num_tokens, stop_token_ids: It ends when it has this many tokens, or after one of these tokens.
+        num_completions: Completions it stands for: the request's n until its prompt is computed, then 1.
         rank: The policy's sort key; the smallest runs first.
         table: Its block table while it runs, else None.
         num_cached_tokens: Prompt tokens whose K and V came from the prefix cache at the first admission.

@@ -33,9 +33,9 @@ from twophase.config import EngineConfig, configured
 from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase.core.plan import BlockKey
 from twophase.core.request import Request, RequestOutput, SamplingParams
-from twophase.engine.engine import PreparedRequest, uninterrupted
+from twophase.engine.engine import uninterrupted
 from twophase.engine.metrics import EngineStats
-from twophase.engine.request_state import Prompt
+from twophase.engine.request_state import Prompt, RequestState
 from twophase.llm import LLM
 from twophase.model.config import ModelConfig, load_config
 from twophase_features.model_store.prepare import DEFAULT_MODEL, resolve_model
@@ -68,7 +68,7 @@ class _Remote:
         is_submitted: The tier has room for the blocks, and the worker knows the prompt.
     """
 
-    prepared: PreparedRequest
+    prepared: RequestState
     submit: wire.Submit
     rank: int
     is_submitted: bool = False
@@ -134,7 +134,7 @@ class DecodeEngine:
         self.add(self._engine.prepare(request_id, prompt, params, **options))
 
     @uninterrupted()
-    def add(self, prepared: PreparedRequest) -> None:
+    def add(self, prepared: RequestState) -> None:
         """As `Engine.add`.
 
         Raises:
@@ -150,7 +150,7 @@ class DecodeEngine:
         submit = self._submit_of(request)
         if params.seed is None:
             seeded = replace(params, seed=self._seeds.getrandbits(63))
-            prepared = prepared._replace(request=replace(request, sampling_params=seeded))
+            prepared.request = replace(request, sampling_params=seeded)
         if submit is None:
             self._engine.add(prepared)
         else:

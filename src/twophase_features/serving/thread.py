@@ -12,8 +12,9 @@ from twophase.core.errors import EngineDeadError, InvalidRequestError
 from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
 from twophase.core.rules import TEXT, checked
-from twophase.engine.engine import Engine, PreparedRequest
+from twophase.engine.engine import Engine
 from twophase.engine.metrics import EngineStats
+from twophase.engine.request_state import RequestState
 from twophase_features.serving.errors import DeadlineError, DrainingError, QueueFullError
 from twophase_features.serving.stream import Event, RequestStream, deliver
 
@@ -209,7 +210,7 @@ class EngineThread:
             limits_s.append(self._engine.idle_s)
         return max(0.0, min(limits_s)) if limits_s else None
 
-    def _add(self, job: RequestStream, prepared: PreparedRequest) -> None:
+    def _add(self, job: RequestStream, prepared: RequestState) -> None:
         if self.jobs.get(job.request_id) is not job:  # aborted, or past its deadline
             return
         try:

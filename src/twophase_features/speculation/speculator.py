@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 @final
 class GatedSpeculator:
-    """The engine's `Speculator` around any drafter.
+    """Puts drafts of any drafter into a step's plan, for the model to verify. The engine calls `draft`, `note_results`
+    and `forget`, which do not raise.
 
     Args:
         drafter: Proposes tokens. Its exceptions and invalid drafts cost time and do not change outputs.

@@ -50,7 +50,7 @@ class GuidanceError(TwophaseError):
 
 @final
 class Guidance:
-    """The engine's `GrammarCompiler`, by llguidance. Threads may share it.
+    """Compiles the engine's grammars, by llguidance. Threads may share it.
 
     A schema or pattern is a program for the library, and some never end or take all memory. So each is tried first in a
     worker process with limits on time and memory, which starts with the first request, and compiled here if it passes.

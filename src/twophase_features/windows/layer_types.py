@@ -5,7 +5,7 @@ from typing import Any
 
 from twophase.core.rules import shown
 from twophase.model.config import num_layers_of
-from twophase.model.json_file import Fields, JsonFile
+from twophase.model.json_file import COUNT, Fields, JsonFile
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 FULL, SLIDING = LAYER_TYPES
@@ -43,7 +43,7 @@ def read_given_window(file: JsonFile) -> Fields:
 
 def read_switched_window(file: JsonFile) -> Fields:
     """Qwen2 and Qwen3: behind `use_sliding_window`, for every layer but the first `max_window_layers`."""
-    num_full, given = file.whole_number("max_window_layers"), given_types(file)
+    num_full, given = file.read("max_window_layers", COUNT), given_types(file)
     default = [FULL if layer < num_full else SLIDING for layer in range(num_layers_of(file))]
     return _switched(file, given, default if given is None else given)
 
@@ -51,7 +51,7 @@ def read_switched_window(file: JsonFile) -> Fields:
 def read_switched_for_all(file: JsonFile) -> Fields:
     """Qwen3-MoE: transformers gives every layer of this family the window, and did not always: so no key may say
     otherwise."""
-    num_full, given = file.whole_number("max_window_layers"), given_types(file)
+    num_full, given = file.read("max_window_layers", COUNT), given_types(file)
     file.refuse_if(
         file.flag("use_sliding_window") and (num_full or given is not None),
         "a sliding window is supported for all layers of this architecture or for none, so with use_sliding_window "

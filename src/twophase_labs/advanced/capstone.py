@@ -118,7 +118,7 @@ def open_engine(
             engine._runner, verify, lambda seq_id: float(sequences[seq_id].request.sampling_params.temperature)
         )
     if mask is not None:
-        engine._guidance = mask
+        engine._compile_grammar = mask.compile
     return llm
 
 

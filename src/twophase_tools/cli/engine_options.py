@@ -12,7 +12,7 @@ FLAGS = {"attention_backend": "--backend", "num_attention_sinks": "--attention-s
 METAVARS = {"sliding_window": "W", "num_attention_sinks": "S", "policy": "NAME", "admission": "NAME"}
 MOST_RANKS = 4096
 POLICY_HELP = (
-    "priority (default), chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
+    "priority (default), ageing:patience_s=N, chunked:max_tokens=N, continuous, prefill-first, static:batch_size=N, "
     "dynamic:batch_size=N,timeout_s=N, deadline, rotating:chunk_tokens=N, fair"
 )
 _PREFIX = "engine."  # of where the parsed options are; a request has a seed, too

@@ -7,14 +7,16 @@ an engine has no use for this.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import islice
 from operator import attrgetter
 
 from twophase.cache.allocator import KVAllocator
 from twophase.cache.manager import BlockTable, CacheManager
 from twophase.core.plan import StepPlan
-from twophase.scheduling.policy import Policy, PriorityPolicy, Refusal
+from twophase.scheduling.policy import Policy, PriorityPolicy
 from twophase.scheduling.scheduler import Scheduler
 from twophase.scheduling.sequence import Sequence
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.request_level import DynamicPolicy, StaticPolicy
@@ -29,6 +31,7 @@ REPEATING_POLICIES: tuple[type[Policy], ...] = (
     DynamicPolicy,
     PrefillFirstPolicy,
     PriorityPolicy,
+    AgeingPolicy,
     StaticPolicy,
 )
 
@@ -72,7 +75,8 @@ def _refuses_again(scheduler: Scheduler) -> bool:
     """
     policy = scheduler.policy
     is_same_rule = not isinstance(policy, PrefillFirstPolicy) or policy.max_stalled_steps is None
-    return is_same_rule or scheduler.planner.refusal is Refusal.MAX_NUM_SEQS
+    num_free_seqs = scheduler.planner.num_free_seqs
+    return is_same_rule or any(first.num_completions > num_free_seqs for first in islice(scheduler.planner.waiting, 1))
 
 
 def num_repeats(cache: KVAllocator, sequences: Seq[Sequence]) -> int:

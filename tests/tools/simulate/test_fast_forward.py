@@ -9,7 +9,8 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.config import ADMISSIONS
 from twophase.core.errors import OutOfBlocksError
 from twophase.core.plan import SampledToken
-from twophase.scheduling.policy import PriorityPolicy, Refusal
+from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
 from twophase_features.policies.fair_shares import FairPolicy
@@ -22,7 +23,7 @@ from twophase_tools.simulate.simulator import simulate
 
 POLICIES = (
     PriorityPolicy(),
-    PriorityPolicy(patience_s=0.2),
+    AgeingPolicy(patience_s=0.2),
     ChunkedPrefillPolicy(5),
     ContinuousPolicy(),
     PrefillFirstPolicy(),
@@ -164,8 +165,8 @@ def _grow_all(cache, sequences):
         cache.grow(sequence.table, len(sequence.token_ids))
 
 
-@pytest.mark.parametrize(("max_num_seqs", "reason"), [(4, Refusal.MAX_NUM_SEQS), (5, Refusal.BUDGET)])
-def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_seqs, reason):
+@pytest.mark.parametrize(("max_num_seqs", "num_places"), [(4, 0), (5, 1)])
+def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_seqs, num_places):
     """It asks before it decodes once they have stood, and behind them otherwise: there may be more tokens then."""
     policy = PrefillFirstPolicy(max_stalled_steps=1)
     scheduler = make_scheduler(policy=policy, max_num_seqs=max_num_seqs, budget=32, enable_chunked_prefill=False)
@@ -176,9 +177,9 @@ def test_a_policy_that_bides_its_time_repeats_for_want_of_places_alone(max_num_s
     step(scheduler)
     scheduler.add(request("late", 0, 32, 4))
     plan = step(scheduler)
-    assert (plan.num_decodes, scheduler.planner.refusal) == (4, reason)
-    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (4 if reason is Refusal.MAX_NUM_SEQS else 0)
-    assert len(step(scheduler).chunks) == (4 if reason is Refusal.MAX_NUM_SEQS else 1)
+    assert (plan.num_decodes, scheduler.planner.num_free_seqs) == (4, num_places)
+    assert len(repeated_sequences(scheduler, plan, is_undisturbed=True)) == (0 if num_places else 4)
+    assert len(step(scheduler).chunks) == (1 if num_places else 4)
 
 
 def test_what_is_not_repeated():
