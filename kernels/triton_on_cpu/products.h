@@ -103,7 +103,8 @@ INLINE void product_transposed(const int M, const int N, const int K, const floa
 #else
 #define ADD_PAIRS(c, a, b) (c) + FLOAT((a) << 16) * (v16)((w16)(b) << 16) + FLOAT((a) & 0xffff0000u) * (v16)((w16)(b) & 0xffff0000u)
 #endif
-PRODUCT(add_pairs, word, ADD_PAIRS, IN_MEMORY)
+PRODUCT(add_pairs, word, ADD_PAIRS, 0)
+PRODUCT(add_pairs_in_memory, word, ADD_PAIRS, IN_MEMORY)
 
 #ifdef __AMX_BF16__
 /* AMX: C in 16 x 16 tiles (registers 0 to 3), A in 16 x 16 pairs (4), pairs of B likewise (5). */
@@ -120,38 +121,54 @@ static const struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; 
 #define LOAD_TILE(j) _tile_loadd(j, &C[m * N + n + 16 * j], 4 * N);
 #define ADD_TILE(j) _tile_loadd(5, &B[k / 2 * stride + n + 16 * j], 4 * stride); _tile_dpbf16ps(j, 4, 5);
 #define STORE_TILE(j) _tile_stored(j, &C[m * N + n + 16 * j], 4 * N);
-INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C) {
+INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C,
+                      const int ahead) {
   const int width = MIN(N / 16, 4);
   __asm__ volatile("" ::: "memory"); /* gcc does not know that tiles are loaded from memory */
   for (int m = 0; m < M; m += 16) for (int n = 0; n < N; n += 16 * width) {
     EACH_TILE(LOAD_TILE)
     for (int k = 0; k < K; k += 32) {
+      for (int i = 0; ahead && i < 16; i++) for (int j = 0; j < width; j++)
+        __builtin_prefetch(&B[(k / 2 + i + ahead) * stride + n + 16 * j]);
       _tile_loadd(4, &A[m * K + k], 2 * K);
       EACH_TILE(ADD_TILE)
     }
     EACH_TILE(STORE_TILE)
   }
 }
+/* Fewer than 16 rows of A: beyond them there may be anything, for no row of C depends on another's. */
+INLINE void add_low_tiles(const int M, const int N, const int K, const uint16_t* A, const word* B, float* C) {
+  uint16_t a[16 * K] ALIGNED;
+  float c[16 * N] ALIGNED;
+  for (int i = 0; i < M * K; i++) a[i] = A[i];
+  for (int i = 0; i < M * N; i++) c[i] = C[i];
+  add_tiles(16, N, K, a, B, N, c, 0);
+  for (int i = 0; i < M * N; i++) C[i] = c[i];
+}
+#define TILES_TAKE(K) (has_tiles && (K) % 32 == 0)
+#else
+#define TILES_TAKE(K) 0
+#define add_tiles(...)
+#define add_low_tiles(...)
 #endif
 
-/* B [K / 2, N] of words. */
+/* B [K / 2, N] of words in memory. The time of few rows is the memory's. */
 INLINE void product_of_pairs(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C) {
-#ifdef __AMX_BF16__
-  if (has_tiles && K % 32 == 0 && M % 16 == 0) {
-    add_tiles(M, N, K, A, B, stride, C);
-    return;
+  if (TILES_TAKE(K) && M >= 16) {
+    add_tiles(M, N, K, A, B, stride, C, IN_MEMORY);
+  } else {
+    add_pairs_in_memory(M, N, K / 2, (const word*)A, B, stride, C);
   }
-  if (has_tiles && K % 32 == 0) { /* beyond row M there is anything: no row of C depends on another's */
-    uint16_t a[16 * K] ALIGNED;
-    float c[16 * N] ALIGNED;
-    for (int i = 0; i < M * K; i++) a[i] = A[i];
-    for (int i = 0; i < M * N; i++) c[i] = C[i];
-    add_tiles(16, N, K, a, B, stride, c);
-    for (int i = 0; i < M * N; i++) C[i] = c[i];
-    return;
+}
+/* B [K / 2, N] of words in an array. */
+INLINE void product_of_own_pairs(const int M, const int N, const int K, const uint16_t* A, const word* B, float* C) {
+  if (!TILES_TAKE(K)) {
+    add_pairs(M, N, K / 2, (const word*)A, B, N, C);
+  } else if (M < 16) {
+    add_low_tiles(M, N, K, A, B, C);
+  } else {
+    add_tiles(M, N, K, A, B, N, C, 0);
   }
-#endif
-  add_pairs(M, N, K / 2, (const word*)A, B, stride, C);
 }
 
 #ifdef __AVX512BF16__
@@ -159,12 +176,12 @@ INLINE void product_bf16(const int M, const int N, const int K, const uint16_t* 
   uint32_t pairs[K / 2 * N] ALIGNED;
   for (int k = 0; k < K / 2; k++) for (int n = 0; n < N; n++)
     pairs[k * N + n] = B[2 * k * stride + n] | (uint32_t)B[(2 * k + 1) * stride + n] << 16;
-  product_of_pairs(M, N, K, A, pairs, N, C);
+  product_of_own_pairs(M, N, K, A, pairs, C);
 }
 INLINE void product_bf16_transposed(const int M, const int N, const int K, const uint16_t* A, const uint16_t* B, const int64_t stride, float* C) {
   uint32_t pairs[K / 2 * N] ALIGNED;
   turn(N, K / 2, (const float*)B, stride / 2, (float*)pairs);
-  product_of_pairs(M, N, K, A, pairs, N, C);
+  product_of_own_pairs(M, N, K, A, pairs, C);
 }
 #else
 #define WIDENED(name, product, ROWS, COLUMNS)                                                         \

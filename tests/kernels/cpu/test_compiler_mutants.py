@@ -166,7 +166,7 @@ MUTANTS = {
         ("the first rows only", "m < M; m += MIN(M, BLOCK_ROWS)", "m < MIN(M, BLOCK_ROWS); m += MIN(M, BLOCK_ROWS)", products.test_product, (64, 16, 32), False),
         ("halves swapped", "B[2 * k * stride + n] | (uint32_t)B[(2 * k + 1) * stride + n] << 16", "B[(2 * k + 1) * stride + n] | (uint32_t)B[2 * k * stride + n] << 16", products.test_product_of_bf16, (16, 32, 64), False),
         ("one half of widened pairs", "FLOAT((a) & 0xffff0000u) * (v16)", "FLOAT((a) << 16) * (v16)", products.test_processors_that_have_less, "bf16", 4, products.LESS[1]),
-        ("half of the pairs", "add_pairs(M, N, K / 2, ", "add_pairs(M, N, K / 4, ", products.test_as_it_lies, "bf16", 4, 2, False),
+        ("half of the pairs", "add_pairs_in_memory(M, N, K / 2, ", "add_pairs_in_memory(M, N, K / 4, ", products.test_as_it_lies, "bf16", 4, 2, False),
         ("sums in the wrong lanes", "FOLD(8) FOLD(4) FOLD(2) FOLD(1)", "FOLD(8) FOLD(4) FOLD(1) FOLD(2)", products.test_product, (4, 64, 32), True),
         ("turned by three quarters", "TURN(8) TURN(4) TURN(2) TURN(1)", "TURN(8) TURN(4) TURN(2)", products.test_product, (16, 32, 64), True),
         ("the first columns of tiles only", "if (width > 2) { DO(2) DO(3) }", "", products.test_product_of_bf16, (4, 64, 32), False),

@@ -184,11 +184,11 @@ REFERENCES = [
 def test_functions(kind, rtol):
     """Within 3 units of the last place or so, subnormal results too; special values exactly."""
     special = torch.tensor(
-        [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 88.7, 89.5, -87.5, -100.0, -104.5, 127.9, 128.1, -149.0, -151.0]
+        [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 88.7, 89.5, -87.5, -100.0, -104.5, 127.9, 128.1, -130.0, -149.0, -151.0]
     )
     generator = torch.Generator().manual_seed(0)
     x = torch.cat(
-        [special, torch.tensor([1e-40, 1.4e-45, 3e38, 0.999999, 1.000001]), torch.randn(107, generator=generator) * 8]
+        [special, torch.tensor([1e-40, 1.4e-45, 3e38, 0.999999, 1.000001]), torch.randn(106, generator=generator) * 8]
     )
     x = x.to(DTYPES[kind])
     found = outputs(f"functions[{kind}]", 15, DTYPES[kind], x)
