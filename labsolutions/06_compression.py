@@ -27,7 +27,7 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # 4-bit weights of your own making.
 
 # %% [markdown]
-# <!-- opening minutes: 3 -->
+# <!-- opening minutes: 4 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -37,8 +37,8 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # - round weights to a few bits in groups, and repair what rounding breaks: by scaling (SmoothQuant, AWQ) or column by
 #   column (GPTQ);
 # - read quantised weights from a file, and multiply by them without unpacking them in memory;
-# - say what zeros are worth, when to teach a smaller model instead, and what a **gate**, a set of measurements with
-#   bounds, must show before a compressed model is served.
+# - say what a **gate**, a set of measurements with bounds, must show before a compressed model is served, and, if you
+#   take the optional sections, what zeros are worth and when to teach a smaller model instead.
 #
 # You need labs 1 to 3, or a working knowledge of their subjects: decode steps, rooflines, Triton kernels. No GPU is
 # needed: what a GPU would do is estimated by roofline from data sheets.
@@ -47,8 +47,6 @@ for name, numbers in {"as they are": weight.flatten(), "16 further on": weight.f
 # shows a solution. If you skip an exercise, later cells use the reference solution and say so.
 
 # %% tags=["setup"]
-import itertools
-
 import torch
 import torch.nn.functional as F
 
@@ -59,7 +57,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. Where the bytes are
-# <!-- minutes: 9 -->
+# <!-- minutes: 11 -->
 #
 # For one sequence a decode step takes about as long as it takes to read the weights (lab 3). **Quantisation** stores a
 # weight as a **code**, a whole number of few bits, and shares a scale among many codes. Here is what a step has to read
@@ -147,7 +145,7 @@ measured("6.1", step_bytes.faster_in_4_bits())
 
 # %% [markdown]
 # ## 2. Round to nearest
-# <!-- minutes: 17 -->
+# <!-- minutes: 26 -->
 #
 # The simplest method looks at nothing but the weights. A set of weights shares a **scale** and a **minimum**; each
 # weight becomes the code of the nearest value that can be written:
@@ -294,7 +292,7 @@ show_source(rounding._asymmetric)
 
 # %% [markdown]
 # ## 3. A file, bit by bit
-# <!-- minutes: 14 + 10 -->
+# <!-- minutes: 22 + 16 -->
 #
 # Groups of 32 cost nothing, groups of 64 raise the perplexity to 1.34 times. Is finer simply better? One matrix, with
 # your function:
@@ -472,7 +470,7 @@ show_source(gguf_blocks._q4_k)
 
 # %% [markdown]
 # ## 4. Outliers
-# <!-- minutes: 13 + 13 -->
+# <!-- minutes: 19 + 4 -->
 #
 # Fewer bits per weight speed up decode, which waits for memory. A prefill waits for arithmetic (lab 2), and 4-bit
 # weights that are turned into 16 bits and then multiplied save it none. int8 multipliers do save it: an H100's data
@@ -581,38 +579,8 @@ show_source(DynamicInt8Linear.__call__)
 # $$s_i = \frac{\max|x_i|^{\alpha}}{\max|w_i|^{1 - \alpha}}$$
 #
 # The product stays the same. Dividing costs nothing: the input comes from an RMSNorm that multiplies channel $i$ by a
-# weight anyway. At $\alpha = 1$ the weights take on all of the difficulty, and at 0.5 both sides become equally large.
-
-# %% [markdown]
-# <!-- card 6.6 -->
-# Fold the factors in. Several matrices read the same norm's output, as Q, K and V do.
-
-
-# %% tags=["exercise:6.6"]
-def smooth(norm_weight, weights, x_max, alpha):
-    """Factors for the inputs of some linear layers, folded into the norm in front of them and into their weights.
-
-    norm_weight: [I], what the norm multiplies its output by. weights: a list of [O, I] tensors, O may differ; all are
-    given the norm's output. x_max: [I], the largest magnitude of each input. alpha: 0 to 1. The largest magnitude of
-    an input's weights is taken over all the matrices. Where it, or x_max, is 0, the factor is 1.
-
-    Returns the norm's new weight [I] and the list of new weights. What it is given stays as it is.
-
-    >>> smooth(torch.tensor([1.0, 1.0]), [torch.tensor([[1.0, 4.0]])], torch.tensor([9.0, 4.0]), 0.5)   # factors 3, 1
-    (tensor([0.3333, 1.0000]), [tensor([[3., 4.]])])
-    >>> smooth(torch.tensor([8.0]), [torch.tensor([[1.0]]), torch.tensor([[-2.0]])], torch.tensor([4.0]), 1.0)
-    (tensor([2.]), [tensor([[4.]]), tensor([[-8.]])])
-    """
-    # BEGIN SOLUTION: the norm's weight, the weights
-    w_max = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
-    factors = x_max**alpha / w_max ** (1 - alpha)
-    factors = torch.where((x_max > 0) & (w_max > 0), factors, 1)
-    return norm_weight / factors, [w * factors for w in weights]
-    # END SOLUTION
-
-
-# %%
-check("6.6")
+# weight anyway, and the matrices that read the same norm, such as Q, K and V, share its factors. At $\alpha = 1$ the
+# weights take on all of the difficulty, and at 0.5 both sides become equally large.
 
 # %% [markdown]
 # **On the model.** Both norms of each layer are smoothed, for Q, K and V and for the MLP's gate and up projections. No
@@ -621,13 +589,13 @@ check("6.6")
 # have to share their factors.)
 
 # %%
-smooth = use("6.6")
-print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(smooth, 0.5):.0e} of the largest")
-found = {alpha: int8_model.one_scale_smoothed(smooth, alpha, num_tokens=256) for alpha in (0.5, 0.65, 0.8)}
+show_source(int8_model.smooth)
+print(f"smoothed and not rounded, logits differ by {int8_model.largest_change(0.5):.0e} of the largest")
+found = {alpha: int8_model.one_scale_smoothed(alpha, num_tokens=256) for alpha in (0.5, 0.65, 0.8)}
 print("calibration text:", ", ".join(f"alpha {alpha} x {ratio:.3f}" for alpha, ratio in found.items()))
 alpha = min(found, key=found.get)
 for with_down, which in ((False, "norms only"), (True, "down_proj too")):
-    ratio = int8_model.one_scale_smoothed(smooth, alpha, with_down, is_calibration=False)
+    ratio = int8_model.one_scale_smoothed(alpha, with_down, is_calibration=False)
     print(f"the other text: smoothed, alpha {alpha}, {which:13} perplexity x {ratio:.3f}")
 
 # %% [markdown]
@@ -639,7 +607,7 @@ for with_down, which in ((False, "norms only"), (True, "down_proj too")):
 
 # %% [markdown]
 # ## 5. Weights that matter
-# <!-- minutes: 19 -->
+# <!-- minutes: 22 -->
 #
 # Back to weights alone, and to 4 bits in groups of 64. Rounded to nearest, they raised the perplexity by a third
 # (section 2). Rounding to nearest makes the *weight's* error small. What counts is the *output's*: the error of weight
@@ -667,38 +635,21 @@ calibrated_pictures.draw_kept_columns("15.self_attn.v_proj", shares, errors)
 #
 # $$f_i = \frac{m_i^{\alpha}}{\sqrt{\max_j m_j^{\alpha} \cdot \min_j m_j^{\alpha}}}, \qquad m_i = \mathrm{mean}|x_i|$$
 
-# %% [markdown]
-# <!-- card 6.7 -->
-# The factors, for one $\alpha$.
 
-
-# %% tags=["exercise:6.7"]
+# %% tags=["setup"]
 def factors_of(x, alpha):
-    """The factors [I] for the inputs of a layer, x float32 [T, I], by the formula.
-
-    m_i is the mean of |x_i| over the tokens; one below 1e-4 counts as 1e-4. alpha: 0 to 1.
-
-    >>> factors_of(torch.tensor([[1.0, 16.0], [-1.0, 16.0]]), 0.5)         # means 1 and 16, their powers 1 and 4
-    tensor([0.5000, 2.0000])
-    >>> factors_of(torch.tensor([[0.0, 1.0]]), 0.5)                        # an input that is always 0
-    tensor([ 0.1000, 10.0000])
-    """
-    # BEGIN SOLUTION: the factors
+    """The factors [I] for inputs x [T, I], by the formula. A mean below 1e-4 counts as 1e-4."""
     powers = x.abs().mean(0).clamp(min=1e-4) ** alpha
     return powers / (powers.max() * powers.min()).sqrt()
-    # END SOLUTION
 
-
-# %%
-check("6.7")
 
 # %% [markdown]
-# <!-- card 6.8 -->
-# A search decides which $\alpha$ suits a matrix. Call your `factors_of`, your `quantize` of section 2 and the
-# `dequantize` beside it.
+# <!-- card 6.6 -->
+# A search decides which $\alpha$ suits a matrix. Call `factors_of`, your `quantize` of section 2 and the `dequantize`
+# beside it.
 
 
-# %% tags=["exercise:6.8"]
+# %% tags=["exercise:6.6"]
 def awq(weight, x, bits, group_size, num_steps=11):
     """The factors [I] by which to multiply a weight's columns before rounding it.
 
@@ -724,7 +675,7 @@ def awq(weight, x, bits, group_size, num_steps=11):
 
 
 # %%
-check("6.8")
+check("6.6")
 
 # %% [markdown]
 # **The whole model.** From here on it is the engine that runs. It has 120 matrices: it multiplies Q, K and V by one
@@ -734,7 +685,7 @@ check("6.8")
 # %%
 from twophase_labs.compression import own_engine, quality
 
-awq, quantize = use("6.8"), use("6.2")
+awq, quantize = use("6.6"), use("6.2")
 factors = calibrated.all_factors(awq, bits=4, group_size=64, num_steps=5)
 scaled_model = own_engine.in_groups(quantize, 4, factors)
 print(f"4 bits, groups of 64, AWQ: perplexity x {quality.perplexity_ratio(scaled_model):.3f}")
@@ -761,7 +712,7 @@ for kind, (num_layers, largest) in calibrated.by_kind(factors).items():
 
 # %% [markdown]
 # ## 6. Column by column
-# <!-- minutes: 19 + 6 -->
+# <!-- minutes: 21 + 2 -->
 #
 # AWQ still rounds each weight alone. But inputs are related: if two of them are almost always equal, an error in the
 # weight of one can be compensated in the weight of the other.
@@ -793,11 +744,12 @@ from twophase_labs.compression.calibrated import inverse_factor
 show_source(inverse_factor)
 
 # %% [markdown]
-# <!-- card 6.9 -->
-# Write the rest, for all outputs at once: they share $U$.
+# <!-- card 6.7 -->
+# Fill in what the formula says, for all outputs at once: they share $U$. A weight that was pushed beyond its group's
+# range gets the first or the last code.
 
 
-# %% tags=["exercise:6.9"]
+# %% tags=["exercise:6.7"]
 def gptq(weight, upper, bits, group_size):
     """A weight rounded column by column, each column's error made up for by the columns to come.
 
@@ -814,30 +766,30 @@ def gptq(weight, upper, bits, group_size):
     >>> gptq(weight, inverse_factor(x), bits=1, group_size=4)
     tensor([[0., 0., 1., 1.]])
     """
-    # BEGIN SOLUTION: the rounded weight
     w, rounded = weight.clone(), torch.empty_like(weight)
     for i in range(w.shape[1]):
         if i % group_size == 0:
             group = w[:, i : i + group_size]
             minima = group.amin(1)
             scales = (group.amax(1) - minima) / (2**bits - 1)
-        codes = ((w[:, i] - minima) / scales.clamp(min=1e-30)).round().clamp(0, 2**bits - 1)
+        nearest_codes = ((w[:, i] - minima) / scales.clamp(min=1e-30)).round()  # of equal weights the scale is 0
+        codes = nearest_codes.clamp(0, 2**bits - 1)  # SOLUTION: [O], codes that there are
         rounded[:, i] = codes * scales + minima
-        error = (w[:, i] - rounded[:, i]) / upper[i, i]
-        w[:, i + 1 :] -= torch.outer(error, upper[i, i + 1 :])
+        error = (w[:, i] - rounded[:, i]) / upper[i, i]  # SOLUTION: [O], e of the formula
+        change = torch.outer(error, upper[i, i + 1 :])  # SOLUTION: [O, I - i - 1], what the later columns lose
+        w[:, i + 1 :] -= change
     return rounded
-    # END SOLUTION
 
 
 # %%
-check("6.9")
+check("6.7")
 
 # %% [markdown]
 # **Three matrices of layer 15.** The whole model would take too long for a lab, so what is measured here is the error
 # of one matrix's output: on the tokens that GPTQ calibrated with, and on a text that it has not seen.
 
 # %%
-gptq = use("6.9")
+gptq = use("6.7")
 
 
 def rounds(weight):
@@ -887,26 +839,8 @@ calibrated_pictures.draw_errors(counts, {name: curves[name] for name in names[:2
 # | GPTQ | which way each weight is rounded | $X^T X$ of many tokens, its inverse | decode |
 
 # %% [markdown]
-# <!-- card 6.10 -->
-# Which method fits? A letter may be used more than once. **a** rounding to nearest · **b** AWQ · **c** GPTQ ·
-# **d** SmoothQuant
-
-
-# %% tags=["exercise:6.10"]
-answer_6_10 = {
-    "weights in 8 bits, activations as they are, nothing to calibrate with": "a",  # SOLUTION: a letter
-    "4-bit weights, and only 100 tokens to calibrate with": "b",  # SOLUTION: a letter
-    "4-bit weights, a million tokens like the traffic, hours to spare": "c",  # SOLUTION: a letter
-    "long prompts on int8 multipliers that take one static scale per tensor": "d",  # SOLUTION: a letter
-    "weights that come from a 4-bit file, stored again on that file's grid": "a",  # SOLUTION: a letter
-}
-
-# %%
-check("6.10")
-
-# %% [markdown]
 # ## 7. Four bits into the multiplier
-# <!-- minutes: 19 + 4 -->
+# <!-- minutes: 32 + 5 -->
 #
 # A weight of 4 bits saves time only if 4 bits are what is *read*. A layer that first writes the whole matrix out in 16
 # bits and then multiplies reads 4 bits, writes 16 and reads them again: more bytes than before. So the codes go to the
@@ -946,7 +880,7 @@ for name, num_bytes in per_output.items():
 # </details>
 
 # %% [markdown]
-# <!-- card 6.11 -->
+# <!-- card 6.8 -->
 # A program computes a tile of outputs for all rows of x, and goes along the inputs a group at a time. Code i of output
 # o is number `i % 8` of word `i // 8` of its row; a weight is `scale * code + minimum`.
 #
@@ -959,7 +893,7 @@ for name, num_bytes in per_output.items():
 # be rounded to the 11 bits of TF32.)
 
 
-# %% tags=["exercise:6.11"]
+# %% tags=["exercise:6.8"]
 @triton.jit
 def int4_linear_kernel(
     x_ptr,  # [T, I]
@@ -1001,7 +935,7 @@ def int4_linear_kernel(
 
 
 # %%
-check("6.11")
+check("6.8")
 
 # %% [markdown]
 # **A weight of SmolLM2 through your kernel**, and what the compiler made of it, beside the engine's kernel for the
@@ -1016,7 +950,7 @@ from twophase_kernels.quantized_linear import quantized_linear, quantized_linear
 from twophase_labs.compression.int4_launch import grouped_codes, launch_int4_linear, pack_words, show_traffic
 from twophase_labs.machine.compiled import Compiled, inspect_engine
 
-int4_linear_kernel = use("6.11")
+int4_linear_kernel = use("6.8")
 codes, scales, minima = (each[:128] for each in grouped_codes("15.self_attn.q_proj"))
 x = torch.randn(4, 576, generator=torch.Generator().manual_seed(0)).half()
 compiled = Compiled(int4_linear_kernel)
@@ -1072,7 +1006,7 @@ few_rows.draw_times(times)
 
 # %% [markdown]
 # ## 8. Zeros
-# <!-- minutes: 6 + 12 -->
+# <!-- minutes: 0 + 8 -->
 #
 # A weight that is zero need not be read or multiplied at all. How many can be set to zero? Here the smallest weights of
 # each matrix of SmolLM2 are set to zero, with no training afterwards.
@@ -1091,15 +1025,15 @@ zeros.draw_cliff(cliff)
 # product read that skips the zeros?
 
 # %% [markdown]
-# <!-- card 6.12 -->
+# <!-- card 6.9 -->
 # **Predict.** A matrix [1536, 576] with 90 % zeros at random places, stored as CSR (each row's nonzero weights and
 # their columns), times one row of x. How long does it take, relative to the dense product?
 
-# %% tags=["exercise:6.12"]
-guess_6_12 = 1.0  # SOLUTION: times the dense product's time
+# %% tags=["exercise:6.9"]
+guess_6_9 = 1.0  # SOLUTION: times the dense product's time
 
 # %%
-check("6.12")
+check("6.9")
 
 # %%
 for num_rows in (1, 8):
@@ -1108,7 +1042,7 @@ for num_rows in (1, 8):
         f"{num_rows} row{'s' * (num_rows > 1)} of x: dense with zeros {with_zeros_s / dense_s:.2f}, "
         f"CSR {csr_s / dense_s:.2f} of the dense time"
     )
-measured("6.12", zeros.sparse_over_dense())
+measured("6.9", zeros.sparse_over_dense())
 
 # %% [markdown]
 # **Read the result.** A dense product does not notice its zeros. The sparse one has a tenth of the arithmetic, and for
@@ -1129,50 +1063,8 @@ measured("6.12", zeros.sparse_over_dense())
 # **Takeaway.** Two of four leave 0.5625 of the bytes in 16 bits; zeros at random places save no such share of the time.
 
 # %% [markdown]
-# ### Going further: two of four
-
-# %% [markdown]
-# <!-- card 6.13 -->
-# Keep the two of largest magnitude in each four neighbours of a row.
-
-
-# %% tags=["exercise:6.13"]
-def two_of_four(weight):
-    """Of each four neighbours in a row the two of largest magnitude; of equals the first.
-
-    weight: [O, I], I a multiple of 4. Returns values [O, I/2], the weights that are kept, in their order, and places
-    [O, I/2], where each of them stands in its four: 0 to 3, ascending within a four.
-
-    >>> values, places = two_of_four(torch.tensor([[1.0, -5.0, 2.0, 0.5, 0.0, 0.0, 0.0, 7.0]]))
-    >>> values.tolist()
-    [[-5.0, 2.0, 0.0, 7.0]]
-    >>> places.tolist()
-    [[1, 2, 0, 3]]
-    """
-    # BEGIN SOLUTION: values, places
-    fours = weight.unflatten(1, (-1, 4))
-    order = fours.abs().sort(dim=-1, descending=True, stable=True).indices
-    places = order[..., :2].sort(dim=-1).values
-    return fours.gather(-1, places).flatten(1), places.flatten(1)
-    # END SOLUTION
-
-
-# %%
-check("6.13")
-
-# %%
-two_of_four = use("6.13")
-by_weight, by_output = zeros.two_of_four_perplexities(two_of_four)
-print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight times input (Wanda): x{by_output:.1f}")
-
-# %% [markdown]
-# The same number of zeros costs more in a fixed pattern than where they hurt least. Wanda (arXiv:2306.11695) ranks a
-# weight by its size times the size of its input, AWQ's thought again, and loses far less. Neither is usable here
-# without training afterwards.
-
-# %% [markdown]
 # ## 9. A smaller model that was taught
-# <!-- minutes: 12 + 10 -->
+# <!-- minutes: 0 + 19 -->
 #
 # The third route makes no weight smaller: it trains a smaller model. **Distillation** lets it learn from the larger
 # one, the **teacher**. It may learn from the teacher's texts (*response*: they are all one needs, also through an API),
@@ -1183,7 +1075,7 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 # from the ten probabilities?
 
 # %% [markdown]
-# <!-- card 6.14 -->
+# <!-- card 6.10 -->
 # For each position, with both distributions at temperature T:
 #
 # $$T^2 \sum_v p_v \,(\log p_v - \log q_v), \qquad p = \mathrm{softmax}(z_{teacher} / T), \quad
@@ -1193,7 +1085,7 @@ print(f"SmolLM2, two of four by weight: perplexity x{by_weight:.1f}; by weight t
 # (arXiv:1503.02531).
 
 
-# %% tags=["exercise:6.14"]
+# %% tags=["exercise:6.10"]
 def distillation_loss(student_logits, teacher_logits, temperature):
     """T^2 times the divergence of the teacher's distribution from the student's, mean over all positions.
 
@@ -1217,7 +1109,7 @@ def distillation_loss(student_logits, teacher_logits, temperature):
 
 
 # %%
-check("6.14")
+check("6.10")
 
 # %% [markdown]
 # **A student of SmolLM2.** It begins as SmolLM2's first two layers, with a small vocabulary, so that training takes
@@ -1229,7 +1121,7 @@ check("6.14")
 # %%
 from twophase_labs.compression import students
 
-distillation_loss = use("6.14")
+distillation_loss = use("6.10")
 
 
 def soft(logits, teacher):
@@ -1271,48 +1163,12 @@ students.draw_curves(curves)
 # Sections 2 to 6 rounded a model that was finished (**PTQ**, post-training quantisation). **QAT**, quantisation-aware
 # training, computes with rounded weights in every step and moves the weights behind them, so that they end up where
 # rounding hurts less. The gradient passes through rounding as if it were not there. [Model
-# Optimizer](https://nvidia.github.io/Model-Optimizer) has both.
-
-# %% [markdown]
-# <!-- card 6.15 -->
-# Round a weight [O, I] as in section 2, each group from its minimum to its maximum in `2**bits - 1` steps, so
-# that the result's gradient is the weight's.
-
-
-# %% tags=["exercise:6.15"]
-def fake_quantize(weight, bits, group_size):
-    """The rounded weight [O, I], with the gradient of the weight itself."""
-    groups = weight.detach().unflatten(1, (-1, group_size))
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    step = torch.where(step == 0, 1.0, step)  # SOLUTION: what to divide by, also where a group is all alike
-    rounded = (
-        (groups - low) / step
-    ).round() * step + low  # SOLUTION: the nearest value of the grid, [O, G, group_size]
-    return weight + (rounded.flatten(1) - weight).detach()  # SOLUTION: the value of one, the gradient of the other
-
-
-# %%
-check("6.15")
-
-# %%
-fake_quantize = use("6.15")
-more = {"num_steps": students.MORE_STEPS, "learning_rate": students.MORE_LEARNING_RATE}
-longer, aware = students.copy_of(taught["logits"]), students.copy_of(taught["logits"])
-students.train(longer, soft, on="logits", **more)
-with students.computing_rounded(longer, fake_quantize, 2):
-    print(f"2 bits: trained on, then rounded {students.distance(longer):.2f} nats", end="; ")
-with students.computing_rounded(aware, fake_quantize, 2):
-    students.train(aware, soft, on="logits", **more)
-    print(f"trained on with rounding {students.distance(aware):.2f}")
-
-# %% [markdown]
-# Both were trained for equally many further steps. At 2 bits, where rounding costs much, training with rounding
-# recovers much of it. At 4 bits and more, PTQ with AWQ or GPTQ is usually near enough, and needs no training.
+# Optimizer](https://nvidia.github.io/Model-Optimizer) has both. At 4 bits and more, PTQ with AWQ or GPTQ is usually
+# near enough, and needs no training.
 
 # %% [markdown]
 # ## 10. Bits where they count
-# <!-- minutes: 5 + 11 -->
+# <!-- minutes: 5 -->
 #
 # So far the whole model had one format. Which matrices need more bits? The engine has four in each layer: `qkv`, `o`,
 # `gate_up` and `down`. With the early and the late half of the layers apart, these are eight parts. One part at a time
@@ -1330,25 +1186,17 @@ print(f"the eight damages, added up: {one_by_one:.4f} nats")
 parts.draw_parts(formats)
 
 # %% [markdown]
-# <!-- card 6.16 -->
-# **Predict.** `gate_up` has half of the bytes and `qkv` a sixth, so damage is not in proportion to them. Now all eight
-# parts are rounded at once. What is the damage then, as a multiple of the sum of the eight? (A factor of 1.5 counts as
-# close.)
-
-# %% tags=["exercise:6.16"]
-guess_6_16 = 1  # SOLUTION: times the sum
-
-# %%
-check("6.16")
+# `gate_up` has half of the bytes and `qkv` a sixth, so damage is not in proportion to them. Now all eight parts are
+# rounded at once; and four of them get 8 bits, those where a megabyte more avoids most.
 
 # %%
 worst = sorted(parts.PARTS, key=formats.worth)[-4:]  # 8 bits instead of 4 avoid most there, per megabyte
-mixed = formats.mixed([int(part in worst) for part in parts.PARTS])
+mixed = formats.mixed(in_eight=worst)
 damage = {"4 bits": formats.four, "four parts in 8 bits": mixed, "8 bits": formats.eight}
 for name, own in damage.items():
     print(f"{name:20} {quality.megabytes(own):5.1f} MB, all at once: {parts.measured_kl(own):.4f} nats")
 print("in 8 bits:", ", ".join(worst))
-measured("6.16", parts.measured_kl(formats.four) / one_by_one)
+print(f"4 bits: {parts.measured_kl(formats.four) / one_by_one:.2f} times the sum of the eight damages")
 
 # %% [markdown]
 # **Read the result.** The damages nearly add up, so eight measurements say what mixtures of formats will cost, provided
@@ -1368,59 +1216,8 @@ measured("6.16", parts.measured_kl(formats.four) / one_by_one)
 # most, and that is not where most weights are.
 
 # %% [markdown]
-# ### Going further: the best choice for every budget
-#
-# Taking the worst parts first is not always best: a large one may leave no room for two others that avoid more
-# together.
-
-# %% [markdown]
-# <!-- card 6.17 -->
-# Given what each part takes and costs in each format, choose the formats.
-
-
-# %% tags=["exercise:6.17"]
-def choose_formats(options, budget):
-    """The choice of one format per part that does the least damage, with at most `budget` megabytes in all.
-
-    options[part][number]: a pair (megabytes, damage), what the part takes and costs in format `number`. Damages of
-    parts add up. Returns a list with a number for each part, or None if nothing fits. Any of several equally good
-    choices will do.
-
-    >>> small, large = (1.0, 9.0), (2.0, 0.0)                # in megabytes, and damage
-    >>> choose_formats([[small, large], [(1.0, 5.0), (2.0, 0.0)]], 3.0)     # room for one: the one that matters more
-    [1, 0]
-    >>> print(choose_formats([[small, large]], 0.5))
-    None
-    """
-    # BEGIN SOLUTION: try every combination, keep the best that fits
-    best, least = None, float("inf")
-    for chosen in itertools.product(*(range(len(formats)) for formats in options)):
-        size = sum(formats[number][0] for formats, number in zip(options, chosen, strict=True))
-        damage = sum(formats[number][1] for formats, number in zip(options, chosen, strict=True))
-        if size <= budget and damage < least:
-            best, least = list(chosen), damage
-    return best
-    # END SOLUTION
-
-
-# %%
-check("6.17")
-
-# %% [markdown]
-# The line is your function's prediction for every budget; the marks are measured.
-
-# %%
-choose_formats = use("6.17")
-options = formats.options()
-sizes = {name: quality.megabytes(own) for name, own in damage.items()}
-budgets = sorted({float(size) for size in range(58, 116)} | {size + 1e-6 for size in sizes.values()})
-choices = [choose_formats(options, budget) for budget in budgets]
-predicted = [chosen and sum(option[i][1] for option, i in zip(options, chosen, strict=True)) for chosen in choices]
-parts.draw_budgets(budgets, predicted, {name: (sizes[name], parts.measured_kl(own)) for name, own in damage.items()})
-
-# %% [markdown]
 # ## 11. Capstone: your four bits in the engine
-# <!-- minutes: 8 -->
+# <!-- minutes: 10 -->
 #
 # Your rounding and factors, in the formats that section 10 chose, become layers of the engine. They multiply by your
 # codes, two in a byte; activations are bf16. (On this CPU parts of 8 bits in groups are multiplied as bf16: their bytes
@@ -1446,14 +1243,14 @@ for name, text in wrote.items():
 # stay within it. The sums, one of the whole gate's probes, are shown beside it.
 
 # %% [markdown]
-# <!-- card 6.18 -->
+# <!-- card 6.11 -->
 # **Predict.** How many of the four variants pass, and which?
 
-# %% tags=["exercise:6.18"]
-guess_6_18 = 1  # SOLUTION: how many of the four pass the gate
+# %% tags=["exercise:6.11"]
+guess_6_11 = 1  # SOLUTION: how many of the four pass the gate
 
 # %%
-check("6.18")
+check("6.11")
 
 # %%
 num_passed = 0
@@ -1465,7 +1262,7 @@ for name, own in variants.items():
     print(f"{name}: {'passes' if passes else 'FAILS'}; {quality.sums_right(own)}")
     for verdict in verdicts:
         print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
-measured("6.18", num_passed)
+measured("6.11", num_passed)
 
 # %% [markdown]
 # **Read the result.** Rounding to nearest in groups of 64 is small and fast, and it fails on every line. Your factors
@@ -1496,12 +1293,12 @@ measured("6.18", num_passed)
 
 # %% [markdown]
 # ## 12. Knowledge check
-# <!-- minutes: 6 -->
+# <!-- minutes: 8 -->
 #
 # Two questions over the whole lab.
 
 # %% [markdown]
-# <!-- card 6.19 -->
+# <!-- card 6.12 -->
 # A model of 70.6 billion weights (bf16, 141 GB) must serve on one GPU of 80 GB: 64 requests at a time with 1,500 tokens
 # each, whose K and V take 31 GB in bf16. What first?
 #
@@ -1511,30 +1308,28 @@ measured("6.18", num_passed)
 # **d** K and V in 4 bits
 
 
-# %% tags=["exercise:6.19"]
-answer_6_19 = "a"  # SOLUTION: one letter
+# %% tags=["exercise:6.12"]
+answer_6_12 = "a"  # SOLUTION: one letter
 
 # %%
-check("6.19")
+check("6.12")
 
 # %% [markdown]
-# <!-- card 6.20 -->
+# <!-- card 6.13 -->
 # Which cause fits which symptom? **a** weights in 4 bits; the step is limited by arithmetic · **b** a student taught on
 # one kind of prompt · **c** one static scale for activations with outliers · **d** zeros without a pattern that the
 # hardware knows · **e** too few calibration tokens for GPTQ
 
 
-# %% tags=["exercise:6.20"]
-answer_6_20 = {
+# %% tags=["exercise:6.13"]
+answer_6_13 = {
     "perplexity doubles, although every weight has 8 bits": "c",  # SOLUTION: a letter
     "the layer's error is small on the calibration text and large on any other": "e",  # SOLUTION: a letter
     "a single stream is faster, a batch of 64 is not": "a",  # SOLUTION: a letter
-    "half of the multiplications are gone, and the step takes as long as before": "d",  # SOLUTION: a letter
-    "fluent answers in one domain, nonsense outside": "b",  # SOLUTION: a letter
 }
 
 # %%
-check("6.20")
+check("6.13")
 
 # %% [markdown]
 # ### Principles

@@ -19,7 +19,7 @@ print(before.client_line)
 # request's time apart, and section 10 repeats this measurement with your work in place.
 
 # %% [markdown]
-# <!-- opening minutes: 3 -->
+# <!-- opening minutes: 4 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -27,7 +27,7 @@ print(before.client_line)
 #
 # - read a streamed answer byte by byte, and refuse a request so that its client knows when to come back;
 # - split a time to first token into six terms, read quantiles out of buckets, and find the slice that a mean hides;
-# - write an alert that does not flap, and know what its silence means;
+# - write an alert that a spike does not fire, and know what its silence means;
 # - tell an incident's cause from its symptoms, degrade a service in steps, and share out what a step costs;
 # - judge a canary by intervals, and decide how many tokens to spend on an answer.
 #
@@ -41,9 +41,7 @@ print(before.client_line)
 
 
 # %% tags=["setup"]
-import hashlib
 import math
-from itertools import pairwise
 
 import torch
 
@@ -53,7 +51,7 @@ torch.set_num_threads(1)
 
 # %% [markdown]
 # ## 1. The engine behind HTTP
-# <!-- minutes: 20 -->
+# <!-- minutes: 31 + 4 -->
 #
 # A server adds no speed. It adds clients that come when they like, read as slowly as they like, and leave without a
 # word. The engine of this server runs in a thread of its own; an event loop in another thread speaks HTTP, in the
@@ -268,17 +266,6 @@ for line in server_life.flood(TokenBucket):
 # </details>
 
 # %% [markdown]
-# ### Too late, and closing time
-#
-# Two more ways to end. A request may have a **deadline**: an answer that comes after it is work for nothing, so the
-# engine ends the request. And a server that is to stop, for a new version say, **drains**: it refuses new requests and
-# finishes those it has accepted. `/ready` then says so, and a load balancer sends no more.
-
-# %%
-for line in (*server_life.past_its_deadline(), *server_life.drained()):
-    print(line)
-
-# %% [markdown]
 # > **In production, 2026.** `vllm serve` speaks the same interface and, like ours, [aborts a request whose client has
 # > gone](https://github.com/vllm-project/vllm/pull/32442) in `AsyncLLM.generate` itself. Its `--api-key` takes keys,
 # > but has no quotas: those belong to a gateway before several engines. Kubernetes sends SIGTERM, and SIGKILL [30 s
@@ -288,12 +275,23 @@ for line in (*server_life.past_its_deadline(), *server_life.drained()):
 # > hook that sleeps a few seconds spares them a 503. Events also travel over WebSockets or gRPC, which keep message
 # > boundaries; plain HTTP passes more proxies, if they do not buffer.
 #
-# **Takeaway.** A client that leaves frees its blocks as soon as the server notices, a bucket of 6 refuses 4 of 10
-# requests before the engine hears of them, and a draining server finishes what runs and answers all else with 503.
+# **Takeaway.** A client that leaves frees its blocks as soon as the server notices, and a bucket of 6 refuses 4 of 10
+# requests before the engine hears of them.
+
+# %% [markdown]
+# ### Going further: too late, and closing time
+#
+# Two more ways for a request to end. It may have a **deadline**: an answer that comes after it is work for nothing, so
+# the engine ends the request. And a server that is to stop, for a new version say, **drains**: it refuses new requests
+# and finishes those it has accepted. `/ready` then says so, and a load balancer sends no more.
+
+# %%
+for line in (*server_life.past_its_deadline(), *server_life.drained()):
+    print(line)
 
 # %% [markdown]
 # ## 2. Metrics
-# <!-- minutes: 17 + 6 -->
+# <!-- minutes: 25 -->
 #
 # Prometheus reads `/metrics` every few seconds and keeps what it finds. Three kinds of series are enough. A **gauge**
 # is a value of this moment (blocks in use). A **counter** only grows (tokens so far), until its process restarts. A
@@ -362,7 +360,8 @@ pictures.draw_buckets(engine_ttfts_s, scraped.buckets("time_to_first_token_secon
 # a factor of 2.5, and more frequent scrapes do not make it better. Put a bucket's bound at your SLO: the share below a
 # bound is exact. And quantiles cannot be averaged: the p99 of two servers is *not* the mean of their p99; add the
 # buckets, then take the quantile. Buckets count from the start of the process, so a dashboard takes what they grew by
-# in the last minutes: `histogram_quantile(0.99, sum by (le) (rate(..._bucket[5m])))`.
+# in the last minutes: `histogram_quantile(0.99, sum by (le) (rate(..._bucket[5m])))`. (A value below the one before
+# means a restart: `rate` then takes all of the new value as growth.)
 
 # %% [markdown]
 # ### One time, six terms
@@ -445,67 +444,8 @@ for name, slice_of in term_loads.SLICES.items():
 # is narrow (0.1 s to 0.25 s: a factor of 2.5), and one mean over three tenants describes none of them.
 
 # %% [markdown]
-# ### Going further: a counter that starts again
-#
-# `request_success_total` counts ended requests. After a restart it counts from 0. A rate must cope with that, and with
-# scrapes that failed.
-
-# %% [markdown]
-# <!-- card 8.4 -->
-# Write Prometheus' `rate`, without its extrapolation to the ends of the window.
-
-
-# %% tags=["exercise:8.4"]
-def rate(samples):
-    """How much a counter grew per second, from its first sample to its last.
-
-    samples: pairs (time in seconds, value), in order of time; a value of None is a scrape that failed, which says
-    nothing. A value below the one before means that the process was restarted, and its counter began at 0. With
-    fewer than two values: math.nan.
-
-    >>> rate([(0.0, 100.0), (10.0, None), (20.0, 140.0)])
-    2.0
-    >>> rate([(0.0, 100.0), (10.0, 110.0), (20.0, 30.0)])      # 10, and 30 since the restart
-    2.0
-    """
-    # BEGIN SOLUTION: a float
-    there = [(time_s, value) for time_s, value in samples if value is not None]
-    if len(there) < 2:
-        return math.nan
-    grown = 0.0
-    for (_, before), (_, after) in pairwise(there):
-        grown += after if after < before else after - before
-    return grown / (there[-1][0] - there[0][0])
-    # END SOLUTION
-
-
-# %%
-check("8.4")
-
-# %% [markdown]
-# A real restart: four requests, a new server, two more.
-
-# %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.operations import clients
-
-rate = use("8.4")
-read = []
-for num_requests in (4, 2):
-    with BackgroundServer(llm()) as server:
-        clients.ask_all(server.url, [clients.Ask(f"{n} and", 1) for n in range(num_requests)])
-        read.append(scrapes.scrape(server.url).value("request_success_total"))
-print("read:", read, "| by the difference:", (read[1] - read[0]) / 10)
-print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
-
-# %% [markdown]
-# **Read the result.** Taken 10 s apart, these two values give a negative number of requests per second, or 0.2. (What
-# was counted between the last scrape and the restart is lost; no rate can recover it. And where the new process has
-# counted beyond the old value by the next scrape, the restart itself goes unseen.)
-
-# %% [markdown]
 # ## 3. Alerts
-# <!-- minutes: 17 -->
+# <!-- minutes: 20 -->
 #
 # Nobody looks at a dashboard at night. An **alert** is a condition over samples, such as 'more than 0.85 of the blocks
 # are in use', and a patience: it is *pending* at first, and *fires* only when the condition has held that long. An
@@ -519,28 +459,26 @@ print("yours:", rate([(0.0, read[0]), (10.0, read[1])]))
 # trouble? And sequences of 24 tokens in blocks of 16 waste 8 slots of 32: is that an incident?
 
 # %% [markdown]
-# <!-- card 8.5 -->
-# Write an alert as Prometheus evaluates it, with the two options of a rule, `for` and `keep_firing_for`.
+# <!-- card 8.4 -->
+# Write an alert as Prometheus evaluates it, with a rule's option `for`.
 
 
-# %% tags=["exercise:8.5"]
+# %% tags=["exercise:8.4"]
 class Alert:
-    """`Alert(threshold, for_s, keep_firing_s=0.0)`: a condition, 'the value is above the threshold', over time."""
+    """`Alert(threshold, for_s)`: a condition, 'the value is above the threshold', over time."""
 
-    def __init__(self, threshold, for_s, keep_firing_s=0.0):
-        self.threshold, self.for_s, self.keep_firing_s = threshold, for_s, keep_firing_s
-        # Since when the condition has been true; and, while it fires, since when it has not been.
-        self.state, self.true_since_s, self.false_since_s = "inactive", None, None
+    def __init__(self, threshold, for_s):
+        # for_s: seconds for which the condition must hold before the alert fires. first_true_s: when it became true; None
+        # while it is not.
+        self.threshold, self.for_s, self.first_true_s = threshold, for_s, None
 
     def evaluate(self, now_s, value):
         """The state at this moment: "inactive", "pending" or "firing".
 
         now_s: seconds, rising from look to look. value: None is a missing sample: the condition is not true then.
 
-        Where the condition is true: an alert that is firing goes on firing; another one fires if the condition has been
-        true at every look for at least for_s seconds, and is pending otherwise. Where it is not true: an alert that is
-        firing goes on firing until keep_firing_s seconds have passed since the first look at which the condition was no
-        longer true. From then on, or if it was not firing, it is inactive.
+        While the condition is not true the alert is inactive. It fires if the condition has been true at every look for
+        at least for_s seconds, and is pending until then.
 
         >>> alert = Alert(threshold=0.85, for_s=30)
         >>> [alert.evaluate(now_s, 0.9) for now_s in (0, 15, 30, 45)]
@@ -549,26 +487,18 @@ class Alert:
         ['inactive', 'pending', 'inactive']
         """
         # BEGIN SOLUTION: the state from now on
-        if value is not None and value > self.threshold:
-            self.false_since_s = None
-            if self.true_since_s is None:
-                self.true_since_s = now_s
-            if self.state != "firing":
-                self.state = "firing" if now_s - self.true_since_s >= self.for_s else "pending"
-            return self.state
-        self.true_since_s = None
-        if self.state == "firing":
-            if self.false_since_s is None:
-                self.false_since_s = now_s
-            if now_s - self.false_since_s < self.keep_firing_s:
-                return self.state
-        self.state, self.false_since_s = "inactive", None
-        return self.state
+        is_true = value is not None and value > self.threshold
+        if not is_true:
+            self.first_true_s = None
+            return "inactive"
+        if self.first_true_s is None:
+            self.first_true_s = now_s
+        return "firing" if now_s - self.first_true_s >= self.for_s else "pending"
         # END SOLUTION
 
 
 # %%
-check("8.5")
+check("8.4")
 
 # %% [markdown]
 # **On the real server, in a burst.** Eighteen requests come within about two seconds, each long enough for eight of the
@@ -580,10 +510,10 @@ check("8.5")
 # %%
 from twophase_labs.operations import burst
 
-Alert = use("8.5")
+Alert = use("8.4")
 crowd = burst.burst()
 alerts = [
-    ("K/V saturation", Alert(0.85, 0.3, keep_firing_s=1.0)),
+    ("K/V saturation", Alert(0.85, 0.3)),
     ("queue age", Alert(0.5, 0.3)),
     ("fragmentation", Alert(0.15, 0.3)),
     ("refusals", Alert(0, 0.0)),
@@ -603,11 +533,12 @@ pictures.draw_alerts(crowd, told, [alert.threshold for _, alert in alerts])
 # late long before it is counted: this server counts it when its request has ended, vLLM when its first token comes. And
 # the histogram has no bound at 2 s, so only answers later than its next bound, 2.5 s, can be seen to be late. *Queue
 # age* needs no request to end, and no step: it grows while the engine hangs. *Saturation* goes up and down with every
-# wave of requests. A full pool is what the memory was bought for, and trouble only together with a queue.
-# *Fragmentation* is low here, and high when sequences are short, which is no incident: with blocks of 16, half a block
-# is lost per sequence on average, so 0.15 suits sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only
-# one that sees what the first cell's clients saw. (It looks at a counter here, so once it fires it never stops; in
-# production its condition is on `increase(...[1m])`.)
+# wave of requests, and its alert with it (a rule's `keep_firing_for` would bridge the dips). A full pool is what the
+# memory was bought for, and trouble only together with a queue. *Fragmentation* is low here, and high when sequences
+# are short, which is no incident: with blocks of 16, half a block is lost per sequence on average, so 0.15 suits
+# sequences of 45 tokens (8 of 53 slots) and more. *Refusals* is the only one that sees what the first cell's clients
+# saw. (It looks at a counter here, so once it fires it never stops; in production its condition is on
+# `increase(...[1m])`.)
 
 # %% [markdown]
 # ### The alert that nobody hears
@@ -645,7 +576,7 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # ## 4. Five incidents
-# <!-- minutes: 14 + 32 -->
+# <!-- minutes: 21 + 35 -->
 #
 # An alert says that something is wrong. What is it? A service runs Llama-3-8B on NVIDIA L4s. Its requests are chats,
 # questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
@@ -668,12 +599,12 @@ dashboards.draw_dashboards()
 # causes, so it is evidence for none of them. And one odd sample is no incident.
 
 # %% [markdown]
-# <!-- card 8.6 -->
+# <!-- card 8.5 -->
 # For each column choose the row that is closest to the *cause*, by its letter in the picture (`a` to `h`).
 
 
-# %% tags=["exercise:8.6"]
-answer_8_6 = {
+# %% tags=["exercise:8.5"]
+answer_8_5 = {
     "A": "f",  # SOLUTION: a row
     "B": "d",  # SOLUTION: a row
     "C": "e",  # SOLUTION: a row
@@ -682,19 +613,19 @@ answer_8_6 = {
 }
 
 # %%
-check("8.6")
+check("8.5")
 
 # %% [markdown]
 # ### The cures, measured
 #
-# <!-- card 8.7 -->
+# <!-- card 8.6 -->
 # Which cure fits which column? **a** limit the answers (`max_tokens`) · **b** compute prompts in chunks beside the
 # decodes · **c** a faster link, or both phases on each GPU · **d** a mask from a grammar · **e** more bits for K and V,
 # behind a gate that asks for needles in long texts
 
 
-# %% tags=["exercise:8.7"]
-answer_8_7 = {
+# %% tags=["exercise:8.6"]
+answer_8_6 = {
     "A": "d",  # SOLUTION: a cure
     "B": "b",  # SOLUTION: a cure
     "C": "a",  # SOLUTION: a cure
@@ -703,7 +634,7 @@ answer_8_7 = {
 }
 
 # %%
-check("8.7")
+check("8.6")
 
 # %% [markdown]
 # Four of the five once more, each with its cure: the same requests at the same times. (*D* has one GPU for prefill and
@@ -783,12 +714,12 @@ for name, value in dashboards.window("A")[-1].items():
 # from histograms, needles and JSON from probes and from the clients.
 
 # %% [markdown]
-# <!-- card 8.8 -->
+# <!-- card 8.7 -->
 # Name the cause. The check runs hours that you have not seen: the same causes in other sizes, on another GPU, busy and
 # quiet hours.
 
 
-# %% tags=["exercise:8.8"]
+# %% tags=["exercise:8.7"]
 def diagnose(window, healthy):
     """What is wrong: 'healthy' (nothing), 'kv' (the pool of K/V blocks is full), 'batching' (whole
     prompts hold up decodes), 'retrieval' (needles in long texts are lost), 'format' (JSON is invalid, and clients ask
@@ -829,11 +760,11 @@ def diagnose(window, healthy):
 
 
 # %%
-check("8.8")
+check("8.7")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-diagnose = use("8.8")
+diagnose = use("8.7")
 for name in "ABCDE":
     ordinary = dashboards.window("healthy, apart" if name == "D" else "healthy")
     print(name, diagnose(dashboards.window(name), ordinary))
@@ -886,60 +817,6 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # it queues and preempts, as in incident *C*.)
 
 # %% [markdown]
-# With many more steps, all sets are too many to try. A greedy rule looks one step ahead.
-
-# %% [markdown]
-# <!-- card 8.9 -->
-# Write the triage: which steps to take, in which order, until it fits.
-
-
-# %% tags=["exercise:8.9"]
-def triage(harm, missing):
-    """The steps to take, names in the order of taking them; None if all of them are not enough.
-
-    harm: points of each step, by name. missing(names): bytes that are missing with these steps taken (a list of names,
-    in any order); 0 or below: it fits.
-
-    While bytes are missing, take the step that wins most of the missing bytes per point of harm as things stand *now*.
-    Bytes beyond the missing ones count for nothing, and a step that wins nothing is not taken. Between equals take the
-    first in `harm`. In the end give back: in the order taken, drop each step without which it still fits.
-
-    >>> triage({"a": 1, "b": 4}, lambda names: 10 - 4 * ("a" in names) - 40 * ("b" in names))
-    ['b']
-    >>> triage({"a": 1, "b": 2}, lambda names: 10 - 3 * len(names)) is None
-    True
-    """
-    # BEGIN SOLUTION: a list of names, or None
-    taken = []
-    while (short := missing(taken)) > 0:
-        won = {name: short - missing([*taken, name]) for name in harm if name not in taken}
-        won = {name: each for name, each in won.items() if each > 0}
-        if not won:
-            return None
-        taken.append(max(won, key=lambda name: min(won[name], short) / harm[name]))
-    for name in list(taken):
-        without = [other for other in taken if other != name]
-        if missing(without) <= 0:
-            taken = without
-    return taken
-    # END SOLUTION
-
-
-# %%
-check("8.9")
-
-# %%
-# NBVAL_CHECK_OUTPUT
-triage = use("8.9")
-chosen = triage(memory.HARM, memory.missing)
-print(chosen, "harm", sum(memory.HARM[name] for name in chosen))
-print(memory.split_line(chosen))
-
-# %% [markdown]
-# **Read the result.** The two small steps that the rule took on its way are given back in the end. Such a rule does not
-# always find the best of all sets; here it does as little harm as any.
-
-# %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
 # > memory: in prefill a smaller `--chunked-prefill-size`, which saves a *step's* arrays, the part that the planner
 # > calls workspace; in decode fewer `--max-running-requests`, which is 'half at a time' above; and a smaller
@@ -948,7 +825,7 @@ print(memory.split_line(chosen))
 
 # %% [markdown]
 # ## 5. Degrade before failing
-# <!-- minutes: 15 -->
+# <!-- minutes: 25 -->
 #
 # Incident *C* again, with more traffic. An engine left to itself refuses nobody, and so fails its clients by the
 # hundred: it preempts, it queues, and clients that have no first token after a minute go away. A front end can give up
@@ -969,11 +846,11 @@ print(alone.line)
 # happens if it falls as soon as the pool is below the same mark?
 
 # %% [markdown]
-# <!-- card 8.10 -->
+# <!-- card 8.8 -->
 # Write the ladder. The front end asks `look` about once a second and does what the level says.
 
 
-# %% tags=["exercise:8.10"]
+# %% tags=["exercise:8.8"]
 class Ladder:
     """`Ladder()`: which rung the front end stands on, 0 (as always) to 4."""
 
@@ -1014,11 +891,11 @@ class Ladder:
 
 
 # %%
-check("8.10")
+check("8.8")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-Ladder = use("8.10")
+Ladder = use("8.8")
 runs = {"left to itself": alone, "your ladder": overload.overload(Ladder().look)}
 for rung in (1, 3):
     runs[f"always on rung {rung}"] = overload.overload(lambda *look, rung=rung: rung)
@@ -1055,7 +932,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 
 # %% [markdown]
 # ## 6. What does a token cost?
-# <!-- minutes: 12 + 8 -->
+# <!-- minutes: 21 + 8 -->
 #
 # A GPU is paid for by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice.
 # To know what a *request* costs, share out the seconds of each step among the chunks in it, so that nothing is lost:
@@ -1072,7 +949,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # equally by the chunks of the step, because each would have had to read them once.
 
 # %% [markdown]
-# <!-- card 8.11 -->
+# <!-- card 8.9 -->
 # `machine` has `flops_per_s` and `bytes_per_s` (what it reaches), `weight_bytes`, `flops_per_token` (products with the
 # weights), `flops_per_key` (attention of one query to one key) and `kv_bytes_per_token`.
 #
@@ -1080,7 +957,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # all of them so that they add up to the step.
 
 
-# %% tags=["exercise:8.11"]
+# %% tags=["exercise:8.9"]
 def share_step(chunks, step_s, machine):
     """Seconds of a step that each of its chunks has to pay; together `step_s`.
 
@@ -1106,7 +983,7 @@ def share_step(chunks, step_s, machine):
 
 
 # %%
-check("8.11")
+check("8.9")
 
 # %% [markdown]
 # **The bill.** The healthy hour and incident *A* on the L4, the same healthy hour on an H100, and an H100 with all the
@@ -1116,7 +993,7 @@ check("8.11")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.operations import incidents
 
-share_step = use("8.11")
+share_step = use("8.9")
 hours = {
     "L4, healthy": incidents.HEALTHY,
     "L4, half of the JSON invalid": incidents.FORMAT,
@@ -1197,8 +1074,7 @@ ratios = {}
 for batch in (1, 8, 32, 128):
     _, shares = seconds([(800, 1)] * batch + [(0, 512)], batch)
     ratios[batch] = shares[0] / (shares[-1] / 512)
-    if batch < 128:
-        print(f"batch {batch:3}: an output token costs as much as {ratios[batch]:5.1f} prompt tokens")
+    print(f"batch {batch:3}: an output token costs as much as {ratios[batch]:5.1f} prompt tokens")
 
 # %%
 costs.draw_prices(of_path, "H100")
@@ -1210,29 +1086,12 @@ costs.draw_prices(of_path, "H100")
 # which is most of its price here. (Price lists ask for more; the memory that keeps it is not free.) A rejected draft is
 # nearly free as long as the step waits for memory; at batch 256 it costs most of a prompt token, because the step is
 # busy with arithmetic. (The picture's prompt is one chunk of 2,000 tokens; the ratios are those beside a chunk of 512.)
-
-# %% [markdown]
-# <!-- card 8.12 -->
-# **Predict.** At a batch of 128, beside the same chunk of 512: how many prompt tokens is an output token worth? (A
-# factor of 1.5 counts as close.)
-
-
-# %% tags=["exercise:8.12"]
-guess_8_12 = 4.5  # SOLUTION: prompt tokens
-
-# %%
-check("8.12")
-
-# %%
-measured("8.12", ratios[128])
-
-# %% [markdown]
-# **Read the result.** The weights are shared by 129 chunks now, so a sequence's part of them costs less than its own K
-# and V and its own arithmetic together, which nothing shares.
+# At a batch of 128 the weights are shared by 129 chunks: a sequence's part of them costs less than its own K and V and
+# its own arithmetic together, which nothing shares.
 
 # %% [markdown]
 # ## 7. A new version, and a few who try it
-# <!-- minutes: 20 + 8 -->
+# <!-- minutes: 22 + 6 -->
 #
 # A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
 # roll it out safely? In three stages: a **gate** on fixed tasks (`twophase bench quality`, lab 6), **shadow traffic**
@@ -1267,42 +1126,16 @@ for variant in shadow.VARIANTS:
 #
 # The canary serves live requests, so clients see what it says. A conversation should not change its model between two
 # messages, and a tenant's cached prefixes should stay useful. So the side is chosen by *tenant*, by arithmetic that
-# every front end can do alone: hash the tenant to a number in [0, 1), and compare it with the share.
-
-# %% [markdown]
-# <!-- card 8.13 -->
-# Write the splitter. One idea is enough for all that its docstring asks: a key's number depends on the salt and the
-# key, and on nothing else.
-
-
-# %% tags=["exercise:8.13"]
-def is_canary(key, share, salt):
-    """Whether the requests with this key are the canary's: True or False.
-
-    key: text, such as a tenant's name. share: of all keys, a probability in [0, 1]; 0 is none, 1 is all. salt: the name
-    of the rollout: another one chooses other keys, independently. (Also where salt and key, one after the other, are
-    the same text: 'v1' and '2ada', 'v12' and 'ada'.) The answer is the same in every process and on every machine. When
-    the share grows, keys that are the canary's remain so. Shares may be as small as 0.001.
-
-    >>> [is_canary(key, 0.0, "v2") for key in ("ada", "bob", "eve")]
-    [False, False, False]
-    >>> is_canary("ada", 1.0, "v2"), is_canary("ada", 0.5, "v2") == is_canary("ada", 0.5, "v2")
-    (True, True)
-    """
-    # BEGIN SOLUTION: True or False
-    digest = hashlib.sha256(f"{salt}\0{key}".encode()).digest()
-    return int.from_bytes(digest[:8]) < share * 2**64
-    # END SOLUTION
-
-
-# %%
-check("8.13")
+# every front end can do alone: hash the tenant, with the rollout's name as a salt, to a number in [0, 1), and compare
+# it with the share. So the side is the same on every machine, a growing share only adds tenants, and another rollout
+# draws others.
 
 # %%
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.operations import canary_traffic
+from twophase_labs.operations.canary_traffic import is_canary
 
-is_canary = use("8.13")
+show_source(is_canary)
 known = canary_traffic.tenants()
 asked = canary_traffic.requests(20_000)
 for share in (0.05, 0.1, 0.2):
@@ -1311,9 +1144,9 @@ for share in (0.05, 0.1, 0.2):
     print(f"share {share:.0%}: {of_tenants:.1%} of the tenants are the canary's, {of_requests:.1%} of the requests")
 
 # %% [markdown]
-# **Read the result.** Of very many keys a hash selects close to the share that is asked for; of 2,000 tenants, which
+# **Read the result.** Of very many tenants a hash selects close to the share that is asked for; of 2,000 tenants, which
 # differ in how much they send, the share varies by chance. The share of *requests* has to be measured, and the two
-# sides do not serve the same mix (*Going further* repairs that).
+# sides do not serve the same mix (*Going further* says what to do about that).
 #
 # ### How many requests are enough?
 #
@@ -1341,7 +1174,7 @@ for num in (10, 100, 1000, 10_000):
 # point of quality is a decision about the service, written down as weights *before* the canary starts.
 
 # %% [markdown]
-# <!-- card 8.14 -->
+# <!-- card 8.10 -->
 # A `Line` has an interval, `low` to `high`, for how much worse the canary is than the old side, a `bound` (what may be
 # lost, in the same unit, positive), a `weight`, and `is_hard`. A loss below 0 is a gain; it does not make up for other
 # losses.
@@ -1354,7 +1187,7 @@ for num in (10, 100, 1000, 10_000):
 # 4. Otherwise wait.
 
 
-# %% tags=["exercise:8.14"]
+# %% tags=["exercise:8.10"]
 def decide(lines, most_used=0.5):
     """'promote', 'roll back' or 'wait'. lines: each a `Line`, hard ones and others in any order."""
     hard = [line for line in lines if line.is_hard]
@@ -1377,21 +1210,21 @@ def decide(lines, most_used=0.5):
 
 
 # %%
-check("8.14")
+check("8.10")
 
 # %% [markdown]
 # **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; answers are
-# right as often as in the shadow above. Your splitter gives the canary a fifth of the tenants, and your verdict is
+# right as often as in the shadow above. The splitter gives the canary a fifth of the tenants, and your verdict is
 # asked again and again: with one hard line for all answers, and with one for each slice.
 
 # %%
-decide = use("8.14")
+decide = use("8.10")
 looks = (500, 1000, 2000, 5000, 10_000, 20_000, 40_000)
 base = canary_traffic.rates_of(shadow.shadow("as it is").by_slice)
 canaries = {}
 for variant in ("as it is", "window of 320", "int4_g64_sym"):
     pass_rates = {"before": base, "canary": canary_traffic.rates_of(shadow.shadow(variant).by_slice)}
-    canaries[variant] = canary_traffic.play(is_canary, pass_rates, looks, share=0.2, salt="window")
+    canaries[variant] = canary_traffic.play(pass_rates, looks, share=0.2, salt="window")
     for by_slice in (False, True):
         verdicts = [decide(canary_traffic.lines_of(look, by_slice=by_slice)) for look in canaries[variant]]
         print(f"{variant:<14}{'each slice' if by_slice else 'all answers':<12}", " · ".join(verdicts))
@@ -1428,7 +1261,7 @@ choice_pictures.draw_looks(both, ["answers", "facts, short text", "facts, long t
 # %% [markdown]
 # > **In production, 2026.** Istio [mirrors](https://istio.io/docs/tasks/traffic-management/mirroring) a percentage of
 # > live requests out of band (`mirrorPercentage`), and throws the answers away: to compare them, log both sides.
-# > nginx's [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is your splitter, with
+# > nginx's [`split_clients`](https://www.nginx.org/docs/http/ngx_http_split_clients_module.html) is this splitter, with
 # > a 32-bit MurmurHash2; weights on a route, in contrast, mostly draw for each request anew. Argo Rollouts ends an
 # > [analysis](https://argoproj.github.io/argo-rollouts/features/analysis/) as `Successful`, `Failed` or `Inconclusive`,
 # > and pauses on the last. A shadow doubles the load: on an H100 it needs a second engine with its own K/V pool, and
@@ -1460,55 +1293,12 @@ for rule, share in alarms.items():
 
 # %% [markdown]
 # Tenants stay on their side, so the canary may have more of the easy slices than the rest, and look better on average
-# while it is worse in each slice (Simpson's paradox). Compare both sides at *one* mix, the baseline's.
-
-# %% [markdown]
-# <!-- card 8.15 -->
-# Write what the canary's rate would be if its slices were as frequent as in `mix`.
-
-
-# %% tags=["exercise:8.15"]
-def rate_at_mix(passed, mix):
-    """The rate at which requests would pass if they came in this mix; None where that cannot be known.
-
-    passed: for each slice (passed, requests). mix: for each slice, how many requests of it the other side has served. A
-    slice of the mix without any request in `passed` leaves the rate unknown.
-
-    >>> rate_at_mix({"short": (90, 100), "long": (5, 10)}, {"short": 50, "long": 50})
-    0.7
-    >>> rate_at_mix({"short": (90, 100)}, {"short": 50, "long": 50}) is None
-    True
-    """
-    # BEGIN SOLUTION: a mean over the slices of the mix
-    total, rate = sum(mix.values()), 0.0
-    for name, count in mix.items():
-        num_passed, num = passed.get(name, (0, 0))
-        if num == 0:
-            return None
-        rate += count / total * num_passed / num
-    return rate
-    # END SOLUTION
-
-
-# %%
-check("8.15")
-
-# %%
-rate_at_mix = use("8.15")
-look = canaries["int4_g64_sym"][-1]
-mix = {name: num for name, (_, num) in look.before.counts.items()}
-(old, old_num), (new, new_num) = look.before.total, look.canary.total
-print(f"before {old / old_num:.1%}, canary {new / new_num:.1%}; ", end="")
-print(f"the canary at the other side's mix: {rate_at_mix(look.canary.counts, mix):.1%}")
-
-# %% [markdown]
-# **Read the result.** Little changes here: a hash that draws from 2,000 tenants gives both sides nearly, though not
-# quite, the same mix. If the canary's tenants were chosen by hand, the small and patient ones first, the two rates
-# could differ much more.
+# while it is worse in each slice (Simpson's paradox). Compare both sides at *one* mix, the baseline's: weight each of
+# the canary's slices by how often it comes on the other side.
 
 # %% [markdown]
 # ## 8. Spending more on an answer
-# <!-- minutes: 19 + 12 -->
+# <!-- minutes: 0 + 28 -->
 #
 # Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
 # steps, search, check, and choose. This is called **test-time scaling**. It must not be confused with speculative
@@ -1659,11 +1449,11 @@ for num, ms in more_samples.step_times().items():
 # more only where it failed. The same loop is a **tiered path** of models: small, large, person.
 
 # %% [markdown]
-# <!-- card 8.16 -->
+# <!-- card 8.11 -->
 # Write the loop. It has a budget, and never returns what the verifier rejected.
 
 
-# %% tags=["exercise:8.16"]
+# %% tags=["exercise:8.11"]
 def answer_within(tiers, accepts, budget):
     """The first answer that the verifier accepts, and the tokens spent on all tries: (answer, tokens).
 
@@ -1693,14 +1483,14 @@ def answer_within(tiers, accepts, budget):
 
 
 # %%
-check("8.16")
+check("8.11")
 
 # %% [markdown]
 # **With the completions from above.** First one greedy answer in steps, then up to eight drawn ones, verified by
 # `is_derived`; against drawing eight for every task.
 
 # %%
-answer_within = use("8.16")
+answer_within = use("8.11")
 for budget in (30, 60, 120, 240):
     num_right = spent = 0
     for number, task in enumerate(more_samples.sums()):
@@ -1752,100 +1542,8 @@ show_source(selection.first_accepted, first="params, budget =")
 #   vote or the likeliest text would be flat.
 
 # %% [markdown]
-# ### One of k
-#
-# Above, the engine computed pass@k. Now write it yourself.
-
-# %% [markdown]
-# <!-- card 8.17 -->
-# Write the estimator. The obvious $1 - (1 - c/n)^k$ is too low: it may draw the same completion twice. (`math.comb` is
-# welcome.)
-
-
-# %% tags=["exercise:8.17"]
-def pass_at_k(num, num_right, k):
-    """The probability, in [0, 1], that k of these `num` completions, drawn without putting back, have a right one.
-
-    num_right of them are right. Thousands of completions are as good as eight: nothing may overflow.
-
-    Raises:
-        ValueError: k is below 1 or above num.
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    >>> pass_at_k(16, 3, 1), pass_at_k(16, 14, 3), pass_at_k(16, 0, 5)
-    (0.1875, 1.0, 0.0)
-    """
-    # BEGIN SOLUTION: a float
-    if not 1 <= k <= num:
-        raise ValueError(f"k must be in [1, {num}], got {k}")
-    all_wrong = 1.0
-    for i in range(k):
-        all_wrong *= max(0, num - num_right - i) / (num - i)
-    return 1 - all_wrong
-    # END SOLUTION
-
-
-# %%
-check("8.17")
-
-# %%
-pass_at_k = use("8.17")
-for way in more_samples.MAX_TOKENS:
-    right = more_samples.num_right(way)
-    unbiased = sum(pass_at_k(n, c, 4) for c in right) / len(right)
-    put_back = sum(1 - (1 - c / n) ** 4 for c in right) / len(right)
-    print(f"{way}: pass@4 is {unbiased:.1%}, and {put_back:.1%} if a completion could be drawn twice")
-
-# %% [markdown]
-# ### A vote with ties
-#
-# `most_frequent` above breaks ties by the order of the completions. A better vote uses what else is known of them.
-
-# %% [markdown]
-# <!-- card 8.18 -->
-# Write the vote.
-
-
-# %% tags=["exercise:8.18"]
-def vote(answers, scores):
-    """The most frequent answer; among equals, the one whose best completion has the highest score.
-
-    answers: one for each completion, read from its tokens; None where none was found, and these do not vote. scores:
-    the mean log-probability of each completion, in nats. Returns None if no answer was read.
-
-    >>> vote([12, 15, 12, None], [-1.0, -0.2, -0.9, -0.1])
-    12
-    >>> vote([12, 15], [-1.0, -0.2]), vote([None], [-1.0])
-    (15, None)
-    """
-    # BEGIN SOLUTION: the largest by votes, then by best score
-    best = {}
-    for answer, score in zip(answers, scores, strict=True):
-        if answer is not None:
-            votes, top = best.get(answer, (0, -float("inf")))
-            best[answer] = (votes + 1, max(top, score))
-    return max(best, key=best.get, default=None)
-    # END SOLUTION
-
-
-# %%
-check("8.18")
-
-# %%
-vote = use("8.18")
-for way in more_samples.MAX_TOKENS:
-    for k in (2, n):
-        choosers = {
-            "by order": most_frequent,
-            "by score": lambda task, s: vote([x.value for x in s], [x.score for x in s]),
-        }
-        found = {name: more_samples.accuracy(name, choose, way, k).rate for name, choose in choosers.items()}
-        print(f"{way}, {k} completions:", ", ".join(f"ties {name} {rate:.0%}" for name, rate in found.items()))
-
-# %% [markdown]
 # ## 9. Choosing by the bottleneck
-# <!-- minutes: 5 + 5 -->
+# <!-- minutes: 0 + 13 -->
 #
 # "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each
 # on one H100 (by roofline at 60 % of its arithmetic and 80 % of its bandwidth, not run here; prompts and decodes take
@@ -1866,15 +1564,15 @@ print(bottlenecks.table())
 choice_pictures.draw_parts(bottlenecks.SERVICES)
 
 # %% [markdown]
-# <!-- card 8.19 -->
+# <!-- card 8.12 -->
 # Which improvement raises each service's requests per second most? **a** K/V in 8 bits: half of `K/V` · **b** a prefix
 # cache: of tokens seen before, a tenth is still computed · **c** weights and activations in fp8: half of `weights`, and
 # prompts in 0.55 of their time · **d** weights in 4 bits: their bytes fall to 0.28 · **e** steps planned ahead, graphs:
 # a tenth of `host` is left
 
 
-# %% tags=["exercise:8.19"]
-answer_8_19 = {
+# %% tags=["exercise:8.12"]
+answer_8_12 = {
     "agents": "b",  # SOLUTION: a letter
     "chat": "d",  # SOLUTION: a letter
     "completion": "e",  # SOLUTION: a letter
@@ -1883,7 +1581,7 @@ answer_8_19 = {
 }
 
 # %%
-check("8.19")
+check("8.12")
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1933,7 +1631,7 @@ print(bottlenecks.gains())
 
 # %% [markdown]
 # ## 10. Capstone: the first cell again
-# <!-- minutes: 3 -->
+# <!-- minutes: 4 -->
 #
 # The same six clients at the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
 # a time is gone; your bucket is in its place, with 6 at once and one a second.
@@ -1958,10 +1656,10 @@ for name, run in (("before", before), ("after", after)):
 
 # %% [markdown]
 # ## 11. Knowledge check
-# <!-- minutes: 5 -->
+# <!-- minutes: 7 -->
 
 # %% [markdown]
-# <!-- card 8.20 -->
+# <!-- card 8.13 -->
 # **slow**: one customer says that its first tokens take 5 s. On the dashboard p99 of the time to first token is 0.4 s,
 # for this customer as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
 # its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the
@@ -1977,15 +1675,15 @@ for name, run in (("before", before), ("after", after)):
 # documents · **d** drop the slice: it is too rare to matter.
 
 
-# %% tags=["exercise:8.20"]
-answer_8_20 = {
+# %% tags=["exercise:8.13"]
+answer_8_13 = {
     "slow": "b",  # SOLUTION: a letter
     "dead": "c",  # SOLUTION: a letter
     "canary": "c",  # SOLUTION: a letter
 }
 
 # %%
-check("8.20")
+check("8.13")
 
 # %% [markdown]
 # ### Principles

@@ -1,7 +1,7 @@
 """Section 4: SmolLM2 with its linear layers in int8, weights and activations, and smoothed before that."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,8 +22,6 @@ from twophase_labs.compression.changed_model import (
 from twophase_labs.kit.models import smollm2
 
 INT8_MAX = 127
-
-Smooth = Callable[[Tensor, list[Tensor], Tensor, float], tuple[Tensor, Sequence[Tensor]]]
 
 
 def in_codes(weight: Float[Tensor, "O I"]) -> tuple[Int8[Tensor, "O I"], Float[Tensor, "O"]]:
@@ -95,8 +93,19 @@ NORMS = (
 )
 
 
+def smooth(
+    norm_weight: Float[Tensor, "I"], weights: list[Tensor], x_max: Float[Tensor, "I"], alpha: float
+) -> tuple[Float[Tensor, "I"], list[Tensor]]:
+    """The norm's new weight and the new weights [O, I]: factors divide the one and multiply the others' columns. Inputs
+    that are always 0, or that no weight uses, have the factor 1."""
+    w_max = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
+    factors = x_max**alpha / w_max ** (1 - alpha)
+    factors = torch.where((x_max > 0) & (w_max > 0), factors, 1)
+    return norm_weight / factors, [w * factors for w in weights]
+
+
 @contextmanager
-def smoothed(smooth: Smooth, alpha: float, with_down: bool) -> Iterator[tuple[dict[str, Tensor], dict[str, float]]]:
+def smoothed(alpha: float, with_down: bool) -> Iterator[tuple[dict[str, Tensor], dict[str, float]]]:
     """The model's norms smoothed; its weights, to be put into it, and the largest input of each layer then.
 
     Args:
@@ -129,11 +138,11 @@ def smoothed(smooth: Smooth, alpha: float, with_down: bool) -> Iterator[tuple[di
 
 
 def one_scale_smoothed(
-    smooth: Smooth, alpha: float, with_down: bool = True, num_tokens: int = NUM_TOKENS, is_calibration: bool = True
+    alpha: float, with_down: bool = True, num_tokens: int = NUM_TOKENS, is_calibration: bool = True
 ) -> float:
     """As `one_scale_per_tensor`, after smoothing; on the text that calibrates, or on the other."""
     before = perplexity(num_tokens=num_tokens, is_calibration=is_calibration)
-    with smoothed(smooth, alpha, with_down) as (weights, largest):
+    with smoothed(alpha, with_down) as (weights, largest):
 
         def with_its_scale(name: str, x: Tensor) -> Tensor:
             return with_one_scale(x, largest[name])
@@ -142,12 +151,12 @@ def one_scale_smoothed(
     return after / before
 
 
-def largest_change(smooth: Smooth, alpha: float) -> float:
+def largest_change(alpha: float) -> float:
     """Of a logit by smoothing without rounding, relative to the largest logit; over a few tokens."""
     model, tokenizer = smollm2()
     ids = torch.tensor([tokenizer("The purpose of a lighthouse is")["input_ids"]])
     with torch.inference_mode():
         before: Any = model(ids).logits
-        with smoothed(smooth, alpha, True) as (weights, _), changed(lambda name, _: weights[name]):
+        with smoothed(alpha, True) as (weights, _), changed(lambda name, _: weights[name]):
             after = model(ids).logits
     return float((after - before).abs().max() / before.abs().max())

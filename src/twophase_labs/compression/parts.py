@@ -1,6 +1,6 @@
 """SmolLM2's linear layers in eight parts, each kind in each half of the depth: what fewer bits of one part cost."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -8,14 +8,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place, matrix
+from twophase_labs.compression.changed_model import KINDS, NUM_LAYERS, PLACES, Place
 from twophase_labs.compression.own_engine import OwnModel, in_groups
 from twophase_labs.compression.quality import drift, stored_bytes
 from twophase_labs.kit.draw import done
-from twophase_tools.colours import COLOURS, INK, LINE
+from twophase_tools.colours import COLOURS, INK
 
 NUM_TOKENS = 256
-FORMATS = ("4 bits", "8 bits", "16 bits")
 
 
 def name_of(place: Place) -> str:
@@ -39,34 +38,24 @@ class Formats:
     eight: OwnModel
     damage: Mapping[str, float]
 
-    def num_bytes(self, part: str) -> tuple[float, float, float]:
-        """Of a part in each of `FORMATS`."""
+    def num_bytes(self, part: str) -> tuple[float, float]:
+        """Of a part in 4 and in 8 bits."""
         places = [place for place in PLACES if name_of(place) == part]
         in_four, in_eight = (
             sum(stored_bytes(own.matrices[place]) for place in places) for own in (self.four, self.eight)
         )
-        return in_four, in_eight, sum(2.0 * matrix(place).numel() for place in places)
+        return in_four, in_eight
 
     def worth(self, part: str) -> float:
         """Nats that this part in 8 bits, instead of 4, avoids for each megabyte more."""
-        in_four, in_eight, _ = self.num_bytes(part)
+        in_four, in_eight = self.num_bytes(part)
         return self.damage[part] / (in_eight - in_four) * 1e6
 
-    def options(self) -> list[list[tuple[float, float]]]:
-        """For each part, for each of `FORMATS`: megabytes and damage. Beyond 4 bits damage counts as none."""
-        return [
-            [
-                (num_bytes / 1e6, damage)
-                for num_bytes, damage in zip(self.num_bytes(part), (cost, 0.0, 0.0), strict=True)
-            ]
-            for part, cost in self.damage.items()
-        ]
-
-    def mixed(self, chosen: list[int]) -> OwnModel:
-        """The model of a choice: an index of `FORMATS` for each part. In 16 bits a matrix stays as it is."""
-        number_of = dict(zip(PARTS, chosen, strict=True))
-        own = {place: (self.four, self.eight, None)[number_of[name_of(place)]] for place in PLACES}
-        return OwnModel({place: model.matrices[place] for place, model in own.items() if model is not None})
+    def mixed(self, in_eight: Collection[str]) -> OwnModel:
+        """The model with these parts in 8 bits, all others in 4."""
+        return OwnModel(
+            {place: (self.eight if name_of(place) in in_eight else self.four).matrices[place] for place in PLACES}
+        )
 
 
 def own_formats(four: OwnModel, quantize: Callable[..., Any]) -> Formats:
@@ -100,22 +89,4 @@ def draw_parts(formats: Formats) -> Figure:
     axes.set(ylabel="mean KL, nats", ylim=(0, 1.15 * max(formats.damage.values())))
     axes.set_title("One part in 4 bits, all others as they are", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    return done(figure)
-
-
-def draw_budgets(
-    budgets: list[float], predicted: list[float | None], measured: Mapping[str, tuple[float, float]]
-) -> Figure:
-    """Predicted damage against megabytes, and measured points (megabytes, damage) by name."""
-    figure, axes = plt.subplots(figsize=(8, 3.4), facecolor="white")
-    known = [(size, value) for size, value in zip(budgets, predicted, strict=True) if value is not None]
-    axes.step(*zip(*known, strict=True), where="post", color=COLOURS[0], linewidth=1.8, label="sum of the parts")
-    for number, (name, (size, value)) in enumerate(measured.items()):
-        axes.plot(size, value, "os^D"[number % 4], color=COLOURS[5], markersize=6)
-        axes.annotate(name, (size, value), (-4, -14), textcoords="offset points", fontsize=8, color=INK)
-    axes.axhline(0, color=LINE, linewidth=1)
-    axes.set(xlabel="MB of the linear layers", ylabel="mean KL, nats", ylim=(-0.012, None))
-    axes.set_title("What a budget buys: predicted (line) and measured (marks)", loc="left", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
     return done(figure)

@@ -5,11 +5,10 @@ kept. Like the draft model of lab 5, the student reads with SmolLM2's embedding 
 only: those in the stories, and SmolLM2's likeliest at each of their places.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, final
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import torch
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from twophase_labs.advanced.train_draft import DraftNetwork
 from twophase_labs.kit.draw import done
@@ -28,11 +26,9 @@ BEGINNING = "Once upon a time, there was"
 NUM_STORIES, NUM_TRAINED, NUM_NEW, NUM_LIKELIEST = 24, 18, 24, 8
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 0}
 BATCH_SIZE, NUM_STEPS, LEARNING_RATE = 6, 18, 3e-3
-MORE_STEPS, MORE_LEARNING_RATE = 6, 1e-3
 MEASURE_EVERY = 3
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-FakeQuantize = Callable[[Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,6 @@ def train(
     student: DraftNetwork,
     loss: Loss,
     on: Literal["logits", "tokens"],
-    num_steps: int = NUM_STEPS,
-    learning_rate: float = LEARNING_RATE,
 ) -> dict[int, float]:
     """In place, the same batches each time. Returns the distance from the teacher after some of the steps, 0 to all.
 
@@ -101,11 +95,11 @@ def train(
     told, chance = stories(), torch.Generator().manual_seed(0)
     target = told.logits if on == "logits" else told.targets
     own = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(own, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=num_steps, pct_start=0.2)
+    optimizer = torch.optim.AdamW(own, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=NUM_STEPS, pct_start=0.2)
     order = torch.empty(0, dtype=torch.int64)
     curve = {0: distance(student)}
-    for step in range(1, num_steps + 1):
+    for step in range(1, NUM_STEPS + 1):
         if len(order) == 0:
             order = torch.randperm(NUM_TRAINED, generator=chance)
         rows, order = order[:BATCH_SIZE], order[BATCH_SIZE:]
@@ -114,7 +108,7 @@ def train(
         nn.utils.clip_grad_norm_(own, 1.0)
         optimizer.step()
         schedule.step()
-        if step % MEASURE_EVERY == 0 or step == num_steps:
+        if step % MEASURE_EVERY == 0 or step == NUM_STEPS:
             curve[step] = distance(student)
     return curve
 
@@ -145,35 +139,3 @@ def draw_curves(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set_title("Two students of the same stories, measured on stories kept back", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
-
-
-def copy_of(student: DraftNetwork) -> DraftNetwork:
-    """Another student with the same weights."""
-    other = make_student()
-    other.load_state_dict(student.own_state(), strict=False)
-    return other
-
-
-@final
-class _Rounded(nn.Module):
-    def __init__(self, fake_quantize: FakeQuantize, bits: int, group_size: int) -> None:
-        super().__init__()
-        self.call = lambda weight: fake_quantize(weight, bits, group_size)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.call(weight)
-
-
-@contextmanager
-def computing_rounded(
-    student: nn.Module, fake_quantize: FakeQuantize, bits: int, group_size: int = 64
-) -> Iterator[None]:
-    """Inside, its layers' matrices are rounded in every forward pass; what is trained are the ones behind them."""
-    layers = [module for module in student.modules() if isinstance(module, nn.Linear)]
-    for layer in layers:
-        parametrize.register_parametrization(layer, "weight", _Rounded(fake_quantize, bits, group_size))
-    try:
-        yield
-    finally:
-        for layer in layers:  # back to the weights behind
-            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)

@@ -1,25 +1,23 @@
-"""What section 8 measures: weights set to zero, by size or two of four; products that leave zeros out."""
+"""What section 8 measures: weights set to zero; products that leave zeros out."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from twophase_labs.compression.changed_model import linears, perplexity, recorded_inputs
+from twophase_labs.compression.changed_model import linears, perplexity
 from twophase_labs.kit.draw import done
 from twophase_labs.kit.timing import seconds
 from twophase_tools.colours import COLOURS, INK, LINE
 
 NUM_TOKENS = 256  # enough for ratios of 2 and more
 SHAPE = (1536, 576)  # of an up projection
-TwoOfFour = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @cache
@@ -34,12 +32,6 @@ def _limits(shares: tuple[float, ...]) -> dict[tuple[str, float], float]:
     return found
 
 
-def written_out(values: Float[Tensor, "O half_I"], places: Int[Tensor, "O half_I"]) -> Float[Tensor, "O I"]:
-    """The weight [O, I] of which two of each four are left, zeros included."""
-    fours = values.new_zeros(values.shape[0], values.shape[1] // 2, 4)
-    return fours.scatter_(2, places.long().unflatten(1, (-1, 2)), values.unflatten(1, (-1, 2))).flatten(1)
-
-
 def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
     """SmolLM2's, relative to its own, with this share of each weight zero."""
     base, limits = perplexity(num_tokens=NUM_TOKENS), _limits(shares)
@@ -51,23 +43,6 @@ def pruned_perplexities(shares: tuple[float, ...]) -> dict[float, float]:
 
         found[share] = perplexity(pruned, num_tokens=NUM_TOKENS) / base
     return found
-
-
-def two_of_four_perplexities(two_of_four: TwoOfFour) -> tuple[float, float]:
-    """As above with two of each four: the larger weights, and those that change the output more."""
-    base = perplexity(num_tokens=NUM_TOKENS)
-    sizes = {name: rows.norm(dim=0) for name, rows in recorded_inputs().items()}
-
-    def by_weight(_: str, weight: Tensor) -> Tensor:
-        return written_out(*two_of_four(weight))
-
-    def by_output(name: str, weight: Tensor) -> Tensor:
-        _, places = two_of_four(weight * sizes[name])
-        values = weight.unflatten(1, (-1, 4)).gather(2, places.long().unflatten(1, (-1, 2))).flatten(1)
-        return written_out(values, places)
-
-    first, second = (perplexity(each, num_tokens=NUM_TOKENS) for each in (by_weight, by_output))
-    return first / base, second / base
 
 
 def draw_cliff(found: Mapping[float, float]) -> Figure:

@@ -4,8 +4,9 @@ What a variant gets right of each slice was measured (shadow.py). The requests, 
 drawn: no real traffic is at hand, and what the section is about is how many requests a verdict takes.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -27,7 +28,6 @@ BOUND, SLICE_BOUND = 0.05, 0.10  # of answers lost, of all and of a slice
 LATE_BOUND = 0.01  # p99: at most one in a hundred beyond the SLO
 
 Counts = dict[str, tuple[int, int]]
-Splitter = Callable[[str, float, str], bool]
 
 
 @dataclass
@@ -49,6 +49,17 @@ class Look:
     num_requests: int
     before: Side
     canary: Side
+
+
+def is_canary(tenant: str, share: float, salt: str) -> bool:
+    """Whether a tenant's requests are the canary's.
+
+    Args:
+        share: Of all tenants, in [0, 1].
+        salt: The name of the rollout.
+    """
+    digest = hashlib.sha256(f"{salt}\0{tenant}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
 
 
 def tenants(seed: int = 0) -> list[tuple[str, str]]:
@@ -73,7 +84,6 @@ def requests(num: int, seed: int = 0) -> tuple[tuple[str, str], ...]:
 
 
 def play(
-    is_canary: Splitter,
     rates: Mapping[str, Mapping[str, float]],
     looks: Sequence[int],
     *,

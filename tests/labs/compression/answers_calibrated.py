@@ -1,9 +1,8 @@
-"""Answers that prove the checks of exercises 6.7, 6.8 and 6.9."""
+"""Answers that prove the checks of exercises 6.6 and 6.7."""
 
 from twophase_labs.machine.bank import right, wrong
 
-SIZE, FORMULA = "gives inputs of one size the factor 1", "has the factors of the formula"
-SMALL, BEST = "bears inputs that are 0 or nearly 0", "finds the factors with the smallest error of the output"
+BEST = "finds the factors with the smallest error of the output"
 SQUARES, NEAREST = "goes by the sum of the squared errors", "rounds to nearest where inputs are independent"
 MAKES_UP, BEGINS = "makes up for errors in the columns to come", "takes a group's range when the group begins"
 GRID, CONSTANT = "stays within the group's 2^bits values", "keeps groups whose weights are all the same"
@@ -58,22 +57,7 @@ def gptq(weight, upper, bits, group_size):
 
 # fmt: off
 BANKS = {
-    "6.7": (
-        wrong("signed means", ".abs()", "", by=SIZE),
-        wrong("a mean of all", ".abs().mean(0", ".abs().mean(", by=SIZE),
-        wrong("not normalised", "powers / (powers.max() * powers.min()).sqrt()", "powers", by=SIZE),
-        wrong("the largest input", ".abs().mean", ".abs().amax", by=FORMULA),
-        wrong("root mean squares", ".abs().mean(0", ".square().mean(0).sqrt(", by=FORMULA),
-        wrong("over the smallest", "(powers.max() * powers.min()).sqrt", "powers.min", by=FORMULA),
-        wrong("means of 0", ".abs().mean(0).clamp(min=1e-4", ".abs().mean(0", by=SMALL),
-        wrong("a floor for the power", "x.abs().mean(0).clamp(min=1e-4) ** alpha",
-              "(x.abs().mean(0) ** alpha).clamp(min=0.0001)", by=SMALL),
-        right("by logarithms",
-              {1: "logs = alpha * torch.maximum(x.abs().sum(0) / len(x), torch.tensor(0.0001)).log()\nreturn (logs - (logs.max() + logs.min()) / 2).exp()"}),
-        right("one by one",
-              {1: "powers = [max(float(column.abs().mean()), 0.0001) ** alpha for column in x.T]\nreturn torch.tensor(powers) / (max(powers) * min(powers)) ** 0.5"}),
-    ),
-    "6.8": (
+    "6.6": (
         wrong("never alpha 1", "num_steps - 1", "num_steps", by=BEST),
         wrong("the last, not the best", "error < best_error", "True", by=BEST),
         wrong("always alpha 0.5", "step / (num_steps - 1)", "0.5", by=BEST),
@@ -85,7 +69,7 @@ BANKS = {
         right("as a minimum by a key", ALL_AT_ONCE),
         right("by x^T x", BY_HESSIAN),
     ),
-    "6.9": (
+    "6.7": (
         wrong("the first group's range", "i % group_size", "i", by=NEAREST),
         wrong("a range for each column", "i % group_size == 0", "True", by=NEAREST),
         wrong("the lower triangle", "upper[i, i + 1 :]", "upper.T[i, i + 1 :]", by=MAKES_UP),

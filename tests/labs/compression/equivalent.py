@@ -10,11 +10,11 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     "6.4": {
         "the last shift is 28": ("0, 31",),
     },
-    "6.8": {
+    "6.6": {
         "no test of more steps: neighbours of so many differ by less than rounding does": (", 64)",),
         "of two alphas with the same error either will do": ("error <=",),
     },
-    "6.11": {
+    "6.8": {
         "outputs that do not exist have weights of their own, and sums that are not stored": (
             "other=1)",
             "other=-1)",
@@ -24,16 +24,5 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
             "minima_ptr + offs_s, mask=has_output, other=-",
         ),
         "rows that do not exist have sums of their own, which are not stored": ("], other=-1.", "], other=1."),
-    },
-    "6.13": {
-        "on a CPU torch sorts four elements stably either way": ("False)",),
-    },
-    "6.15": {
-        "a group that is all alike has code 0 with any step": (" 0, 2",),
-    },
-    "6.17": {
-        "no part has more than a few formats: combinations are tried one by one": ("), 64",),
-        "a tuple of the same indices will do": (" (chosen",),
-        "of several equally good choices any will do": ("= least",),
     },
 }

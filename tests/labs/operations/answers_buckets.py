@@ -1,10 +1,9 @@
-"""Answers that prove the checks of exercises 8.3 and 8.4."""
+"""Answers that prove the check of exercise 8.3."""
 
 from twophase_labs.machine.bank import right, wrong
 
 BUCKET, ZERO, WITHIN = "finds the bucket", "begins at 0", "interpolates within it"
-LAST, NAN, SECOND = "ends at the last finite bound", "says nan of no values", "counts per second"
-RESET, GAPS, LITTLE = "bears a reset", "bears missing samples", "says nan of too little"
+LAST, NAN = "ends at the last finite bound", "says nan of no values"
 
 BACKWARDS = """
 def histogram_quantile(q, buckets):
@@ -37,36 +36,6 @@ def histogram_quantile(q, buckets):
         start, count, rank = buckets[at - 1][0], count - counts[at - 1], rank - counts[at - 1]
     return start + (end - start) * (rank / count)
 """
-LAST_LESS_FIRST = """
-there = [(t, v) for t, v in samples if v is not None]
-if len(there) < 2:
-    return math.nan
-return (there[-1][1] - there[0][1]) / (there[-1][0] - there[0][0])
-"""
-WITH_NUMPY = """
-def rate(samples):
-    import numpy as np
-
-    there = np.array([(t, v) for t, v in samples if v is not None], dtype=float).reshape(-1, 2)
-    if len(there) < 2:
-        return float("nan")
-    steps = np.diff(there[:, 1])
-    return np.where(steps < 0, there[1:, 1], steps).sum() / (there[-1, 0] - there[0, 0])
-"""
-WITH_OFFSET = """
-def rate(samples):
-    offset, first, last = 0.0, None, None
-    for time_s, value in samples:
-        if value is None:
-            continue
-        if last is not None and value < last[1] - offset:
-            offset = last[1]
-        last = (time_s, value + offset)
-        first = first or last
-    if first is None or first[0] == last[0]:
-        return math.nan
-    return (last[1] - first[1]) / (last[0] - first[0])
-"""
 
 # fmt: off
 BANKS = {
@@ -81,25 +50,5 @@ BANKS = {
         wrong("nothing is 0", "math.nan", "0.0", by=NAN),
         right("from the last bucket", BACKWARDS),
         right("as Prometheus has it", AS_PROMETHEUS),
-    ),
-    "8.4": (
-        wrong("the sum of the values", "(time_s, value) for time_s, value in samples if value",
-              "(t, v) for t, v in samples if v",
-              "grown = 0.0\n    for (_, before), (_, after) in pairwise(there):\n        grown += after if after < before else after - before",
-              "grown = sum((b for (_, a), (_, b) in pairwise(there)))", by=SECOND),
-        wrong("last less first", {1: LAST_LESS_FIRST}, by=RESET),
-        wrong("resets as growth", "(time_s, value) for time_s, value in samples if value",
-              "(t, v) for t, v in samples if v",
-              "grown = 0.0\n    for (_, before), (_, after) in pairwise(there):\n        grown += after if after < before else after - before",
-              "grown = sum((abs(b - a) for (_, a), (_, b) in pairwise(there)))", by=RESET),
-        wrong("missing is 0", "(time_s, value) for time_s, value in samples if value is not None",
-              "(t, v or 0.0) for t, v in samples",
-              "grown = 0.0\n    for (_, before), (_, after) in pairwise(there):\n        grown += after if after < before else after - before",
-              "grown = sum((b if b < a else b - a for (_, a), (_, b) in pairwise(there)))", by=GAPS),
-        wrong("fails on too little",
-              {1: "there = [(t, v) for t, v in samples if v is not None]\ngrown = sum((b if b < a else b - a for (_, a), (_, b) in pairwise(there)))\nreturn grown / (there[-1][0] - there[0][0])"},
-              by=LITTLE),
-        right("with numpy", WITH_NUMPY),
-        right("with an offset", WITH_OFFSET),
     ),
 }

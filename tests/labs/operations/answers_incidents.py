@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.8."""
+"""Answers that prove the check of exercise 8.7."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -54,7 +54,7 @@ def diagnose(window, healthy):
 
 # fmt: off
 BANKS = {
-    "8.8": (
+    "8.7": (
         wrong("any lost needle", "share(healthy, *found) - 0.15", "1.0", by=HEALTHY),
         wrong("always healthy", {1: "return 'healthy'"}, by=POOL),
         wrong("no batching", '"batching"', "'healthy'", by=BATCHING),

@@ -1,6 +1,5 @@
 """What the sections on canaries, several completions and bottlenecks are made of; no model is opened."""
 
-import hashlib
 import math
 
 import pytest
@@ -11,10 +10,6 @@ from twophase_labs.operations.shadow import SLICES, _reads
 
 TASK = more_samples.Sum(4, 3, 6)
 SAME = dict.fromkeys(SLICES, 0.9)
-
-
-def by_hash(key, share, salt):
-    return hashlib.sha256(f"{salt}/{key}".encode()).digest()[0] < share * 256
 
 
 def test_an_interval_holds_its_rate_and_narrows():
@@ -36,8 +31,20 @@ def test_a_loss_is_signed_and_unknown_without_requests():
     assert high > 0.35
 
 
+def test_a_growing_share_only_adds_tenants():
+    sides = [[canary_traffic.is_canary(str(n), share, "v2") for n in range(2000)] for share in (0.0, 0.1, 0.3, 1.0)]
+    assert [sum(side) for side in sides[::3]] == [0, 2000]
+    assert 140 < sum(sides[1]) < 260
+    assert all(small <= large for small, large in zip(sides[1], sides[2], strict=True))
+
+
+def test_another_rollout_draws_other_tenants():
+    one, other = ([canary_traffic.is_canary(str(n), 0.5, salt) for n in range(2000)] for salt in ("v2", "v3"))
+    assert 860 < sum(a == b for a, b in zip(one, other, strict=True)) < 1140
+
+
 def test_a_canary_sees_each_request_once():
-    looks = canary_traffic.play(by_hash, {"before": SAME, "canary": SAME}, (300, 900), share=0.25, salt="x")
+    looks = canary_traffic.play({"before": SAME, "canary": SAME}, (300, 900), share=0.25, salt="x")
     for look in looks:
         assert look.before.total[1] + look.canary.total[1] == look.num_requests
         assert all(0 <= ok <= num for side in (look.before, look.canary) for ok, num in side.counts.values())
@@ -45,7 +52,7 @@ def test_a_canary_sees_each_request_once():
 
 
 def test_a_slice_has_a_hard_line_of_its_own():
-    [look] = canary_traffic.play(by_hash, {"before": SAME, "canary": SAME}, (500,), share=0.5, salt="x")
+    [look] = canary_traffic.play({"before": SAME, "canary": SAME}, (500,), share=0.5, salt="x")
     names = {line.name: line.is_hard for line in canary_traffic.lines_of(look, by_slice=True)}
     assert names == {**dict.fromkeys(SLICES, True), "late first tokens": False}
 

@@ -1,4 +1,4 @@
-"""6.7 to 6.10: weights rounded with a look at their inputs: AWQ, GPTQ, and which method fits when."""
+"""6.6 and 6.7: weights rounded with a look at their inputs: AWQ and GPTQ."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,6 @@ from torch import Tensor
 
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.machine.questions import Matching
-
-FACTORS = exercise("6.7", "Weights that matter: factors", "factors_of", points=2, minutes=5, lines=3, difficulty=1)
-FACTORS.objective = "turn the sizes of a layer's inputs into factors about 1"
-FACTORS.hints = (
-    "The mean is over tokens, of magnitudes: one number for each input, [I]. The floor is for these means.",
-    "`x.abs().mean(0).clamp(min=1e-4)`, to the power of alpha. What is the number by which all are divided, so that "
-    "the largest factor is as far above 1 as the smallest is below?",
-    "means = x.abs()...                 # [I], 1e-4 at least\n"
-    "powers = means ** ...\n"
-    "return powers / ...                # the root of the largest times the smallest",
-)
 
 DAMPING, SMALLEST = 0.01, 1e-4
 
@@ -94,51 +82,7 @@ def searched(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int,
     return got
 
 
-def factors(answer: Any, x: Tensor, alpha: float) -> Tensor:
-    with unchanged(x=x):
-        got: Tensor = answer.factors_of(x, alpha)
-    return got
-
-
-@FACTORS.check("gives inputs of one size the factor 1", num_inputs=(4, 16), alpha=(0.5, 1.0))
-def one_size_one_factor(answer: Any, draw: Draw, num_inputs: int, alpha: float) -> None:
-    """Divide the powers by the square root of the largest times the smallest."""
-    # Inputs of the same mean magnitude: every alpha gives 1.
-    signs = 2 * draw.integers(0, 2, 6, num_inputs) - 1
-    got = factors(answer, 3.0 * signs, alpha)
-    compare(got, torch.ones(num_inputs), what="the factors of inputs of the same size", axes=("input",))
-
-
-@FACTORS.check(
-    "has the factors of the formula", num_tokens=(1, 7, 12, 3), num_inputs=(2, 12, 5, 4), alpha=(1.0, 0.5, 0.3, 0.0)
-)
-def has_the_formula(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, alpha: float) -> None:
-    """Mean magnitudes over the tokens, to the power of alpha; then over the root of the largest power times the
-    smallest."""
-    x = 100 * draw.normal(num_tokens, num_inputs) * draw.normal(num_inputs).exp()
-    what = f"the factors of {num_inputs} inputs over {num_tokens} token{'s' * (num_tokens > 1)}, alpha {alpha:g},"
-    compare(factors(answer, x, alpha), right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-3)
-
-
-@FACTORS.check("bears inputs that are 0 or nearly 0", alpha=(0.5, 1.0))
-def bears_small_inputs(answer: Any, draw: Draw, alpha: float) -> None:
-    """A mean of 0 gives the factor 0, and 0 / 0 when it is undone: a mean below 1e-4 counts as 1e-4, and one above
-    it as what it is."""
-    # An input that is 0 in all of x, one whose mean is below the least that counts, and two a little above it.
-    x = draw.normal(5, 6)
-    x[:, 2] = 0
-    x[:, 4] = 0.5 * SMALLEST * (2 * draw.integers(0, 2, 5) - 1)
-    x[:, 5] = 3 * SMALLEST
-    x[:, 3], x[0, 3] = 0, 15 * SMALLEST  # the same mean, of one value: what counts least is a mean
-    got = factors(answer, x, alpha)
-    what = "the factors where input 2 is always 0 and inputs 3, 4 and 5 have means of 0.0003, 0.00005 and 0.0003,"
-    finite(got, what, ("input",))
-    compare(got, right_factors(x, alpha).float(), what=what, axes=("input",), rtol=1e-4)
-
-
-AWQ = exercise(
-    "6.8", "Weights that matter: the search", "awq", points=3, minutes=9, lines=8, difficulty=2, uses=("6.2", "6.7")
-)
+AWQ = exercise("6.6", "Weights that matter", "awq", points=4, minutes=16, lines=8, difficulty=2, uses=("6.2",))
 AWQ.time_limit_s = 30
 AWQ.objective = "find the factors that make the output's error small after rounding"
 AWQ.hints = (
@@ -208,23 +152,16 @@ def squares_the_error(answer: Any, draw: Draw) -> None:
     compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
-GPTQ = exercise("6.9", "Column by column", "gptq", points=5, minutes=13, lines=12, difficulty=3, time_limit_s=30)
+GPTQ = exercise("6.7", "Column by column", "gptq", points=4, minutes=15, lines=3, difficulty=2, time_limit_s=30)
 GPTQ.objective = "round a weight column by column, each error made up for by the columns to come"
 GPTQ.hints = (
-    "Round column i of the weights *as they are now*, then change the columns after it. Start with a copy of the "
-    "weight: what is given stays as it is.",
-    "With e = (w_i - rounded_i) / U[i, i], one number per output, column j > i changes by - e * U[i, j]: an outer "
-    "product. A group's minimum and scale are taken when i is its first column, from the changed weights. A scale "
-    "of 0: `clamp(min=1e-30)` before you divide.",
-    "w, rounded = weight.clone(), torch.empty_like(weight)\n"
-    "for i in range(w.shape[1]):\n"
-    "    if i % group_size == 0:\n"
-    "        minima, scales = ...                   # of the columns i to i + group_size of w\n"
-    "    codes = ...                                # 0 to 2**bits - 1\n"
-    "    rounded[:, i] = codes * scales + minima\n"
-    "    error = (w[:, i] - rounded[:, i]) / upper[i, i]\n"
-    "    w[:, i + 1 :] -= ...\n"
-    "return rounded",
+    "Column i of w is rounded *as it is now*. Which codes may a group's weight have, and what if the nearest is none "
+    "of them?",
+    "`clamp` keeps codes within 0 and 2**bits - 1. e is one number per output: how far the rounded column is off, "
+    "divided by U[i, i].",
+    "codes = nearest_codes.clamp(...)\n"
+    "error = (... - rounded[:, i]) / ...\n"
+    "change = torch.outer(..., ...)      # column j > i loses e * U[i, j]",
 )
 
 
@@ -385,19 +322,3 @@ def large_problem(answer: Any, draw: Draw, num_tokens: int, num_inputs: int, ran
             f"{expected / plain:.1%}",
             f"{num_tokens} tokens, {num_inputs} inputs; input 1 is always 0",
         )
-
-
-ANSWER_6_10 = exercise("6.10", "Which method?", kind="matching", points=2, minutes=4, is_extra=True)
-ANSWER_6_10.objective = "choose a method by what limits the service and what there is to calibrate with"
-ANSWER_6_10.question = Matching(
-    "abcd",
-    {
-        "weights in 8 bits, activations as they are, nothing to calibrate with": "d9874240642b5900",
-        "4-bit weights, and only 100 tokens to calibrate with": "f3c001581dc9f39f",
-        "4-bit weights, a million tokens like the traffic, hours to spare": "e543453ce4df3a35",
-        "long prompts on int8 multipliers that take one static scale per tensor": "a5ce22a286eb276d",
-        "weights that come from a 4-bit file, stored again on that file's grid": "ec57f1ea6aa6f5a0",
-    },
-    hint="Which of them change what the multiplier is given, and which only what memory holds? Of the latter, "
-    "how many numbers does each fit to the calibration text?",
-)

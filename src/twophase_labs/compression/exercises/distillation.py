@@ -1,4 +1,4 @@
-"""6.14 and 6.15 A student's loss, and rounding that can be trained through."""
+"""6.10: a student's loss."""
 
 import math
 from typing import Any
@@ -9,7 +9,8 @@ from torch import Tensor
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
-LOSS = exercise("6.14", "What the teacher thinks", "distillation_loss", points=3, minutes=7, lines=4, difficulty=2)
+LOSS = exercise("6.10", "What the teacher thinks", "distillation_loss", points=3, minutes=12, lines=4, difficulty=2)
+LOSS.is_extra = True
 LOSS.objective = "train on the teacher's whole distribution, not on the token that it happened to draw"
 LOSS.hints = (
     "Both logits are divided by T before their softmax. The divergence of p (teacher) from q (student) is the sum "
@@ -129,96 +130,3 @@ def leaves_the_teacher(answer: Any, draw: Draw) -> None:
     _, other = gradient(answer, *pair(draw, 4, 7), 2.0)
     if other is not None and bool((other != 0).any()):
         reject("a gradient reaches the teacher's logits", "the teacher is not trained: cut its side off")
-
-
-FAKE = exercise(
-    "6.15", "Rounding that can be trained through", "fake_quantize", points=2, minutes=7, lines=3, difficulty=2
-)
-FAKE.is_extra = True
-FAKE.objective = "compute with rounded weights, and train the ones behind them"
-FAKE.hints = (
-    "`round` is flat almost everywhere: its gradient is 0, and nothing would be learned. What should the gradient "
-    "be as if rounding were not there?",
-    "`weight + (rounded - weight).detach()` has the value of `rounded` and the gradient of `weight`.",
-    "A group that is all alike has a step of 0: divide by 1 there instead, and every code is 0.",
-)
-
-
-def rounding_oracle(weight: Tensor, bits: int, group_size: int) -> Tensor:
-    """Element by element, in float64: the nearest of 2^bits values from the group's smallest to its largest."""
-    last, out = 2**bits - 1, weight.double().clone()
-    for o in range(weight.shape[0]):
-        for start in range(0, weight.shape[1], group_size):
-            group = weight[o, start : start + group_size].double()
-            low, step = float(group.min()), float(group.max() - group.min()) / last
-            if step:
-                out[o, start : start + group_size] = torch.tensor(
-                    [low + step * round((float(w) - low) / step) for w in group]
-                )
-    return out.float()
-
-
-def clear_of_halves(draw: Draw, num_outputs: int, num_groups: int, bits: int, group_size: int) -> Tensor:
-    """Weights no nearer than a tenth of a step to the middle between two values, each group with a grid of its own."""
-    last = 2**bits - 1
-    codes = draw.integers(0, last + 1, num_outputs, num_groups, group_size).float()
-    codes[..., 0], codes[..., 1] = 0, last
-    off = draw.uniform(num_outputs, num_groups, group_size, low=-0.4, high=0.4)
-    off[..., :2] = 0
-    off = torch.where(codes == 0, off.abs(), torch.where(codes == last, -off.abs(), off))
-    steps = draw.uniform(num_outputs, num_groups, 1, low=0.5, high=2)
-    lows = draw.normal(num_outputs, num_groups, 1)
-    return (lows + steps * (codes + off)).flatten(1)
-
-
-def faked(answer: Any, weight: Tensor, bits: int, group_size: int) -> Tensor:
-    with unchanged(weight=weight):
-        got = answer.fake_quantize(weight, bits, group_size)
-    if not isinstance(got, torch.Tensor) or got.shape != weight.shape:
-        shape = list(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
-        reject(f"fake_quantize returned {shape} for a weight {list(weight.shape)}, expected a tensor of this shape")
-    return got
-
-
-@FAKE.check(
-    "rounds to the nearest in each group",
-    {"num_outputs": 1, "num_groups": 1, "bits": 2, "group_size": 8},
-    {"num_outputs": 3, "num_groups": 4, "bits": 3, "group_size": 16},
-    {"num_outputs": 2, "num_groups": 3, "bits": 4, "group_size": 64},
-    {"num_outputs": 2, "num_groups": 2, "bits": 4, "group_size": 16, "size": 1e-6},
-)
-def rounds_each_group(
-    answer: Any, draw: Draw, num_outputs: int, num_groups: int, bits: int, group_size: int, size: float = 1.0
-) -> None:
-    """Codes are 0 to 2^bits - 1: that many steps lie between a group's smallest and its largest weight, and a small
-    step is not made larger."""
-    weight = size * clear_of_halves(draw, num_outputs, num_groups, bits, group_size)
-    got = faked(answer, weight, bits, group_size)
-    what = f"the weight in {bits} bits, in groups of {group_size},"
-    expected = rounding_oracle(weight, bits, group_size)
-    compare(got, expected, what=what, axes=("output", "input"), rtol=1e-4, atol=1e-4 * size)
-
-
-@FAKE.check("keeps a group that is all alike")
-def keeps_constant_groups(answer: Any, draw: Draw) -> None:
-    """0 / 0 is NaN. Where the step is 0, any divisor will do."""
-    weight = clear_of_halves(draw, 2, 2, 3, 8)
-    weight[1, 8:] = 0.75
-    weight[0, :8] = 0.0
-    got = faked(answer, weight, 3, 8)
-    finite(got, "the weight, with a group that is all alike,", ("output", "input"))
-    compare(got, rounding_oracle(weight, 3, 8), what="the weight", axes=("output", "input"), rtol=1e-4, atol=1e-4)
-
-
-@FAKE.check("lets gradients through as if nothing were rounded", num_outputs=(1, 3), num_groups=(1, 4))
-def lets_gradients_through(answer: Any, draw: Draw, num_outputs: int, num_groups: int) -> None:
-    """Value and gradient part ways: `weight + (rounded - weight).detach()`."""
-    # Straight through: the gradient of the rounded weight is the weight's, also at the group's ends.
-    weight = clear_of_halves(draw, num_outputs, num_groups, 2, 8).requires_grad_(True)
-    upstream = draw.normal(*weight.shape)
-    got = answer.fake_quantize(weight, 2, 8)
-    if not isinstance(got, torch.Tensor) or not got.requires_grad:
-        reject("no gradient reaches the weight", "the whole result is detached: `weight` itself must be part of it")
-    got.backward(upstream)
-    axes = ("output", "input")
-    compare(weight.grad, upstream, what="the weight's gradient (that of the rounded weight)", axes=axes)

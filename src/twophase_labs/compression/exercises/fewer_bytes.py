@@ -11,7 +11,7 @@ def speedup() -> float:
 
 
 GUESS_6_1 = exercise(
-    "6.1", "How much faster in 4 bits?", kind="prediction", points=1, minutes=2, needs=("model",), time_limit_s=120
+    "6.1", "How much faster in 4 bits?", kind="prediction", points=1, minutes=3, needs=("model",), time_limit_s=120
 )
 GUESS_6_1.objective = "expect a step's time from the bytes that it reads"
 GUESS_6_1.hints = (

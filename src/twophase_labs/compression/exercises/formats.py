@@ -9,7 +9,7 @@ from torch import Tensor
 from twophase_labs.machine.checks import Draw, compare, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
-Q4_1 = exercise("6.3", "Read a file's blocks", "read_q4_1", points=3, minutes=7, lines=5, difficulty=2)
+Q4_1 = exercise("6.3", "Read a file's blocks", "read_q4_1", points=3, minutes=14, lines=5, difficulty=2)
 Q4_1.objective = "turn the bytes of a GGUF file into weights"
 Q4_1.hints = (
     "Two bytes are one float16. `tensor.view(torch.float16)` reads the same bytes as numbers of that type; the last "
@@ -82,7 +82,7 @@ def reads_any_block(answer: Any, draw: Draw, num_blocks: int) -> None:
 
 
 PACK = exercise(
-    "6.4", "Eight codes in a word", "pack unpack", points=2, minutes=7, lines=2, difficulty=2, is_extra=True
+    "6.4", "Eight codes in a word", "pack unpack", points=2, minutes=14, lines=2, difficulty=2, is_extra=True
 )
 PACK.objective = "store 4-bit codes in int32, the sign bit included"
 PACK.hints = (

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from twophase_labs.machine.checks import Draw, compare, finite, plain, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
-QUANTIZE = exercise("6.2", "Round to nearest", "quantize", points=4, minutes=10, lines=6, difficulty=2)
+QUANTIZE = exercise("6.2", "Round to nearest", "quantize", points=4, minutes=18, lines=6, difficulty=2)
 QUANTIZE.objective = "store a weight in few bits: codes, and a scale and a minimum for each group"
 QUANTIZE.hints = (
     "Give the weight an axis for its groups, [O, G, group_size], and reduce over the last one. `unflatten` makes "

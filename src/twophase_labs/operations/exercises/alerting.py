@@ -1,4 +1,4 @@
-"""8.5: an alert, as Prometheus evaluates it."""
+"""8.4: an alert, as Prometheus evaluates it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,65 +6,45 @@ from typing import Any
 from twophase_labs.machine.checks import Draw, plain, reject
 from twophase_labs.machine.exercise import exercise
 
-ALERT = exercise(
-    "8.5", "An alert that does not flap", "Alert", points=4, minutes=10, lines=17, difficulty=3, time_limit_s=10
-)
+ALERT = exercise("8.4", "An alert that waits", "Alert", points=3, minutes=10, lines=7, difficulty=2, time_limit_s=10)
 ALERT.objective = "turn a series of samples into an alert that waits, fires, and resolves"
 ALERT.hints = (
-    "Two moments are all there is to remember: since when the condition has been true, and since when a firing "
-    "alert's has not. Either is None while it does not apply.",
-    "True: forget the second moment, note the first one if there is none, and fire if it fires already or the first "
-    "moment is for_s ago. Not true: forget the first moment; a firing alert notes the second one and goes on while "
-    "that is less than keep_firing_s ago.",
+    "One moment is all there is to remember: since when the condition has been true. It is None while it is not.",
+    "Not true: forget the moment. True: note the moment if there is none, and fire if it is at least for_s ago.",
     "def evaluate(self, now_s, value):\n"
-    "    if value is not None and value > self.threshold:\n"
-    "        self.false_since_s = None\n"
-    "        if self.true_since_s is None:\n"
-    "            self.true_since_s = ...\n"
-    '        if self.state != "firing":\n'
-    '            self.state = "firing" if ... else "pending"\n'
-    "        return self.state\n"
-    "    self.true_since_s = None\n"
-    '    if self.state == "firing":\n'
+    "    is_true = ...   # a missing value is not above anything\n"
+    "    if not is_true:\n"
     "        ...\n"
-    '    self.state = "inactive"\n'
-    "    return self.state",
+    '        return "inactive"\n'
+    "    if self.first_true_s is None:\n"
+    "        ...\n"
+    '    return "firing" if ... else "pending"',
 )
 
 Look = tuple[float, float | None]  # time, value
 
 
-def by_the_book(threshold: float, for_s: float, keep_firing_s: float, looks: Sequence[Look]) -> list[str]:
+def by_the_book(threshold: float, for_s: float, looks: Sequence[Look]) -> list[str]:
     """The state at each look, from the definition over all looks so far."""
     is_true = [value is not None and value > threshold for _, value in looks]
     states: list[str] = []
     for i, (now_s, _) in enumerate(looks):
-        was_firing = i > 0 and states[i - 1] == "firing"
-        if is_true[i]:
-            first = max((j + 1 for j in range(i) if not is_true[j]), default=0)
-            has_lasted = now_s - looks[first][0] >= for_s
-            states.append("firing" if was_firing or has_lasted else "pending")
-        else:
-            first = max((j + 1 for j in range(i) if is_true[j]), default=0)
-            is_kept = was_firing and now_s - looks[first][0] < keep_firing_s
-            states.append("firing" if is_kept else "inactive")
+        first = max((j + 1 for j in range(i) if not is_true[j]), default=0)
+        has_lasted = is_true[i] and now_s - looks[first][0] >= for_s
+        states.append("firing" if has_lasted else "pending" if is_true[i] else "inactive")
     return states
 
 
-def follows(
-    answer: Any, looks: Sequence[Look], threshold: float = 0.85, for_s: float = 30.0, keep_firing_s: float | None = 0.0
-) -> None:
-    """With `keep_firing_s` None it is left to its default."""
-    rest = () if keep_firing_s is None else (keep_firing_s,)
-    alert = answer.Alert(threshold, for_s, *rest)
-    expected = by_the_book(threshold, for_s, keep_firing_s or 0.0, looks)
+def follows(answer: Any, looks: Sequence[Look], threshold: float = 0.85, for_s: float = 30.0) -> None:
+    alert = answer.Alert(threshold, for_s)
+    expected = by_the_book(threshold, for_s, looks)
     for number, (look, right) in enumerate(zip(looks, expected, strict=True)):
         got = plain(alert.evaluate(*look))
         if got != right:
             so_far = ", ".join(f"({time_s:g} s, {value})" for time_s, value in looks[: number + 1])
             reject(
                 f"at {look[0]:g} s the alert is {got!r}, expected {right!r}",
-                f"Alert({threshold:g}, for_s={for_s:g}, keep_firing_s={keep_firing_s or 0:g}) saw {so_far}",
+                f"Alert({threshold:g}, for_s={for_s:g}) saw {so_far}",
             )
 
 
@@ -105,9 +85,8 @@ def begins_again(answer: Any, draw: Draw) -> None:
 
 @ALERT.check("resolves")
 def resolves(answer: Any, draw: Draw) -> None:
-    """With keep_firing_s=0, its default, a firing alert is inactive as soon as its condition is not true."""
+    """A firing alert is inactive as soon as its condition is not true."""
     follows(answer, series([0.9] * 4 + [0.1, 0.1] + [0.9] * 4))
-    follows(answer, series([0.9] * 4 + [0.1] + [0.9] * 4), keep_firing_s=None)
 
 
 @ALERT.check("fires at once with for_s=0")
@@ -123,31 +102,15 @@ def missing_is_not_true(answer: Any, draw: Draw) -> None:
     follows(answer, series([None, 0.0, None]), threshold=-1.0, for_s=0.0)  # while 0 is a value as any other
 
 
-@ALERT.check("keeps firing for `keep_firing_s`")
-def keeps_firing(answer: Any, draw: Draw) -> None:
-    """It goes on for less than keep_firing_s seconds after the first look at which it was not true. If it is true
-    again meanwhile, that moment is forgotten."""
-    # From the first look at which it was not true; a look at which it is true again begins anew.
-    for start_s in (0.0, -60.0):
-        follows(answer, series([0.9] * 4 + [0.1] * 6, start_s=start_s), keep_firing_s=45.0)
-    follows(answer, series([0.9] * 4 + [0.1, 0.1, 0.9, 0.1, 0.1, None, 0.1]), keep_firing_s=40.0)
-
-
-@ALERT.check("keeps only what fires")
-def keeps_only_what_fires(answer: Any, draw: Draw) -> None:
-    """A pending alert is inactive at once."""
-    follows(answer, series([0.9, 0.1, 0.9, 0.9, 0.1, 0.1]), keep_firing_s=300.0, for_s=60.0)
-
-
 @ALERT.check("waits again once it has resolved")
 def waits_again_after(answer: Any, draw: Draw) -> None:
     """After 'inactive' everything begins anew, also the waiting."""
-    follows(answer, series([0.9] * 4 + [0.1] * 4 + [0.9] * 4 + [0.1, 0.9, 0.9]), keep_firing_s=30.0)
+    follows(answer, series([0.9] * 4 + [0.1] * 4 + [0.9] * 4 + [0.1, 0.9, 0.9]))
 
 
 @ALERT.check("is right for any series", num_looks=(8, 30))
 def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
-    """Play it through by hand: which moments do you remember, and when do you forget each?"""
+    """Play it through by hand: which moment do you remember, and when do you forget it?"""
     for _ in range(4):
         now_s, value = 0.0, 0.5
         looks: list[Look] = []
@@ -156,7 +119,7 @@ def any_series(answer: Any, draw: Draw, num_looks: int) -> None:
             if draw.integer(0, 3) == 0:
                 value = draw.choice([0.1, 0.85, 0.9, 1.0, None])
             looks.append((now_s, value))
-        follows(answer, looks, 0.85, draw.choice([0.0, 15.0, 30.0, 60.0]), draw.choice([0.0, 30.0, 90.0]))
+        follows(answer, looks, 0.85, draw.choice([0.0, 15.0, 30.0, 60.0]))
 
 
 @ALERT.check("keeps alerts apart")

@@ -1,4 +1,4 @@
-"""8.6, 8.7 and 8.8: what the dashboards show, the cures, and a diagnosis that reads samples."""
+"""8.5, 8.6 and 8.7: what the dashboards show, the cures, and a diagnosis that reads samples."""
 
 import copy
 from collections.abc import Callable
@@ -10,23 +10,23 @@ from twophase_labs.machine.questions import Matching
 from twophase_labs.operations import unseen
 from twophase_labs.operations.incidents import CAUSES, Hour, Sample
 
-ANSWER_8_6 = exercise("8.6", "Evidence first", kind="matching", points=2, minutes=5)
-ANSWER_8_6.objective = "tell the cause of an incident from what follows from it"
-ANSWER_8_6.question = Matching(
+ANSWER_8_5 = exercise("8.5", "Evidence first", kind="matching", points=2, minutes=8)
+ANSWER_8_5.objective = "tell the cause of an incident from what follows from it"
+ANSWER_8_5.question = Matching(
     "abcdefgh",
     {
-        "A": "9ba4174ca5d2fe0c",
-        "B": "5035c0dda335b116",
-        "C": "c2548fb06f644f78",
-        "D": "4c295b7d0db98ddf",
-        "E": "259dccdf6b7a3a78",
+        "A": "c50230011d06e632",
+        "B": "812d1068a354032a",
+        "C": "1e614b57ba7005c9",
+        "D": "41576ebe78057574",
+        "E": "fbc7e82745455734",
     },
     hint="In each column, some rows differ from the healthy one. Which of them can cause the others, and which "
     "can only follow?",
 )
 
 DIAGNOSE = exercise(
-    "8.8", "A diagnosis from scraped samples", "diagnose", points=4, minutes=15, lines=16, difficulty=3, is_extra=True
+    "8.7", "A diagnosis from scraped samples", "diagnose", points=4, minutes=25, lines=16, difficulty=3, is_extra=True
 )
 DIAGNOSE.time_limit_s = 180
 DIAGNOSE.objective = "name an incident's cause from counters and gauges, on hours never seen"
@@ -189,16 +189,16 @@ def changes_nothing(answer: Any, draw: Draw) -> None:
         reject("the call modified its samples", "They are the monitoring system's; work on a copy.")
 
 
-ANSWER_8_7 = exercise("8.7", "The cure that fits", kind="matching", points=2, minutes=2)
-ANSWER_8_7.objective = "choose a cure by the cause, not by the symptom"
-ANSWER_8_7.question = Matching(
+ANSWER_8_6 = exercise("8.6", "The cure that fits", kind="matching", points=2, minutes=4)
+ANSWER_8_6.objective = "choose a cure by the cause, not by the symptom"
+ANSWER_8_6.question = Matching(
     "abcde",
     {
-        "A": "655b923a5086969f",
-        "B": "99c4d69613d84968",
-        "C": "c8c7aabebb221661",
-        "D": "fa1295fd1aa3fcd6",
-        "E": "58d63f84b7cf3cf5",
+        "A": "8e78db9a4adf4c0b",
+        "B": "91df801fc764ff7e",
+        "C": "eace862c481b65e7",
+        "D": "472e4d4da73095fb",
+        "E": "166ca2ad1acdb5b3",
     },
     hint="What would have to be different for the row that you chose to look as in the healthy hour?",
 )

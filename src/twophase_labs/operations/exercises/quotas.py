@@ -6,7 +6,7 @@ from twophase_labs.machine.checks import Draw, Rejected, compare, number, reject
 from twophase_labs.machine.exercise import exercise
 
 BUCKET = exercise(
-    "8.2", "A tenant's allowance", "TokenBucket", points=3, minutes=5, lines=5, difficulty=2, time_limit_s=15
+    "8.2", "A tenant's allowance", "TokenBucket", points=3, minutes=7, lines=5, difficulty=2, time_limit_s=15
 )
 BUCKET.objective = "limit a tenant's rate, allow its bursts, and say how long it has to wait"
 BUCKET.hints = (

@@ -7,7 +7,7 @@ from twophase_labs.machine.checks import Draw, Rejected, compare, plain, reject,
 from twophase_labs.machine.exercise import exercise
 
 READER = exercise(
-    "8.1", "Events out of bytes", "EventReader", points=4, minutes=8, lines=11, difficulty=2, time_limit_s=15
+    "8.1", "Events out of bytes", "EventReader", points=4, minutes=18, lines=11, difficulty=2, time_limit_s=15
 )
 READER.objective = "read a streamed answer from bytes that are cut anywhere"
 READER.hints = (

@@ -1,14 +1,13 @@
-"""8.11 and 8.12: what each request of a step costs."""
+"""8.9: what each request of a step costs."""
 
 from typing import Any
 
 from twophase_labs.machine.checks import Draw, compare, listed, number, reject, shown, unchanged
 from twophase_labs.machine.exercise import exercise
-from twophase_labs.machine.questions import Number
 from twophase_labs.operations.machines import Machine
 
 SHARES = exercise(
-    "8.11", "Who pays for a step?", "share_step", points=3, minutes=7, lines=10, difficulty=2, time_limit_s=20
+    "8.9", "Who pays for a step?", "share_step", points=3, minutes=14, lines=10, difficulty=2, time_limit_s=20
 )
 SHARES.objective = "split the time of a step among its requests, so that nothing is lost"
 SHARES.hints = (
@@ -145,25 +144,3 @@ def changes_nothing(answer: Any, draw: Draw) -> None:
     chunks = [(10, 1), (0, 64)]
     with unchanged(chunks=chunks):
         answer.share_step(chunks, 0.06, drawn_machine(draw))
-
-
-def ratio_at_128() -> float:
-    """Of an output token to a prompt token on an H100 that decodes 128 sequences beside a chunk of 512."""
-    from twophase_labs.operations.costs import H100, step_seconds
-    from twophase_labs.operations.service import ON_H100
-
-    chunks = [(800, 1)] * 128 + [(0, 512)]
-    seconds = by_the_book(chunks, step_seconds(ON_H100, chunks, 128), H100)
-    return seconds[0] / (seconds[-1] / 512)
-
-
-GUESS_8_12 = exercise(
-    "8.12", "An output token, in prompt tokens", kind="prediction", points=1, minutes=2, is_extra=True
-)
-GUESS_8_12.objective = "say how the price of an output token depends on the batch"
-GUESS_8_12.question = Number(
-    ratio_at_128,
-    factor=1.5,
-    unit="prompt tokens",
-    hint="What do 128 sequences share in a step that eight share, too? What do they not share?",
-)
