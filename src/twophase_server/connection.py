@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 @final
 class Messages(h11.Connection):
-    """What a client sends, as h11 reads it, with a limit on the number of a body's chunks."""
+    """The client's messages, as h11 reads them, with a limit on the number of a body's chunks."""
 
     num_chunks = 0
 

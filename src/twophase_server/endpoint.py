@@ -74,7 +74,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Response]
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # what they use may be closed from now on
+        await asyncio.gather(*tasks, return_exceptions=True)  # their resources may be closed from now on
 
 
 async def _disconnected(request: Request) -> None:

@@ -42,7 +42,7 @@ class Service:
         started_s: Seconds since 1970, when it was made.
         is_draining: Whether new requests are refused; requests in flight are still answered.
         num_in_flight: The requests between their acceptance and the last byte of their answer.
-        is_idle: Set while there is none.
+        is_idle: Set while no request is in flight.
 
     Raises:
         ConfigError: The file of API keys cannot be used.
