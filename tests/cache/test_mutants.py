@@ -172,7 +172,7 @@ TENSOR_MUTANTS = [
     ("copied backwards", "sources, targets = torch", "targets, sources = torch"),
     ("scales not in the size", "else SCALE_BYTES\n", "else 0\n"),
     ("K alone in the size", "value_bytes, scale_bytes)\n", "value_bytes, scale_bytes) // 2\n"),
-    ("layers share one tensor", "(tensor[index] for tensor in storage)", "(tensor[0] for tensor in storage)"),
+    ("layers share one tensor", "(tensor[index] for tensor in self.storage)", "(tensor[0] for tensor in self.storage)"),
     ("groups have the pages of one", "group=group) for", "group=0) for"),
     ("groups are stored one after the other", "if layout is None else layout", "if layout is None else [(g, g * spec.num_layers + p) for g, p in layout]"),
     ("K and V share one tensor", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory) for _ in range(2)]", "storage = [_allocate(shape, spec.storage_dtype, device, pin_memory)] * 2"),

@@ -337,7 +337,7 @@ MUTANTS = [
     ("the prompt's half is forgotten", "if may_end is not None:", "if True:", "cuts"),
     ("the prompt's half is the output's", "self._settled = self._pending_text  #", "self._settled = ''  #", "replacement"),
     ("what the output completes is the prompt's", "text[start:]", "text[len(self._settled):]", "cuts"),
-    ("the end lost", "return self._settle(self._pending_text)\n", "return self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))\n", "replacement"),
+    ("the end lost", "rest = self._settle(self._pending_text)\n", "rest = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))\n", "replacement"),
     ("characters lost among junk", "if _is_whole(character):", "if False:", "junk"),
     ("a character beside half of one waits", "        piece = self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "        piece = self._settle(self._pending_text if _is_whole(self._pending_text) else '')", "junk"),
     ("junk dropped in silence", "piece += self._drop_oldest()", "self._drop_oldest()", "junk"),

@@ -88,7 +88,6 @@ GROUP_MUTANTS = [
     ("every group has the first one's blocks", "block_ids[group::num_groups]", "block_ids[::num_groups]"),
     ("slots of the first group", "AttentionBatch(positions, slots_of_group,", "AttentionBatch(positions, slots[0],"),
     ("tables of the first group", "cu_query_lens, table, *lengths", "cu_query_lens, tables[0], *lengths"),
-    ("lengths among the tables", "tables_start = cu_start + _aligned(num_seqs + 1)", "tables_start = cu_start"),
     ("tables one after the other", "block_ids[group::num_groups]", "block_ids[group * len(block_ids) // num_groups :][: len(block_ids) // num_groups]"),
     ("tables as long as all groups'", "len(chunk.block_ids) // num_groups", "len(chunk.block_ids)"),
     ("padding writes in other groups", "        slots[group][:] = -1\n", "        slots[0][:] = -1\n"),

@@ -282,7 +282,7 @@ MUTANTS = [
     ("scalars stay what they are", "core.rules", "found = value.item() if", "found = value if", "scalars"),
     ("upper bounds forgotten", "core.rules", "n <= at_most)", "n <= at_most or True)", "bounds"),
     ("half surrogates", "core.rules", "    value.encode()\n", "", "text"),
-    ("ids from a set", "engine.request_state", "tuple(items_of(given))", "tuple(given)", "prompts"),
+    ("ids from a set", "engine.request_state", "tuple(items_of(ids))", "tuple(ids)", "prompts"),
     ("ids beyond the vocabulary", "engine.request_state", "0 <= token_id < vocab_size", "0 <= token_id", "prompts"),
     ("salt of any type", "engine.request_state", 'checked("cache_salt", given.get("cache_salt", ""), TEXT)', 'given.get("cache_salt", "")', "prompts"),
 ]  # fmt: skip

@@ -97,7 +97,6 @@ MUTANTS = [
     ("attention not normalised", "llama", "if layer.attention_output_norm is not None:", "if False:"),
     ("MLP not normalised", "llama", "if layer.mlp_output_norm is not None:", "if False:"),
     ("SiLU", "llama", 'backend.silu_mul if config.activation == "silu" else feature("gemma3").gelu_mul', "backend.silu_mul"),
-    ("GELU without its approximation", "llama", 'approximate="tanh"', 'approximate="none"'),
     ("norms without the one", "weights", ".add_(config.norm_offset)", ""),
     (
         "norms the wrong way round",

@@ -188,7 +188,7 @@ MUTANTS = [
     (PLANNER, "copies forgotten", "            self._copies += copies\n", "            pass\n", test_timelines.test_completions_fork_when_the_prompt_is_done),
     (SCHEDULER, "a plan counts twice", "        self._plan = None\n        self.planner.commit()\n", "        self.planner.commit()\n", test_timelines.test_update_wants_the_latest_plan_and_its_samples),
     (SCHEDULER, "samples are not checked", "if not chunk.num_samples <= len(tokens) <= most:", "if len(tokens) > most:", test_timelines.test_update_wants_the_latest_plan_and_its_samples),
-    (PLANNER, "one place for n completions", "elif sequence.num_completions > self.num_free_seqs:", "elif self.num_free_seqs < 1:", test_timelines.test_places_are_kept_for_all_who_come_in_together),
+    (PLANNER, "one place for n completions", "if sequence.num_completions > self.num_free_seqs or", "if self.num_free_seqs < 1 or", test_timelines.test_places_are_kept_for_all_who_come_in_together),
     (PLANNER, "running forks take one place", "sum(each.num_completions for each in self._running)", "len(self._running)", test_timelines.test_places_are_kept_for_completions_not_forked_yet),
     (SCHEDULER, "forks draw the parent's token", "for completion, token in zip(completions, tokens, strict=True)", "for completion, token in zip(completions, tokens[:1] * len(completions), strict=True)", test_timelines.test_completions_fork_when_the_prompt_is_done),
     (LIMITS, "room to grow in one group", "sequence.num_completions * cache.num_blocks_at_most(1) if", "sequence.num_completions if", groups_of_layers),

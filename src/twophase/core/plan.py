@@ -139,7 +139,7 @@ class StepTrace:
         slots_in_use: Slots of the blocks in use that hold a token, after the step; None where they are not counted.
         num_draft_tokens, num_accepted_tokens: Drafts that were verified, and drafts that the model accepted.
         prefix_cache_queries, prefix_cache_hits: Tokens of newly admitted prompts, and how many were in the cache.
-        queue_age_s: How long the oldest request not yet scheduled has waited; None: there is none, or not measured.
+        queue_age_s: How long the oldest request not yet scheduled has waited; None without one, or if not measured.
     """
 
     step: int
