@@ -96,7 +96,12 @@ MUTANTS = [
     ("embeddings not scaled", "llama", "x = x * self._embed_scale", "pass"),
     ("attention not normalised", "llama", "if layer.attention_output_norm is not None:", "if False:"),
     ("MLP not normalised", "llama", "if layer.mlp_output_norm is not None:", "if False:"),
-    ("SiLU", "llama", 'backend.silu_mul if config.activation == "silu" else feature("gemma3").gelu_mul', "backend.silu_mul"),
+    (
+        "SiLU",
+        "llama",
+        'backend.silu_mul if config.activation == "silu" else feature("gemma3").gelu_mul',
+        "backend.silu_mul",
+    ),
     ("norms without the one", "weights", ".add_(config.norm_offset)", ""),
     (
         "norms the wrong way round",
