@@ -101,7 +101,7 @@ def _version_of(program: str) -> str:
 def native_flags() -> tuple[str, ...]:
     """All instructions of this processor. (x86 compilers take -mcpu for something else.)
 
-    By themselves compilers use half of an AVX-512 vector, for processors whose clock whole ones slowed down.
+    By themselves compilers use half of an AVX-512 vector, for processors whose clock whole ones once slowed down.
     """
     if platform.machine() in ("x86_64", "AMD64", "i686"):
         return "-march=native", "-mprefer-vector-width=512"

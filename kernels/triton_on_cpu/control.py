@@ -13,10 +13,11 @@ from triton_on_cpu.plan import SHAPES
 from triton_on_cpu.ttir import Block, Op, Value
 
 
-def emit_region(kernel: Kernel, block: Block) -> None:
-    """A block in braces: its arrays are not known outside."""
+def emit_region(kernel: Kernel, *blocks: Block) -> None:
+    """Blocks in braces: their arrays are not known outside."""
     known = dict(kernel.array)
-    emit_block(kernel, block)
+    for block in blocks:
+        emit_block(kernel, block)
     kernel.array = {value: name for value, name in kernel.array.items() if value in known}
 
 
@@ -172,10 +173,7 @@ def emit_while(kernel: Kernel, op: Op) -> None:
     assign(kernel, before.arguments, op.operands, is_first=True)
     kernel.out.append("for (;;) {")
     _poll(kernel, op)
-    known = dict(kernel.array)
-    emit_block(kernel, before)
-    emit_block(kernel, after)
-    kernel.array = {value: name for value, name in kernel.array.items() if value in known}
+    emit_region(kernel, before, after)
     kernel.out.append("}")
 
 
