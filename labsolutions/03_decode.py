@@ -1022,7 +1022,7 @@ decode_pictures.draw_weights(
 # %%
 # needs: triton
 inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in wide.arguments]
-kernel_s = seconds(lambda: launch_paged_decode(paged_decode_kernel, *inputs), repeats=9)
+kernel_s = seconds(lambda: launch_paged_decode(paged_decode_kernel, *inputs), repeats=30)
 for name, elapsed_s in {"in order already": row_s, "gathered first": paged_s, "your kernel": kernel_s}.items():
     print(f"{name:16} {1e6 * elapsed_s:6.0f} us, {elapsed_s / row_s:4.1f} times the first")
 
