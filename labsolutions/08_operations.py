@@ -1115,7 +1115,7 @@ for variant in shadow.VARIANTS:
 # the window keeps 320 keys and 4 sinks.)
 
 # %% [markdown]
-# **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes eight texts of 40 and loses
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes several texts of 40 and loses
 # no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
 # cheaper to check than the next: its **format** (does it parse), its **task** (is the sum right), **safety** (does it
 # refuse what it should, and nothing else; lab 6 counts both), and the **business** (does a support case end without a
