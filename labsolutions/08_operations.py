@@ -468,8 +468,8 @@ class Alert:
     """`Alert(threshold, for_s)`: a condition, 'the value is above the threshold', over time."""
 
     def __init__(self, threshold, for_s):
-        # for_s: seconds for which the condition must hold before the alert fires. first_true_s: when it became true; None
-        # while it is not.
+        # for_s: seconds for which the condition must hold before the alert fires.
+        # first_true_s: since when it has been true; None while it is not.
         self.threshold, self.for_s, self.first_true_s = threshold, for_s, None
 
     def evaluate(self, now_s, value):
@@ -1114,8 +1114,8 @@ for variant in shadow.VARIANTS:
 # the window keeps 320 keys and 4 sinks.)
 
 # %% [markdown]
-# **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes eight texts of 40 and loses
-# no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
+# **Read the result.** "The same text" is a sensitive alarm and a poor judge: `int4` changes several texts of 40 and
+# loses no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
 # cheaper to check than the next: its **format** (does it parse), its **task** (is the sum right), **safety** (does it
 # refuse what it should, and nothing else; lab 6 counts both), and the **business** (does a support case end without a
 # person; known days later, and only from real traffic). Now look at the window's line by slice: three kinds of prompts
