@@ -77,8 +77,8 @@ COURSE: Mapping[str, str] = {
         "distillation; your 4-bit weights run in the engine and face its gate"
     ),
     "07_many_machines": (
-        "a hand-over of K and V that survives lost messages, tensor and pipeline parallelism, a mixture of experts "
-        "over ranks, a router, an autoscaler; your pieces run in two processes and in simulated fleets"
+        "a hand-over of K and V that survives lost messages, tensor parallelism, a mixture of experts over ranks, a "
+        "router; your pieces run in two processes and in simulated fleets"
     ),
     "08_operations": (
         "a client for streamed events, a tenant's token bucket, quantiles and alerts, five incidents, a service that "

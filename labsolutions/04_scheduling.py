@@ -1306,13 +1306,14 @@ print(f"as fast as computing: {as_fast / 1e9:.1f} GB/s")
 # The time drops out! Both age equally fast, so the one that is ahead stays ahead. A request is sorted into the queue
 # once, when it arrives, and a level of priority is worth exactly an arrival $P$ seconds earlier.
 
-# In the engine this is the sort key of its default policy; `patience_s=None` means strict priorities. Everything after
-# the first entry decides ties, so that no two keys are equal:
+# In the engine this is the sort key of `AgeingPolicy`; its default policy has strict priorities. Everything after the
+# first entry decides ties, so that no two keys are equal:
 
 # %%
 from twophase.scheduling.policy import PriorityPolicy
+from twophase_features.policies.ageing import AgeingPolicy
 
-show_source(PriorityPolicy.rank)
+show_source(AgeingPolicy.rank)
 
 # %% [markdown]
 # A minute of rush: chats come faster than they can be served, and then more slowly. Meanwhile a batch job, one level of
@@ -1324,8 +1325,8 @@ from twophase_labs.scheduling import classes
 
 orders = {
     "strict": classes.run(PriorityPolicy()),
-    "patience 20 s": classes.run(PriorityPolicy(patience_s=20)),
-    "patience 5 s": classes.run(PriorityPolicy(patience_s=5)),
+    "patience 20 s": classes.run(AgeingPolicy(patience_s=20)),
+    "patience 5 s": classes.run(AgeingPolicy(patience_s=5)),
 }
 for name, records in orders.items():
     people, batch = (classes.ttfts(classes.of_class(records, one)) for one in ("person", "batch"))

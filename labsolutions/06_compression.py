@@ -98,7 +98,7 @@ step_bytes.draw_shares(LLAMA_3_8B, context=4096, batches=(1, 32))
 # |---|---|---|---|
 # | weights only | W8A16, W4A16 | decode with few sequences | prefill, large batches of short contexts: arithmetic |
 # | weights and activations | W8A8, fp8 | decode; prefill too: products in 8 bits | many long contexts: K and V |
-# | K and V | KV-cache quantisation | decode with much context (labs 3 and 5) | prefill, one short sequence |
+# | K and V | KV-cache quantisation | decode with much context (lab 3) | prefill, one short sequence |
 #
 # Rounding (sections 2 to 7) is one of four routes to fewer bytes. The others are to **prune** weights to zero (section
 # 8), to **distil** a smaller model from the larger one (section 9), or to use a smaller model off the shelf (section
@@ -1238,7 +1238,7 @@ for name, text in wrote.items():
     print(f"{name:26} {size:8} {faster:.1f} times the tokens per second: {text!r}")
 
 # %% [markdown]
-# Faster is easy. Now the gate (lab 5 builds one): each line is a measurement against SmolLM2, on 512 tokens of a text
+# Faster is easy. Now the gate: each line is a measurement against SmolLM2, on 512 tokens of a text
 # that no choice above has seen, and has a bound. For means over the text, the bad end of the confidence interval must
 # stay within it. The sums, one of the whole gate's probes, are shown beside it.
 

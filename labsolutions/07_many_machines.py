@@ -451,7 +451,7 @@ show_source(DecodeEngine._recover)
 #
 # When memory is short, a second machine is not the first answer. Cheaper remedies come first, in this order: fewer
 # tokens (shorter prompts, a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K
-# and V behind a gate (lab 5), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one
+# and V behind a gate (lab 6), K and V in host memory where the link is fast enough (lab 4). Then several GPUs for one
 # model, as here.
 #
 # Llama-3-70B in bfloat16 has 141 GB of weights; an H100 has 80 GB of memory. **Tensor parallelism** cuts every layer,

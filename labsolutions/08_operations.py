@@ -1706,4 +1706,4 @@ check("8.13")
 # - Dean and Barroso, *The tail at scale*, CACM 56(2), 2013: why a service of many parts is as slow as its slow tail.
 # - Prometheus' documentation, *Histograms and summaries*: where the buckets go, and what they cost.
 #
-# This is the last lab. `labs/00_start.ipynb` has the map of the course, with your progress.
+# Lab 9 puts all of your parts into one engine.

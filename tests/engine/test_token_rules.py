@@ -267,5 +267,5 @@ def test_prompts_of_token_ids_as_they_are(llm):
 def test_one_flat_list_is_no_prompt(llm):
     with pytest.raises(InvalidRequestError, match=r"a prompt is text or .* or a list of ids, got 40"):
         llm.generate([40, 41, 42])
-    with pytest.raises(InvalidRequestError, match="whole numbers in"):
+    with pytest.raises(InvalidRequestError, match="must be a whole number in"):
         llm.generate([["a", "b"]])

@@ -36,7 +36,8 @@ def answer_of(connection):
         found = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = found.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
-    return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), body
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    return int(status.split()[1]), headers, body
 
 
 def error_of(connection):

@@ -67,7 +67,7 @@ def test_routers_by_name(twophase, router):
         (("--num-kv-blocks", 2), "KV blocks"),
         (("--num-kv-blocks", 10**13), "at most"),
         (("--workload", "nothing"), "no workload"),
-        (("--policy", "priority:patience_s=nan"), "policy 'priority': patience_s must be a finite number"),
+        (("--policy", "ageing:patience_s=nan"), "policy 'ageing': patience_s must be a finite number"),
         (("--policy", "dynamic:batch_size=4,timeout_s=inf"), "timeout_s must be a finite number"),
     ],
 )
