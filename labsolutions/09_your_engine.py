@@ -87,9 +87,9 @@ show_source(engine.open_engine, first="options", last="engine._guidance = own_gu
 # own for everything.
 
 # %%
-from twophase_labs.machine.kernels import how_kernels_run
+from twophase_labs.machine.kernels import are_compiled, how_kernels_run
 
-print(how_kernels_run() if engine.are_compiled() else "Kernels are not compiled here: torch computes attention.")
+print(how_kernels_run() if are_compiled() else "Kernels are not compiled here: torch computes attention.")
 for first in (engine.reference_engine(), engine.open_engine(mine)):  # a warm-up: kernels and the form are compiled
     engine.serve(first, engine.workload()[:2])
 results = {

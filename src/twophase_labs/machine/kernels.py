@@ -49,7 +49,7 @@ MISTAKES = (
     (r"more than one value is ambiguous", "`if` takes one number, not a tile: use tl.where."),
 )
 
-__all__ = ["KernelMistake", "device", "how_kernels_run", "tl", "triton", "trusted"]
+__all__ = ["KernelMistake", "are_compiled", "device", "how_kernels_run", "tl", "triton", "trusted"]
 
 
 class KernelMistake(Exception):
@@ -65,6 +65,14 @@ def _device() -> torch.device:
 
 
 device = _device()  # where a kernel's tensors have to be
+
+
+def are_compiled() -> bool:
+    """Whether kernels run at full speed in this process, so that a whole model can run on them."""
+    try:
+        return mode() != "interpreted"
+    except KernelsUnavailableError:
+        return False
 
 
 def how_kernels_run() -> str:

@@ -12,7 +12,6 @@ import torch
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_kernels import KernelsUnavailableError, mode
 from twophase_labs.advanced.capstone import CITIES, COPIES, HANDBOOK, RECORD, Asked, own_guidance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, OwnDrafter
 from twophase_labs.advanced.one_copy import open_llm
@@ -20,7 +19,7 @@ from twophase_labs.advanced.own_engine import OwnPrefixes, VerifyingRunner
 from twophase_labs.advanced.prefix_service import shared_engine
 from twophase_labs.decode.launch import launch_paged_decode_split
 from twophase_labs.kit.own_attention import OwnAttention
-from twophase_labs.machine.kernels import device, trusted
+from twophase_labs.machine.kernels import are_compiled, device, trusted
 from twophase_tools.named_policies import POLICIES
 
 NAMES = (
@@ -41,7 +40,7 @@ QUESTIONS = ("The capital of France is", "Water boils at", "Once upon a time", "
 
 
 def open_engine(mine: Mapping[str, Any], without: str = "", **limits: Any) -> LLM:
-    """SmolLM2 in an engine with these parts, each behind its door.
+    """SmolLM2 in an engine with these parts, each behind its door. Where kernels are not compiled torch attends.
 
     Args:
         mine: Objects by the names of `NAMES`.
@@ -74,14 +73,6 @@ def open_engine(mine: Mapping[str, Any], without: str = "", **limits: Any) -> LL
     if without != "form":
         engine._guidance = own_guidance(mine["advance"], mine["allowed_ids"], mine["num_allowed"])
     return llm
-
-
-def are_compiled() -> bool:
-    """Whether kernels run at full speed in this process; else torch computes attention, in every engine here."""
-    try:
-        return mode() != "interpreted"
-    except KernelsUnavailableError:
-        return False
 
 
 def reference_engine() -> LLM:
