@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from twophase.core.errors import ConfigError
 from twophase_tools.capacity.config import config_of
 from twophase_tools.capacity.memory import MemoryTable, memory_table
@@ -73,7 +75,7 @@ SERVICES = {
         18,
     ),
     "retrieval": Service(
-        "5 questions in two seconds about one of 40 handbooks of 12,000 tokens, 150 of their own, 100 to write",
+        "2.5 questions a second, each about one of 40 handbooks of 12,000 tokens; 150 of their own, 100 to write",
         RandomWorkload(
             "retrieval", 400, Poisson(2.5), UniformLengths(100, 200), LogNormalLengths(100, 0.4, 20, 300),
             SharedPrefix(40, 12_000), seed=3,
@@ -95,6 +97,7 @@ class Outcome:
         memory: The planner's table.
         num_preemptions: Times a request lost its blocks.
         hit_share: Of all prompt tokens, those found in the prefix cache.
+        ttft_s, tpot_s: Of nineteen requests in twenty no more than these seconds to the first token, and per token.
     """
 
     service: Service
@@ -102,12 +105,14 @@ class Outcome:
     memory: MemoryTable
     num_preemptions: int
     hit_share: float
+    ttft_s: float
+    tpot_s: float
 
     def __str__(self) -> str:
         unit = "s until all were done" if self.service.slo is None else "% within the SLO"
         return (
-            f"{self.score:5.1f} {unit}; {self.memory.num_blocks:,} blocks, hits of {self.hit_share:.0%} of the prompt "
-            f"tokens, {self.num_preemptions} preemptions"
+            f"{self.score:5.1f} {unit}; p95 TTFT {self.ttft_s:.2f} s, TPOT {1e3 * self.tpot_s:.0f} ms; "
+            f"{self.memory.num_blocks:,} blocks, hits {self.hit_share:.0%}, {self.num_preemptions} preemptions"
         )
 
     @property
@@ -163,4 +168,7 @@ def _outcome(name: str, options: tuple[tuple[str, Any], ...]) -> Outcome:
     met = [bool(record.meets(service.slo)) for record in records]
     score = end_s - begin_s if service.slo is None else 100 * sum(met) / len(met)
     hits = sum(record.num_cached_tokens for record in records) / sum(record.num_prompt_tokens for record in records)
-    return Outcome(service, score, memory, sum(record.num_preemptions for record in records), hits)
+    ttft_s, tpot_s = (
+        float(np.percentile([getattr(record, name) or 0.0 for record in records], 95)) for name in ("ttft_s", "tpot_s")
+    )
+    return Outcome(service, score, memory, sum(record.num_preemptions for record in records), hits, ttft_s, tpot_s)

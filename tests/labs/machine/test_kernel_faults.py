@@ -79,3 +79,22 @@ def test_the_notebook_goes_on(mode, cases, monkeypatch):
             assert words in cell.outputs[-1].evalue, (name, cell.outputs[-1].evalue)
         assert "site-packages" not in "".join(cell.outputs[-1].traceback), f"{name}: frames that are not the learner's"
     assert cells[-1].outputs[-1].text == "True 66.0\n"
+
+
+def test_a_trusted_kernel_is_launched_without_checks(monkeypatch):
+    from twophase_labs.machine import kernels
+    from twophase_labs.machine.judge import run_cell
+
+    if kernels.mode() != "cpu":
+        pytest.skip("not run here: kernels are not compiled for the CPU in this process")
+    checked, checks = [], kernels._checks
+    monkeypatch.setattr(kernels, "_checks", lambda *launch: (checked.append(launch[0]), checks(*launch))[1])
+    namespace = {"torch": torch, "tl": kernels.tl, "triton": kernels.triton, "kept": torch.arange(12.0).view(3, 4)}
+    run_cell(COPY.format(**RIGHT), namespace, "<exercise 9.9>")
+    assert len(checked) == 1
+    with kernels.trusted():
+        namespace["copy_kernel"][(3,)](namespace["kept"], namespace["out"].zero_(), 4, N=4)
+    assert len(checked) == 1
+    assert torch.equal(namespace["out"], namespace["kept"])
+    namespace["copy_kernel"][(3,)](namespace["kept"], namespace["out"], 4, N=4)
+    assert len(checked) == 2

@@ -7,7 +7,7 @@ from twophase_labs.machine.checks import Draw, reject, shown
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.your_engine.services import DEFAULTS, SERVICES, Outcome, outcome
 
-DESIGN = exercise("9.3", "Three services, one GPU", "design", points=6, minutes=25, lines=9, difficulty=3)
+DESIGN = exercise("9.3", "Three services, a GPU each", "design", points=6, minutes=25, lines=9, difficulty=3)
 DESIGN.time_limit_s = 240
 DESIGN.objective = "choose an engine's options from what a service needs"
 DESIGN.hints = (
@@ -32,7 +32,7 @@ def returns_options(answer: Any, draw: Draw) -> None:
 
 @DESIGN.check("fits into the GPU and through the gate", service=tuple(SERVICES))
 def fits(answer: Any, draw: Draw, service: str) -> None:
-    """Weights, workspace and one request's K/V have to fit; and a service may refuse weights of four bits."""
+    """Weights, workspace and one request's K/V have to fit; and a service's gate may refuse weights of few bits."""
     _outcome(answer, service)
 
 
