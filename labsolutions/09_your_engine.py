@@ -154,7 +154,7 @@ for name, one in results.items():
 # %% [markdown]
 # **Read the result.** Only one part decides what is written: without the form, records are what the model happens to
 # write, and so four answers differ. All others decide *when*. Without drafts the same tokens take more steps; static
-# batches take more still, for a finished sequence's batch slot stays empty until the longest has ended. Without shared
+# batches take more still, for a finished sequence's place stays empty until the longest has ended. Without shared
 # prefixes there are as many steps, but longer ones.
 #
 # **Think first.** Which part will cost most by the clock when it is left out, and which will you not miss?
@@ -241,8 +241,8 @@ print("found in the prefix cache:", dict(yours.hits))
 
 # %% [markdown]
 # **Read the result.** Step for step the same tokens: decodes first, a prompt in chunks as far as 64 tokens reach, the
-# hit of C's two blocks, and D waits for a batch slot, until step 6, although tokens are left. Two engines that share no
-# line decide alike here, because you built the rules that vLLM uses, too.
+# hit of C's two blocks, and D waits until step 6 for one of the three to end, although tokens are left. Two engines
+# that share no line decide alike here, because you built the rules that vLLM uses, too.
 #
 # **Where it ends.** vLLM does more: with its defaults on a GPU it plans the next step before the last one's tokens are
 # known, and several processes take part. What you built is the part that decides.
@@ -289,8 +289,8 @@ for name in SERVICES:
     print(f"{name:10} {outcome(name, {})}")
 
 # %% [markdown]
-# **Think first.** Three targets are missed. Which numbers above tell why: hits, times, sequences that wait for a batch
-# slot? How many tokens do 1,000 tickets hold at their end, and how many fit into the pool? And all 40 handbooks?
+# **Think first.** Three targets are missed. Which numbers above tell why: hits, times, sequences that wait for a
+# place? How many tokens do 1,000 tickets hold at their end, and how many fit into the pool? And all 40 handbooks?
 
 # %% [markdown]
 # <!-- card 9.3 -->
