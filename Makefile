@@ -1,7 +1,7 @@
 # Two commands do all set-up: `make lab` opens the workbook, `make test` passes the tests.
 #
 #   make lab [PORT=8888] [BROWSER=no]   JupyterLab on labs/00_start.ipynb
-#   make test [ARGS=...]                the tests and the notebooks as shipped, in about twelve minutes; ARGS as of pytest
+#   make test [ARGS=...]                the tests and the notebooks as shipped, in fifteen minutes; ARGS as of pytest
 #   make serve [ARGS=...]               the model behind OpenAI's interface, on port 8000; ARGS as of `twophase serve`
 #   make test-full [PART=1/3]           what `make test` leaves out: whole grids, all mutants, long histories, solved notebooks
 #   make grade [ARGS=...]               grade your notebooks in labs/; ARGS as of `twophase grade`, such as --html r.html
