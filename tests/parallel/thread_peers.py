@@ -51,7 +51,7 @@ class ThreadPeers(Peers):
             faulthandler.dump_traceback(all_threads=True)  # where the other rank is
             raise
         if isinstance(said, BaseException):
-            raise AssertionError(f"rank {src} failed") from said
+            raise AssertionError(f"rank {src} failed: {said!r}") from said
         return said
 
     def send(self, tensor, dst, what):

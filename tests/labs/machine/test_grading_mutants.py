@@ -101,6 +101,8 @@ def check_files(module: ModuleType, folder: Path) -> None:
     (folder / "a.progress.json").write_text("[" * 100_000)
     assert outcome(module.progress_of, folder / "a.ipynb") == "TwophaseError"
     assert module.plain("\x1b") == "\\x1b"
+    export = b"# ---\n# a: &x [1]\n# b: *x\n# ---\n# %%\nx = 1\n"
+    assert outcome(module.parse_notebook, export, Path("a.py")) == "TwophaseError"
 
 
 def check_locate(module: ModuleType, folder: Path) -> None:
