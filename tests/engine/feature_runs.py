@@ -228,20 +228,21 @@ def opened(names, options, folder):
 def ranks_in_threads():
     """LLM(tensor_parallel_size=2) has its second rank in a thread of this process."""
     lines = lines_between(2)
-    barrier = threading.Barrier(2, timeout=60)
+    barrier, turn = threading.Barrier(2, timeout=60), threading.Lock()
     assemble, join = assembly.assemble, tensor_parallel.TensorParallelGroup.join
     here, workers, failures = threading.local(), [], []
 
     def join_in_threads(config, size, device, timeout_s, has_whole_experts):
         if size == 1:
             return join(config, size, device, timeout_s, has_whole_experts)
-        peers = ThreadPeers(getattr(here, "rank", 0), lines, barrier)
+        peers = ThreadPeers(getattr(here, "rank", 0), lines, barrier, turn)
         return tensor_parallel.TensorParallelGroup(config, peers, has_whole_experts)
 
     def serve(model, config):
         here.rank = 1
         try:
-            assemble(model, config)
+            with turn:
+                assemble(model, config)
         except SystemExit:
             pass
         except BaseException as error:
@@ -259,7 +260,8 @@ def ranks_in_threads():
         stack.enter_context(patch("twophase.llm.assemble", both))
         stack.enter_context(patch.object(tensor_parallel.TensorParallelGroup, "join", join_in_threads))
         stack.enter_context(patch.object(tensor_parallel.signal, "signal", lambda *args: None))
-        yield
+        with turn:
+            yield
         for worker in workers:
             worker.join(timeout=60)
     assert not failures, failures

@@ -4,6 +4,7 @@ import faulthandler
 import pickle
 import queue
 import threading
+from contextlib import contextmanager
 
 import torch
 
@@ -15,15 +16,31 @@ def lines_between(world_size: int) -> dict:
 
 
 class ThreadPeers(Peers):
-    """What a `TensorParallelGroup`, its runner and its experts need of `Peers`."""
+    """What a `TensorParallelGroup`, its runner and its experts need of `Peers`.
 
-    def __init__(self, rank: int, lines: dict, barrier: threading.Barrier) -> None:
+    Args:
+        turn: Held by the rank that runs, so that ranks run one at a time, as if each had a process of its own: what they
+            share here (a compiler's state, the types' checks) need not stand two threads. None: they run at once.
+    """
+
+    def __init__(self, rank: int, lines: dict, barrier: threading.Barrier, turn=None) -> None:
         self.rank, self.world_size, self.device = rank, 1 + max(dst for _, dst in lines), torch.device("cpu")
         self.traffic = {}
-        self._lines, self._barrier = lines, barrier
+        self._lines, self._barrier, self._turn = lines, barrier, turn
+
+    @contextmanager
+    def _others_turn(self):
+        if self._turn is not None:
+            self._turn.release()
+        try:
+            yield
+        finally:
+            if self._turn is not None:
+                self._turn.acquire()
 
     def gather(self, value, what):
-        self._barrier.wait()
+        with self._others_turn():
+            self._barrier.wait()
         for dst in range(self.world_size):
             self.send_object(value, dst, what)
         return [self._from(src) for src in range(self.world_size)]
@@ -46,7 +63,8 @@ class ThreadPeers(Peers):
 
     def _from(self, src):
         try:
-            said = self._lines[src, self.rank].get(timeout=60)
+            with self._others_turn():
+                said = self._lines[src, self.rank].get(timeout=60)
         except queue.Empty:
             faulthandler.dump_traceback(all_threads=True)  # where the other rank is
             raise
