@@ -9,6 +9,9 @@ COUNTS, SENDS = "counts the rows of each expert", "sends rows to the rank of the
 HOME, WEIGHS = "brings every row back to its token", "adds up a token's experts, each with its weight"
 
 BY_LISTS = """
+import math
+
+
 def mixture(x, router, experts, k):
     rows_of, out = {}, torch.zeros_like(x)
     for t, row in enumerate((x @ router.T).tolist()):
