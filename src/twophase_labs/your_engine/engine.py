@@ -2,7 +2,6 @@
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.attention.interface import AttentionSpec
 from twophase_features.model_store.prepare import DEFAULT_MODEL
+from twophase_labs.advanced import capstone
 from twophase_labs.advanced.capstone import CITIES, COPIES, HANDBOOK, RECORD, Asked, own_guidance
 from twophase_labs.advanced.draft_engine import NUM_DRAFTS, OwnDrafter
 from twophase_labs.advanced.one_copy import open_llm
@@ -187,27 +187,18 @@ class Result:
 
 def serve(llm: LLM, requests: Sequence[Asked], every: int = 3) -> Result:
     """A request comes every so many steps, until all are answered. Raises RuntimeError if one ends with an error."""
-    engine, outputs, num_sent, step = llm.engine, {}, 0, 0
-    first_step, start_s = engine.stats().num_steps, time.perf_counter()
-    while num_sent < len(requests) or engine.has_unfinished_requests():
-        while num_sent < min(len(requests), step // every + 1):
-            engine.add_request(str(num_sent), requests[num_sent].prompt, requests[num_sent].params)
-            num_sent += 1
-        outputs.update({int(output.request_id): output for output in engine.step() if output.finished})
-        step += 1
-    seconds = time.perf_counter() - start_s
-    ended = [outputs[number] for number in range(len(requests))]
+    served = capstone.serve(llm, requests, every)
+    ended = list(served.outputs.values())
     for number, output in enumerate(ended):
         if output.outputs[0].finish_reason == "error":
             raise RuntimeError(f"request {number} ended with an error: {output.outputs[0].error}")
-    steps = [one for one in engine.trace if one.step >= first_step]
     return Result(
-        tuple(tuple(output.outputs[0].token_ids) for output in ended),
+        tuple(served.token_ids),
         tuple(output.outputs[0].text for output in ended),
-        seconds,
+        served.seconds,
         tuple(output.metrics.ttft_s or 0.0 for output in ended),
         tuple(output.metrics.tpot_s or 0.0 for output in ended),
-        len(steps),
-        sum(output.metrics.num_cached_tokens for output in ended),
-        sum(one.num_accepted_tokens for one in steps),
+        served.num_steps,
+        served.num_hit_tokens,
+        served.num_accepted,
     )
