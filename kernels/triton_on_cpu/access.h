@@ -9,6 +9,11 @@
 #endif
 #define SIMD_FOLD(what) PRAGMA(omp simd reduction(what))
 
+/* Asks for memory that will soon be read. */
+static inline void prefetch(const char* row, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+}
+
 /* An atomic reads the old bits, computes, and tries again if another thread was faster. */
 #define ATOMIC(name, T, U, read, write, expression)                                                   \
   INLINE T atomic_##name(void* p, T v) {                                                              \

@@ -67,6 +67,7 @@ def generate(ttir_text: str, checked: bool = False) -> Generated:
     has_pairs = "product_bf16" in body or "product_of_pairs" in body
     switches = {"CHECKED": checked, "BF16": has_pairs, "PRODUCTS": "product" in body}
     defined = "\n".join(f"#define {switch}" for switch, is_on in switches.items() if is_on)
+    defined += f"\n#define TILE_ROWS {kernel.tile_rows}" if has_pairs else ""
     source = TEMPLATE.format(switches=defined, name=function.name, body=body)
     return Generated(source, arguments, tuple(kernel.sites))
 

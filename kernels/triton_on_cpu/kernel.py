@@ -77,6 +77,7 @@ class Kernel:
         self.out: list[str] = []
         self.scalar: dict[Value, str] = {}
         self.array: dict[Value, str] = {}
+        self.tile_rows = 16  # of AMX, see products.h
         self.running: dict[Value, tuple[Value, str]] = {}  # (first value, C name of the offset)
         self.sites: list[Site] = []
         self.stack_bytes = 0

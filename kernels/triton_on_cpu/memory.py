@@ -187,6 +187,11 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
         else:
             text = f"{check_element(address, check, kind.num_bytes)} ? {text} : 0"
     nest.add(assignment(name, value.type, nest.indices, text))
+    twin = None if kernel.checked or address.step != 1 else _twin(kernel, op)
+    if twin is not None:
+        base, other_base = twin
+        row = f"(const char *){other_base} + ((const char *){address.base} - (const char *){base})"
+        nest.lines[nest.row_level].append(f"prefetch({row}, {nest.size * kind.num_bytes});")
     if is_bounded:
         other = kernel.element(nest, rest[1], nest.indices) if len(rest) > 1 else unread(kernel, element)
         fill = assignment(name, value.type, nest.indices, other)
@@ -195,6 +200,27 @@ def _fill_by_load(kernel: Kernel, op: Op, name: str) -> None:
                 loop = f"for (int {nest.inner} = {low}; {nest.inner} < {high}; {nest.inner}++)"
                 nest.after[nest.row_level].append(f"{loop} {fill}")
     kernel.out += nest.text()
+
+
+def _twin(kernel: Kernel, op: Op) -> tuple[str, str] | None:
+    """(this load's first address, that of a later load in the block which reads a tile at the same offsets), such as
+    the values beside these keys: its rows are asked for while this tile is computed with."""
+    base, offsets = _base_and_offsets(op.operands[0])
+    for later in op.block.ops[op.block.ops.index(op) + 1 :]:
+        if later.name == "tt.load" and later.result.type == op.result.type:
+            other_base, other_offsets = _base_and_offsets(later.operands[0])
+            if offsets == other_offsets and base in kernel.scalar and other_base in kernel.scalar:
+                return kernel.scalar[base], kernel.scalar[other_base]
+    return None
+
+
+def _base_and_offsets(pointer: Value) -> tuple[Value, list[Value]]:
+    """The scalar that a tensor of pointers begins with, and what is added to it."""
+    offsets = []
+    while pointer.type.shape and pointer.op.name in ("tt.addptr", "tt.broadcast", "tt.expand_dims", "tt.splat"):
+        offsets += pointer.op.operands[1:]
+        pointer = pointer.op.operands[0]
+    return pointer, offsets
 
 
 # ---- stores

@@ -107,13 +107,14 @@ PRODUCT(add_pairs, word, ADD_PAIRS, 0)
 PRODUCT(add_pairs_in_memory, word, ADD_PAIRS, IN_MEMORY)
 
 #ifdef __AMX_BF16__
-/* AMX: C in 16 x 16 tiles (registers 0 to 3), A in 16 x 16 pairs (4), pairs of B likewise (5). */
+/* AMX: C in tiles of TILE_ROWS x 16 (registers 0 to 3), A in TILE_ROWS x 16 pairs (4), B in 16 x 16 pairs (5).
+ * TILE_ROWS is the kernel's: 16, or the least M of its products, which then divides all of them. */
 static int has_tiles; /* if Linux lets this process use them */
 __attribute__((constructor)) static void ask_for_tiles(void) {
   has_tiles = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* the registers of AMX */);
 }
 static const struct { uint8_t palette, start, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } TILES = {
-  1, 0, {0}, {64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16}
+  1, 0, {0}, {64, 64, 64, 64, 64, 64}, {TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, 16}
 };
 #define TILES_BEGIN if (has_tiles) _tile_loadconfig(&TILES);
 #define TILES_END if (has_tiles) _tile_release();
@@ -125,7 +126,7 @@ INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, 
                       const int ahead) {
   const int width = MIN(N / 16, 4);
   __asm__ volatile("" ::: "memory"); /* gcc does not know that tiles are loaded from memory */
-  for (int m = 0; m < M; m += 16) for (int n = 0; n < N; n += 16 * width) {
+  for (int m = 0; m < M; m += TILE_ROWS) for (int n = 0; n < N; n += 16 * width) {
     EACH_TILE(LOAD_TILE)
     for (int k = 0; k < K; k += 32) {
       for (int i = 0; ahead && i < 16; i++) for (int j = 0; j < width; j++)
@@ -136,25 +137,15 @@ INLINE void add_tiles(const int M, const int N, const int K, const uint16_t* A, 
     EACH_TILE(STORE_TILE)
   }
 }
-/* Fewer than 16 rows of A: beyond them there may be anything, for no row of C depends on another's. */
-INLINE void add_low_tiles(const int M, const int N, const int K, const uint16_t* A, const word* B, float* C) {
-  uint16_t a[16 * K] ALIGNED;
-  float c[16 * N] ALIGNED;
-  for (int i = 0; i < M * K; i++) a[i] = A[i];
-  for (int i = 0; i < M * N; i++) c[i] = C[i];
-  add_tiles(16, N, K, a, B, N, c, 0);
-  for (int i = 0; i < M * N; i++) C[i] = c[i];
-}
 #define TILES_TAKE(K) (has_tiles && (K) % 32 == 0)
 #else
 #define TILES_TAKE(K) 0
 #define add_tiles(...)
-#define add_low_tiles(...)
 #endif
 
 /* B [K / 2, N] of words in memory. The time of few rows is the memory's. */
 INLINE void product_of_pairs(const int M, const int N, const int K, const uint16_t* A, const word* B, const int64_t stride, float* C) {
-  if (TILES_TAKE(K) && M >= 16) {
+  if (TILES_TAKE(K) && M >= 4) {
     add_tiles(M, N, K, A, B, stride, C, IN_MEMORY);
   } else {
     add_pairs_in_memory(M, N, K / 2, (const word*)A, B, stride, C);
@@ -162,12 +153,10 @@ INLINE void product_of_pairs(const int M, const int N, const int K, const uint16
 }
 /* B [K / 2, N] of words in an array. */
 INLINE void product_of_own_pairs(const int M, const int N, const int K, const uint16_t* A, const word* B, float* C) {
-  if (!TILES_TAKE(K)) {
-    add_pairs(M, N, K / 2, (const word*)A, B, N, C);
-  } else if (M < 16) {
-    add_low_tiles(M, N, K, A, B, C);
-  } else {
+  if (TILES_TAKE(K)) {
     add_tiles(M, N, K, A, B, N, C, 0);
+  } else {
+    add_pairs(M, N, K / 2, (const word*)A, B, N, C);
   }
 }
 

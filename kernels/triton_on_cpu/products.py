@@ -34,6 +34,7 @@ def dot(kernel: Kernel, op: Op) -> None:
         function = "narrow_product"
     elif left.type.element == right.type.element == "bf16" and k % 2 == 0:
         function = "product_bf16"
+        kernel.tile_rows = min(kernel.tile_rows, m)
     a = _operand(kernel, left, function)
     function, b, stride = _right_operand(kernel, right, function)
     kernel.out.append(f"{function}({m}, {n}, {k}, {a}, {b}, {stride}, {name});")

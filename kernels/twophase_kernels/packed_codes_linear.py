@@ -6,8 +6,8 @@
 A word of 32 bits holds neighbouring codes of one output, the first in its lowest bits. Words lie as `packed_linear`
 has them: in blocks of 64 outputs, and in each a row of 64 words for every 8 columns (4 bits) or 4 (8 bits). Codes
 become float32 by a shift, a mask and a conversion, whose time counts more here than the memory's: one row of SmolLM2's
-products reads 20 GB/s in 4 bits and 30 in 8, where a thread can read 42. The codes are converted anew for each row, so
-that a library is faster for several rows.
+products reads 20 GB/s in 4 bits and 30 in 8, where a thread can read 42. For several rows they are converted once, to
+x's dtype, which has them exactly, and multiplied by `tl.dot`.
 """
 
 import torch
@@ -18,14 +18,15 @@ from twophase_kernels.arguments import check_arguments
 from twophase_kernels.packed_linear import BLOCK_OUTPUTS, MAX_BLOCK_TOKENS, WORD_DTYPES, require_cpu
 
 GROUPS = (32, 64, 128)  # of 4 bits
-BYTE_WORDS = 4  # of a block per step of the loop, in 8 bits
+BYTE_WORDS = 32, 16, 8, 4  # of a block per step of the loop, in 8 bits: the first that divides W, or by rows the last
+MIN_DOT_ROWS = tl.constexpr(4)  # of a tile that is multiplied by `tl.dot`
 
 
 def fits(bits: int, num_inputs: int, group_size: int) -> bool:
     """Whether a weight of `bits` and `num_inputs` columns, of which `group_size` share a scale, has this layout."""
     if bits == 4:
         return group_size in GROUPS
-    return bits == 8 and group_size == num_inputs and num_inputs % (4 * BYTE_WORDS) == 0
+    return bits == 8 and group_size == num_inputs and num_inputs % (4 * BYTE_WORDS[-1]) == 0
 
 
 def pack_code_words(codes: Tensor, bits: int) -> Tensor:
@@ -68,10 +69,45 @@ def _columns(x_rows_ptr, at, k: tl.constexpr, mask_t, CODES: tl.constexpr):
 
 
 @triton.jit
-def _codes(words, k: tl.constexpr, BITS: tl.constexpr):
+def _codes(words, k, BITS: tl.constexpr):
     """The k-th code of each word, in fp32."""
     codes = (words >> (4 * k)) & 15 if BITS == 4 else (words << (24 - 8 * k)) >> 24
     return codes.to(tl.float32)
+
+
+@triton.jit
+def _products_by_row(x_rows_ptr, words, at, mask_t, BITS: tl.constexpr):
+    """(x times the codes [BLOCK_T, BLOCK_O], the sums of x [BLOCK_T]). Products of a word are added in pairs, so that
+    no addition waits long for the one before."""
+    CODES: tl.constexpr = 32 // BITS
+    words = words[None, :, :]
+    x0 = _columns(x_rows_ptr, at, 0, mask_t, CODES)
+    x1 = _columns(x_rows_ptr, at, 1, mask_t, CODES)
+    x2 = _columns(x_rows_ptr, at, 2, mask_t, CODES)
+    x3 = _columns(x_rows_ptr, at, 3, mask_t, CODES)
+    low = _codes(words, 0, BITS) * x0[:, :, None] + _codes(words, 1, BITS) * x1[:, :, None]
+    high = _codes(words, 2, BITS) * x2[:, :, None] + _codes(words, 3, BITS) * x3[:, :, None]
+    x_sum = (x0 + x1) + (x2 + x3)
+    if BITS == 4:
+        x4 = _columns(x_rows_ptr, at, 4, mask_t, CODES)
+        x5 = _columns(x_rows_ptr, at, 5, mask_t, CODES)
+        x6 = _columns(x_rows_ptr, at, 6, mask_t, CODES)
+        x7 = _columns(x_rows_ptr, at, 7, mask_t, CODES)
+        low += _codes(words, 4, BITS) * x4[:, :, None] + _codes(words, 5, BITS) * x5[:, :, None]
+        high += _codes(words, 6, BITS) * x6[:, :, None] + _codes(words, 7, BITS) * x7[:, :, None]
+        x_sum += (x4 + x5) + (x6 + x7)
+    return tl.sum(low + high, axis=1), tl.sum(x_sum, axis=1)
+
+
+@triton.jit
+def _products_by_dot(x_rows_ptr, words, start, mask_t, BITS: tl.constexpr):
+    """The same, with the codes converted once for all rows."""
+    CODES: tl.constexpr = 32 // BITS
+    BLOCK_W: tl.constexpr = words.shape[0]
+    x = tl.load(x_rows_ptr + (start * CODES + tl.arange(0, BLOCK_W * CODES))[None, :], mask=mask_t, other=0.0)
+    codes = _codes(words[:, None, :], tl.arange(0, CODES)[None, :, None], BITS).to(x.dtype)
+    sums = tl.dot(x, tl.reshape(codes, [BLOCK_W * CODES, words.shape[1]]), input_precision="ieee")
+    return sums, tl.sum(x.to(tl.float32), axis=1)
 
 
 @triton.jit
@@ -91,9 +127,7 @@ def packed_codes_linear_kernel(
     BLOCK_W: tl.constexpr,  # in 4 bits: the words of a group
     BLOCK_O: tl.constexpr,
 ):
-    """One program: BLOCK_T rows of x times one block of outputs. Products of a word are added in pairs, so that no
-    addition waits long for the one before."""
-    CODES: tl.constexpr = 32 // BITS
+    """One program: BLOCK_T rows of x times one block of outputs."""
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     block = tl.program_id(1).to(tl.int64)
     offs_o = tl.arange(0, BLOCK_O)
@@ -108,26 +142,17 @@ def packed_codes_linear_kernel(
     total = tl.zeros([BLOCK_T, BLOCK_O], tl.float32)
     for start in range(0, num_words, BLOCK_W):
         at = start + tl.arange(0, BLOCK_W)
-        words = tl.load(words_ptr + at[:, None] * BLOCK_O + offs_o[None, :])[None, :, :]
-        x0 = _columns(x_rows_ptr, at, 0, mask_t, CODES)
-        x1 = _columns(x_rows_ptr, at, 1, mask_t, CODES)
-        x2 = _columns(x_rows_ptr, at, 2, mask_t, CODES)
-        x3 = _columns(x_rows_ptr, at, 3, mask_t, CODES)
-        low = _codes(words, 0, BITS) * x0[:, :, None] + _codes(words, 1, BITS) * x1[:, :, None]
-        high = _codes(words, 2, BITS) * x2[:, :, None] + _codes(words, 3, BITS) * x3[:, :, None]
+        words = tl.load(words_ptr + at[:, None] * BLOCK_O + offs_o[None, :])
+        if BLOCK_T < MIN_DOT_ROWS:
+            sums, x_sum = _products_by_row(x_rows_ptr, words, at, mask_t, BITS)
+        else:
+            sums, x_sum = _products_by_dot(x_rows_ptr, words, start, mask_t, BITS)
         if BITS == 4:
-            x4 = _columns(x_rows_ptr, at, 4, mask_t, CODES)
-            x5 = _columns(x_rows_ptr, at, 5, mask_t, CODES)
-            x6 = _columns(x_rows_ptr, at, 6, mask_t, CODES)
-            x7 = _columns(x_rows_ptr, at, 7, mask_t, CODES)
-            low += _codes(words, 4, BITS) * x4[:, :, None] + _codes(words, 5, BITS) * x5[:, :, None]
-            high += _codes(words, 6, BITS) * x6[:, :, None] + _codes(words, 7, BITS) * x7[:, :, None]
-            x_sum = tl.sum(((x0 + x1) + (x2 + x3)) + ((x4 + x5) + (x6 + x7)), axis=1)
             group_offs = start // BLOCK_W * BLOCK_O + offs_o
             scale, minimum = tl.load(scales_ptr + group_offs), tl.load(minima_ptr + group_offs)
-            total += tl.sum(low + high, axis=1) * scale[None, :] + x_sum[:, None] * minimum[None, :]
+            total += sums * scale[None, :] + x_sum[:, None] * minimum[None, :]
         else:
-            total += tl.sum(low + high, axis=1)
+            total += sums
     if BITS == 8:
         total *= tl.load(scales_ptr + offs_o)[None, :]
     outputs = block * BLOCK_O + offs_o
@@ -184,10 +209,14 @@ def launch_packed_codes_linear(
     out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
     if num_tokens:
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
+        if minima is not None:
+            block_w = words.shape[1] // scales.shape[1]
+        else:
+            block_w = next(n for n in BYTE_WORDS[0 if block_t >= MIN_DOT_ROWS else -1 :] if words.shape[1] % n == 0)
         packed_codes_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
             x, words, scales, minima, bias, out, num_tokens, num_outputs, words.shape[1], x.stride(0),
             BITS=8 if minima is None else 4, BLOCK_T=block_t,
-            BLOCK_W=BYTE_WORDS if minima is None else words.shape[1] // scales.shape[1], BLOCK_O=BLOCK_OUTPUTS,
+            BLOCK_W=block_w, BLOCK_O=BLOCK_OUTPUTS,
         )  # fmt: skip
     return out
 

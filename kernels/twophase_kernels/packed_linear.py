@@ -22,8 +22,8 @@ from twophase_kernels.arguments import check_arguments
 
 BLOCK_OUTPUTS = 64
 WORD_ALIGNMENT = 16  # of W
-BLOCK_WORDS = 16  # of a block per step of the loop
-MAX_BLOCK_TOKENS = 16
+BLOCK_WORDS = 32, 16  # of a block per step of the loop: the first that divides W
+MAX_BLOCK_TOKENS = 32
 WORD_DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.int32}  # of weights, of words
 
 
@@ -151,9 +151,10 @@ def launch_packed_linear(
     out = torch.empty((num_tokens, num_outputs), dtype=dtype or x.dtype, device=x.device)
     if num_tokens:
         block_t = min(next_power_of_2(num_tokens), MAX_BLOCK_TOKENS)
+        block_w = next(n for n in BLOCK_WORDS if words.shape[1] % n == 0)
         packed_linear_kernel[(cdiv(num_tokens, block_t), words.shape[0])](
             x, words, bias, out, num_tokens, num_outputs, num_inputs, words.shape[1], x.stride(0),
-            COLUMNS_PER_WORD=columns_per_word(x.dtype), BLOCK_T=block_t, BLOCK_W=BLOCK_WORDS, BLOCK_O=BLOCK_OUTPUTS,
+            COLUMNS_PER_WORD=columns_per_word(x.dtype), BLOCK_T=block_t, BLOCK_W=block_w, BLOCK_O=BLOCK_OUTPUTS,
         )  # fmt: skip
     return out
 

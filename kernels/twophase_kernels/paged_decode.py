@@ -362,7 +362,7 @@ def decode_tiles(
     Its figures were chosen for code without spills; on Hopper, for heads of 128, then by measured time.
     """
     if generation == "cpu":  # no row more than there is; a tile of keys that stays in the first cache
-        return Tiles(next_power_of_2(num_rows), 64, num_warps=1, num_stages=1)
+        return Tiles(next_power_of_2(num_rows), 32, num_warps=1, num_stages=1)
     block_m = max(16, next_power_of_2(num_rows))
     if generation == "cdna":
         return Tiles(block_m, 32, num_warps=4, num_stages=3)  # two tiles of K and V in 64 KiB of LDS

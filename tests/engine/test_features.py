@@ -16,7 +16,6 @@ from twophase.core.errors import ConfigError, InvalidRequestError
 from twophase_features import pairs as pairs_module
 from twophase_features.pairs import FEATURES, REFUSALS, check_pairs
 from twophase_features.parallel.disaggregation import disaggregated
-from twophase_features.triton import linear
 
 WORKING = [pair for pair in PAIRS if not refusal(*pair) and not is_one_option(*pair)]
 
@@ -34,12 +33,6 @@ def folder(tmp_path_factory):
     for each in (path, path / "mixed", path / "sparse"):
         tokenizer.tokenizer.save(str(each / "tokenizer.json"))
     return path
-
-
-@pytest.fixture(autouse=True)
-def rows_of_kernels(monkeypatch):
-    """Otherwise the clock decides which product a layer uses at load, two ranks may differ, and so may near ties."""
-    monkeypatch.setattr(linear, "measure_max_rows", lambda layers: linear.ROWS[-1])
 
 
 def name_of(pair):

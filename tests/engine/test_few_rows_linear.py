@@ -102,51 +102,6 @@ def check_another_layout(module: ModuleType) -> None:
     torch.testing.assert_close(few(random(3, 32)), layer(random(3, 32)), rtol=1e-5, atol=1e-5)
 
 
-def measured(module: ModuleType, few_s, many_s, noise=0.0) -> int:
-    """`max_rows` where the products of 1, 2, 4, 8 rows take such times, and all rounds but one more: `noise`, ours twice that."""
-    layer = module.few_rows_of_torch(TorchLinear(random(8, 4), None, is_packed=False))
-    rounds = []
-
-    def recorded(products, x):
-        assert torch.get_num_threads() == 1
-        assert len(products) == 2, "all layers"
-        return getattr(products[0], "__name__", "") == "few", len(x)
-
-    def seconds(replay):
-        is_few, num_rows = replay
-        rounds.append(num_rows)
-        quiet = rounds.count(num_rows) in (2, 5)  # torch's turn is the second of a round
-        times = few_s if is_few else many_s
-        return times[module.ROWS.index(num_rows)] + (0 if quiet else noise * (1 + is_few))
-
-    with patch.object(module, "_seconds", seconds), patch.object(module, "_recorded", recorded):
-        return module.measure_max_rows([layer, layer])
-
-
-def check_measurement(module: ModuleType) -> None:
-    equal = (1.0, 1.0, 1.0, 1.0, 1.0)
-    assert measured(module, (0.9, 0.9, 1.1, 0.9, 0.9), equal) == 2, "the first loss ends it"
-    assert measured(module, (0.9, 0.9, 0.9, 0.9, 0.9), equal) == 16
-    assert measured(module, (1.02, 1.04, 0.9, 0.9, 0.9), equal) == 1, "ours, if it is about as fast"
-    torch.set_num_threads(2)
-    assert measured(module, (1.04, 1.0, 1.0, 1.0, 1.0), equal) == 0
-    assert torch.get_num_threads() == 2
-    assert measured(module, (0.9, 1.1, 1.1, 1.1, 1.1), equal, noise=5.0) == 1, "the least time counts"
-
-
-def check_a_measurement(module: ModuleType) -> None:
-    """On this machine's clock: any answer is right, and it is one of those measured. Both ways really multiply."""
-    layer = module.few_rows_of_torch(make_linear(random(64, 32)))
-    with patch.object(module, "ROWS", (1,)):
-        assert module.measure_max_rows([layer]) in (0, 1)
-    for products in ([layer.few], [layer.many]):
-        x, found = random(2, 32), []
-        replay = module._recorded([lambda x, each=products[0], keep=found.append: keep(each(x))], x)
-        want = layer.many(x.mul_(2))
-        replay()
-        torch.testing.assert_close(found[0], want, rtol=1e-5, atol=1e-5)
-
-
 def check_head(module: ModuleType, folder) -> None:
     """The head's products of few rows are float32, not rounded to bfloat16 before they are widened."""
     weights = load_model(folder, dtype=torch.bfloat16).weights
@@ -159,7 +114,7 @@ def check_head(module: ModuleType, folder) -> None:
 
 
 def check_weights(module: ModuleType, folder) -> None:
-    """All layers are replaced, or those of a shape for which the kernel is faster; the experts and few bits are not."""
+    """All layers are replaced; the experts and few bits are not."""
     weights = load_model(folder).weights
     new = module.with_kernels(weights, max_rows=3)
     changed = [layer for each in new.layers for layer in (each.qkv, each.o, each.mlp.gate_up, each.mlp.down)]
@@ -167,10 +122,7 @@ def check_weights(module: ModuleType, folder) -> None:
     assert new.layers[1].o.many is weights.layers[1].o
     assert new.embed is weights.embed
     assert new.layers[0].input_norm is weights.layers[0].input_norm
-    shape = tuple(weights.lm_head.weight.shape)
-    with patch.object(module, "measure_max_rows", lambda layers: 4 if layers[0].shape[0] == shape[0] else 0):
-        some = module.with_kernels(weights)
-    assert (some.lm_head.max_rows, some.layers[0].qkv) == (4, weights.layers[0].qkv)
+    assert module.with_kernels(weights).layers[0].qkv.max_rows == module.MAX_ROWS
     few_bits = lambda x: x  # noqa: E731
     mixed = replace(weights, lm_head=few_bits)
     assert module.with_kernels(mixed, max_rows=3).lm_head is few_bits
@@ -198,7 +150,7 @@ def check_code_layers(module: ModuleType) -> None:
                 layer = module.few_rows_of_codes(weight, bias, torch.float32, lambda x: x[:, :1])
                 want = torch.nn.functional.linear(x := random(2, 96), weight.dequantize(), bias)
                 torch.testing.assert_close(layer.few(x), want, rtol=1e-4, atol=1e-4)
-        assert torch.equal(layer(x), x[:, :1]), "not measured yet"
+        assert torch.equal(layer(x), x[:, :1]), "no model has it yet"
         assert [replace(layer, max_rows=2)(random(rows, 96)).shape[1] for rows in (1, 2, 3)] == [70, 70, 1]
         assert replace(layer, dtype=torch.bfloat16).few(x).dtype == torch.bfloat16
         for wrong in (x.double(), random(2, 95), random(96, 2).T):
@@ -211,16 +163,17 @@ def check_code_layers(module: ModuleType) -> None:
 
 @patch.object(few_rows, "asks_for_compiled_kernels", lambda: True)
 def check_codes_of_models(folder) -> None:
-    """A model of few bits has the kernel where it is faster, is as it was elsewhere, and says the same either way."""
+    """A model of few bits has the kernel, and says what it says without it."""
     few = []
-    for limit in (2, 0):
-        with patch.object(linear, "measure_max_rows", lambda layers, limit=limit: limit):
-            options = {"dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True, "quantization": "int8"}
+    for limit in (linear.MAX_ROWS, 0):
+        options = {"dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True, "quantization": "int8"}
+        with patch.object(
+            few_rows.FewRows, "__call__", few_rows.FewRows.__call__ if limit else lambda self, x: self.many(x)
+        ):
             llm = LLM(str(folder), device="cpu", attention_backend="triton", **options)
-        layer = llm.model.weights.layers[0].qkv
-        assert isinstance(layer, FewRows) == (limit == 2)
-        assert limit == 0 or (layer.max_rows, llm.model.weights.lm_head.dtype) == (2, torch.float32)
-        few.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
+            layer = llm.model.weights.layers[0].qkv
+            assert (layer.max_rows, llm.model.weights.lm_head.dtype) == (linear.MAX_ROWS, torch.float32)
+            few.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
     assert few[0] == few[1]
 
 
@@ -233,14 +186,12 @@ def check_tokens(module: ModuleType, folder) -> None:
 
 
 def check_opening(folder) -> None:
-    """`attention_backend='triton'` measures and uses the kernel; the tokens are those of torch's backend."""
+    """`attention_backend='triton'` uses the kernel; the tokens are those of torch's backend."""
     outputs = []
     for backend in ("torch", "triton"):
         options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "skip_tokenizer_init": True}
-        with patch.object(linear, "measure_max_rows", lambda layers: 2):
-            llm = LLM(str(folder), attention_backend=backend, **options)
-        is_ours = isinstance(llm.model.weights.lm_head, FewRows)
-        assert is_ours == (backend == "triton")
+        llm = LLM(str(folder), attention_backend=backend, **options)
+        assert isinstance(llm.model.weights.lm_head, FewRows) == (backend == "triton")
         outputs.append([output.outputs[0].token_ids for output in llm.generate(PROMPTS[:2], GREEDY, use_tqdm=False)])
     assert outputs[0] == outputs[1]
 
@@ -250,7 +201,7 @@ def in_mode_cpu(check, *arguments):
     check(linear, *arguments)
 
 
-CHECKS = [check_layer, check_memory, check_another_layout, check_measurement, check_a_measurement]
+CHECKS = [check_layer, check_memory, check_another_layout]
 OF_FOLDER = [check_weights, check_tokens, check_head]
 
 
@@ -320,18 +271,8 @@ MUTANTS = [
     ("layout not compared", check_another_layout, "return found if torch.equal(", "return found if True or torch.equal("),
     ("size not compared", check_another_layout, "if num_bytes != words.numel() * words.itemsize", "if num_bytes < 0"),
     ("shared is copied", check_memory, "words if shared is None else shared,", "words,"),
-    ("about equal is slower", check_measurement, "TOLERANCE * many_s", "many_s"),
-    ("one layer measured", check_measurement, "_recorded(products, x) for", "_recorded(products[:1], x) for"),
-    ("a replay multiplies nothing", check_a_measurement, "return recording.replay", "return lambda: None"),
     ("the head is rounded", check_head, "dtype=torch.float32))", "dtype=None))"),
-    ("all threads", check_measurement, "    torch.set_num_threads(1)\n", ""),
-    ("threads not given back", check_measurement, "torch.set_num_threads(before)", "pass"),
-    ("a later win counts", check_measurement, "            break\n", "            continue\n"),
-    ("the greatest time", check_measurement, "(min(times) for times", "(max(times) for times"),
-    ("torch for ours", check_measurement, "few_s, many_s = (", "many_s, few_s = ("),
     ("any dtype", check_weights, " or weights.dtype not in WORD_DTYPES", ""),
-    ("a limit for all", check_weights, "max_rows is None else max_rows", "max_rows is None else 8"),
-    ("never the faster one, and used", check_weights, "isinstance(linear, TorchLinear) and limit else", "isinstance(linear, TorchLinear) else"),
     ("mlp left out", check_weights, "gate_up=change(mlp.gate_up), ", ""),
 ]  # fmt: skip
 

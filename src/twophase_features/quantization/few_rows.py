@@ -1,8 +1,7 @@
 """Layers on a CPU in mode 'cpu' that multiply few rows by our kernel, and more rows as without it.
 
-Up to how many rows the kernel is the faster one is measured when the model is loaded: see
-`twophase_features.triton.linear`, which also makes the layers of plain weights. Weights of 4 or 8 bits become such
-layers here: the kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
+`twophase_features.triton.linear` says up to how many rows, and makes the layers of plain weights. Weights of 4 or 8
+bits become such layers here: the kernel reads the codes once, where torch would multiply int8 weights in bfloat16.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ class FewRows:
         shape: (O, I).
         x_dtype: x's dtype.
         input_order: Which input each column belongs to; None: they are in order.
-        max_rows: 0 until it has been measured.
+        max_rows: 0 until `with_kernels` sets it.
         dtype: The dtype of the kernel's results; None: x's. The head's are float32, for its callers widen them.
     """
 

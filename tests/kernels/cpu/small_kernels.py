@@ -431,6 +431,16 @@ def pairs(a_ptr, b_ptr, out_ptr, k, row_stride, M: tl.constexpr, N: tl.constexpr
 
 
 @triton.jit
+def of_rows(q_ptr, k_ptr, v_ptr, rows_ptr, out_ptr, N: tl.constexpr):
+    """(q k^T) v for rows of k and v that are found in a table; both are [_, N]."""
+    offs = tl.arange(0, N)
+    at = (tl.load(rows_ptr + offs) * N)[:, None]
+    place = offs[:, None] * N + offs[None, :]
+    scores = tl.dot(tl.load(q_ptr + place), tl.trans(tl.load(k_ptr + at + offs[None, :])), input_precision="ieee")
+    tl.store(out_ptr + place, tl.dot(scores, tl.load(v_ptr + at + offs[None, :]), input_precision="ieee"))
+
+
+@triton.jit
 def exchanged(a_ptr, b_ptr, out_ptr, n, N: tl.constexpr):
     """Accumulators that change places, and one that is read after its product; b is overwritten after it was read."""
     place = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
@@ -819,6 +829,7 @@ for kind in ("f32", "bf16"):
     for m in (1, 2, 4, 8, 16):
         for number in (1, 2, 4):
             program(f"pairs[{kind} {m} {number}]", "pairs", f"*{kind} *{kind} *f32 i32 i32", M=m, N=64, K=16, IN=number)
+program("of_rows", "of_rows", "*f32 *f32 *f32 *i32 *f32", N=16)
 program("exchanged", "exchanged", "*f32 *f32 *f32 i32", N=16)
 for kind in ("f32", "i32", "f64"):
     program(f"reduce_all[{kind}]", "reduce_all", f"*{kind} *{kind} *{kind} *{kind}", M=8, N=64)

@@ -1,6 +1,7 @@
 """tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
 
 import platform
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -88,6 +89,19 @@ def test_as_it_lies(kind, rows, in_word, checked):
 )
 def test_what_is_not_copied(name, function):
     assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_the_values_rows_are_asked_for_beside_the_keys(checked):
+    """Where two tiles lie at the same offsets, the first one's load prefetches the second."""
+    q, k, v = (whole_numbers(*shape, seed=seed) for seed, shape in enumerate(((16, 16), (40, 16), (40, 16))))
+    rows, out = torch.randperm(40)[:16].int(), torch.zeros(16, 16)
+    assert run("of_rows", q, k, v, rows, out, checked=checked) is None
+    assert torch.equal(out, q @ k[rows].T @ v[rows])
+    asked = re.findall(
+        r"prefetch\(.*arg(\d) \+ .* - .*arg(\d)\)", generate.generate(all_ttir()["of_rows"], checked).c_source
+    )
+    assert asked == ([] if checked else [("2", "1")]), "v's, where k's row begins"
 
 
 LESS = ["-mno-amx-bf16", "-mno-amx-bf16 -mno-avx512bf16", "-mno-amx-bf16 -mno-avx512f"]
