@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from twophase_tools.capacity.config import PlanConfig
 from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
-from twophase_tools.capacity.pools import PoolsPlan
 from twophase_tools.capacity.steady_state import Server, SteadyState
 from twophase_tools.capacity.workload_cost import WorkloadCost
+
+if TYPE_CHECKING:
+    from twophase_tools.capacity.pools import PoolsPlan
 
 
 @final
@@ -71,8 +73,10 @@ class Plan:
         return None if self.server is None or slo is None else self.server.within(slo)
 
     @cached_property
-    def pools(self) -> PoolsPlan | None:
+    def pools(self) -> "PoolsPlan | None":
         """Prefill and decode apart, where the config has pools."""
+        from twophase_tools.capacity.pools import PoolsPlan
+
         return None if self.config.pools is None else PoolsPlan(self.config, self.config.pools)
 
     @property

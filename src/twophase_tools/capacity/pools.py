@@ -17,48 +17,11 @@ from functools import cached_property
 from typing import final
 
 from twophase_tools.capacity.config import PlanConfig, PoolConfig, PoolsConfig
-from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
-from twophase_tools.capacity.steady_state import BISECTIONS, Server, SteadyState
-from twophase_tools.capacity.workload_cost import WorkloadCost
+from twophase_tools.capacity.plan import Plan
+from twophase_tools.capacity.steady_state import BISECTIONS, SteadyState
 
 CROWDED = 0.8  # utilisation from which on queues grow long: in the simplest one, M/D/1, a wait of two services
 MOST_ENGINES = 10_000
-
-
-@dataclass(frozen=True)
-class Pool:
-    """One of the two pools.
-
-    Attributes:
-        config: Of its engines: the plan's, on the pool's hardware.
-        given: Its size as the file says; None: to be proposed.
-    """
-
-    config: PlanConfig
-    given: int | None
-
-    @classmethod
-    def of(cls, config: PlanConfig, pool: PoolConfig) -> "Pool":
-        engine = replace(config, hardware=pool.hardware, tensor_parallel_size=pool.tensor_parallel_size, pools=None)
-        return cls(engine, pool.num_engines)
-
-    @cached_property
-    def memory(self) -> MemoryTable:
-        return memory_table(self.config)
-
-    @cached_property
-    def fits(self) -> Fit:
-        """Requests of the workload's mean length, at their end."""
-        return fit(self.config, self.memory, self.config.workload.num_tokens)
-
-    @property
-    def max_requests(self) -> int:
-        """At once on one engine."""
-        return min(self.config.max_num_seqs, self.fits.num_requests)
-
-    @cached_property
-    def cost(self) -> WorkloadCost:
-        return WorkloadCost.of(self.config)
 
 
 @final
@@ -73,13 +36,14 @@ class PoolsPlan:
     pools: PoolsConfig
 
     @cached_property
-    def prefill(self) -> Pool:
+    def prefill(self) -> Plan:
+        """One engine of the prefill pool, whose requests are one token long."""
         workload = replace(self.config.workload, output_tokens=1)
-        return Pool.of(replace(self.config, workload=workload), self.pools.prefill)
+        return _engine(replace(self.config, workload=workload), self.pools.prefill)
 
     @cached_property
-    def decode(self) -> Pool:
-        return Pool.of(self.config, self.pools.decode)
+    def decode(self) -> Plan:
+        return _engine(self.config, self.pools.decode)
 
     @property
     def transfer_s(self) -> float:
@@ -92,8 +56,8 @@ class PoolsPlan:
     @cached_property
     def prefills_per_s(self) -> float | None:
         """Prompts that an engine of the prefill pool can compute and send."""
-        server = self._server
-        return None if server is None else min(server.saturated().requests_per_s, 1 / self._sending_s)
+        most = self.prefill.saturated
+        return None if most is None else min(most.requests_per_s, 1 / self._sending_s)
 
     @cached_property
     def decodes_per_s(self) -> float | None:
@@ -101,11 +65,6 @@ class PoolsPlan:
         if not self.decode.max_requests:
             return None
         return self._decode_rate(self.decode.max_requests)
-
-    @property
-    def _server(self) -> Server | None:
-        pool = self.prefill
-        return Server(pool.cost, pool.config.step_tokens, pool.max_requests) if pool.max_requests else None
 
     @property
     def _sending_s(self) -> float:
@@ -134,16 +93,16 @@ class PoolsPlan:
     @cached_property
     def num_decode(self) -> int | None:
         """Engines of the decode pool: as given, or the fewest that are not crowded and keep the TPOT promised."""
-        if self.decode.given is not None:
-            return self.decode.given
+        if self.pools.decode.num_engines is not None:
+            return self.pools.decode.num_engines
         tpot_s = None if self.config.slo is None else self.config.slo.tpot_s
         return _fewest(lambda n: self._is_enough(self.decodes_per_s, n) and _within(self.tpot_with(n), tpot_s))
 
     @cached_property
     def num_prefill(self) -> int | None:
         """Engines of the prefill pool: as given, or the fewest that are not crowded and keep the TTFT promised."""
-        if self.prefill.given is not None:
-            return self.prefill.given
+        if self.pools.prefill.num_engines is not None:
+            return self.pools.prefill.num_engines
         ttft_s = None if self.config.slo is None else self.config.slo.ttft_s
         return _fewest(lambda n: self._is_enough(self.prefills_per_s, n) and _within(self.ttft_with(n), ttft_s))
 
@@ -156,7 +115,7 @@ class PoolsPlan:
 
     def ttft_with(self, num_prefill: int) -> float | None:
         """Mean seconds to the first token; None: one of the pools cannot keep up."""
-        server = self._server
+        server = self.prefill.server
         state: SteadyState | None = None
         if server is not None and self.prefills_per_s is not None:
             rate = self.config.workload.rate / num_prefill
@@ -188,6 +147,11 @@ class PoolsPlan:
         if each_per_s is None or num_engines is None:
             return None
         return self.config.workload.rate / (num_engines * each_per_s)
+
+
+def _engine(config: PlanConfig, pool: PoolConfig) -> Plan:
+    """The plan's, on the pool's hardware."""
+    return Plan(replace(config, hardware=pool.hardware, tensor_parallel_size=pool.tensor_parallel_size, pools=None))
 
 
 def _within(value_s: float | None, limit_s: float | int | None) -> bool:

@@ -108,17 +108,17 @@ def _pools(plan: Plan) -> list[str]:
         return []
     config, link = plan.config, pools.pools
     rows = (
-        ("prefill", pools.prefill, pools.prefills_per_s, pools.num_prefill),
-        ("decode", pools.decode, pools.decodes_per_s, pools.num_decode),
+        ("prefill", link.prefill, pools.prefills_per_s, pools.num_prefill),
+        ("decode", link.decode, pools.decodes_per_s, pools.num_decode),
     )
     lines = ["prefill and decode apart, by roofline, not measured (the above: one engine that does both)"]
     for name, pool, each_per_s, num_engines in rows:
-        gpus = f"{pool.config.tensor_parallel_size} x {pool.config.hardware.name}"
+        gpus = f"{pool.tensor_parallel_size} x {pool.hardware.name}"
         if each_per_s is None:
             lines.append(f"{name:8} engines of {gpus}: not even one request fits")
             continue
         count = "no number of" if num_engines is None else f"{num_engines:,}"
-        how = "as given" if pool.given is not None else "proposed"
+        how = "as given" if pool.num_engines is not None else "proposed"
         use = pools.utilisation(each_per_s, num_engines)
         lines.append(
             f"{name:8}{count:>6} engines of {gpus}, {how}: at most {each_per_s:.4g} requests/s each"

@@ -12,10 +12,9 @@ from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
-from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.pairs import check_pairs
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_tools.cli.arguments import read_standard_input, read_text, text, whole
+from twophase_tools.cli.arguments import add_model, read_standard_input, read_text, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -38,9 +37,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     options = parser.add_argument_group("model and machine")
-    options.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
-    )
+    add_model(options)
     add_engine_options(
         options, "attention_backend", "device", "dtype", "quantization", "sliding_window", "num_attention_sinks",
         "tensor_parallel_size", "enable_expert_parallel",

@@ -93,7 +93,6 @@ class ServingReport:
         *,
         slo: Slo | None = None,
         window: tuple[float | int, float | int] | None = None,
-        block_size: int | None = None,
     ) -> "ServingReport":
         """Summarise.
 
@@ -102,7 +101,6 @@ class ServingReport:
             steps: The engine's trace of the same time, on the same clock, if there is one.
             slo: Holds for every request that has none of its own.
             window: [start, end] of the measurement; None: from the first arrival to the last thing that happened.
-            block_size: Slots per block, for the fragmentation.
 
         Raises:
             ValueError: The window ends before it starts.
@@ -132,7 +130,7 @@ class ServingReport:
             slo=slo,
             goodput=Goodput.of(records, slo, end_s - start_s),
             queue=QueueSummary.of(records, (start_s, end_s)),
-            steps=StepSummary.of(steps, block_size),
+            steps=StepSummary.of(steps),
         )
 
     @property
@@ -184,9 +182,6 @@ class ServingReport:
         steps = self.steps
         if steps is None:
             return []
-        wasted = (
-            "" if steps.fragmentation_mean is None else f", {_share(steps.fragmentation_mean)} of their slots empty"
-        )
         swapped = ""
         if steps.num_blocks_offloaded or steps.num_blocks_loaded:
             swapped = f"; {steps.num_blocks_offloaded:,} swapped out, {steps.num_blocks_loaded:,} back in"
@@ -197,8 +192,8 @@ class ServingReport:
             f"computed     {steps.num_prefill_tokens:,} prefill and {steps.num_decode_tokens:,} decode tokens, "
             f"{steps.num_recomputed_tokens:,} of them again after {steps.num_preemptions:,} preemptions",
             f"blocks       {steps.blocks_in_use_mean:.1f} of {steps.num_blocks:,} in use on average, "
-            f"{steps.blocks_in_use_max:,} at most ({_share(steps.kv_cache_usage_mean)} and "
-            f"{_share(steps.kv_cache_usage_max)}){wasted}{swapped}",
+            f"{steps.blocks_in_use_max:,} at most ({_share(steps.blocks_in_use_mean / steps.num_blocks)} and "
+            f"{_share(steps.blocks_in_use_max / steps.num_blocks)}){swapped}",
         ]
 
 
