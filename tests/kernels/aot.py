@@ -25,6 +25,8 @@ from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environmen
 from tests.kernels.production import AotConfig, production_configs
 from twophase_kernels._triton import triton
 
+ROOT = Path(__file__).parents[2]
+
 
 @dataclass(frozen=True)
 class CompiledReport:
@@ -169,7 +171,8 @@ def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[Com
     with tempfile.TemporaryDirectory() as cache_dir:
         command = [sys.executable, "-m", "tests.kernels.aot", "--json", "--in-process", "--kernel", pattern]
         command += [word for target in targets for word in ("--target", target)]
-        result = subprocess.run(command, env=compiler_environment(cache_dir), capture_output=True, text=True)
+        environment = compiler_environment(cache_dir)
+        result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
     rows: list[dict[str, Any]] = json.loads(result.stdout)

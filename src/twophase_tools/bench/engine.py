@@ -21,7 +21,7 @@ MIB = 1024**2
 
 NOTES = (
     "All engines of a workload have the same weights and threads, run in turns, each in a process of its own, which",
-    "times it; they get all requests at once, generate greedily and ignore end-of-text; tokens/s counts what was asked.",
+    "times it; they get all requests at once, generate greedily and ignore end-of-text; tokens/s counts what is asked.",
     "'one batch' pads prompts on the left and generates to the longest output; its surplus tokens are discarded.",
     "'one by one' serves the requests in order, and each one's TTFT counts from the common start.",
     "Peak memory: CPU, resident beyond the imports; CUDA, allocated by torch. Equal: requests with our greedy tokens.",

@@ -215,8 +215,10 @@ def prompts_of(workload: Iterable[TimedRequest], vocab_size: int, seed: int) -> 
         ConfigError: Two requests have one id, or a prompt's ids do not fit the vocabulary.
     """
     coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
-    if len({request.request_id for request, _ in coming}) < len(coming):
-        raise ConfigError("two requests of the workload have one id; each needs its own.")
+    names = [request.request_id for request, _ in coming]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"two requests of the workload have the id {twice!r}; each needs its own.")
     return coming
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
-from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
+from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
 from twophase_features.pairs import check_pairs
 from twophase_features.structured_outputs.params import StructuredOutputs
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from twophase.engine.request_state import Prompt
     from twophase.llm import LLM
+
+SHOWN = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error", "cumulative_logprob")  # of a completion
 
 
 def add_parser(subparsers: Any) -> None:
@@ -244,31 +246,19 @@ def _print_completions(output: RequestOutput) -> None:
 
 
 def to_dict(output: RequestOutput, llm: "LLM", prompt: str) -> dict[str, object]:
-    """What `--json` prints: the ids and text of each completion, when things happened, and what computed them."""
+    """What `--json` prints: the ids and text of each completion, when things happened, and what computed them.
+
+    Times in seconds: instants on a clock of this process, and the durations derived from them.
+    """
+    metrics = output.metrics
+    durations = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "latency_s": metrics.latency_s}
     return {
         "prompt": prompt,
         "prompt_token_ids": output.prompt_token_ids,
-        "outputs": [
-            {
-                "index": completion.index,
-                "text": completion.text,
-                "token_ids": completion.token_ids,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-                "error": completion.error,
-                "cumulative_logprob": completion.cumulative_logprob,
-            }
-            for completion in output.outputs
-        ],
-        "metrics": _metrics_dict(output.metrics),
+        "outputs": [{name: getattr(completion, name) for name in SHOWN} for completion in output.outputs],
+        "metrics": durations | asdict(metrics),
         "model": str(llm.model_dir),
         "backend": llm.model.backend.name,
         "device": str(llm.kv_cache.device),
         "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
     }
-
-
-def _metrics_dict(metrics: RequestMetrics) -> dict[str, object]:
-    """Times in seconds: instants on a clock of this process, and the durations derived from them."""
-    derived = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "latency_s": metrics.latency_s}
-    return derived | asdict(metrics)

@@ -237,7 +237,7 @@ def test_a_fault_of_the_client_itself_is_raised():
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         play(request("a"), **options)
-    with pytest.raises(ConfigError, match="one id"):
+    with pytest.raises(ConfigError, match="the id 'a'"):
         play(request("a"), request("a"))
 
 
