@@ -42,10 +42,6 @@ MUTANTS = {
         ("aborts make latency short", " for record in records if record.is_completed)", " for record in records)", latency.test_latencies_by_hand),
         ("goodput of all", "cls(len(met), sum(met), rate(sum(met), window_s))", "cls(len(met), sum(met), rate(len(met), window_s))", latency.test_goodput_by_hand),
     ],
-    (LOAD + "report", report): [
-        ("aborted ones wait without end", "record.finished_s if record.first_scheduled_s is None else", "None if record.first_scheduled_s is None else", report.test_the_queue_by_hand),
-        ("who waits still is forgotten", "min(_left_queue_s(record), end_s)", "_left_queue_s(record) if _left_queue_s(record) < end_s else record.arrival_s", report.test_the_queue_of_those_who_wait_still_ends_with_the_window),
-    ],
     (LOAD + "steps", report): [
         ("plain means", "if sum(held_s) > 0:", "if sum(held_s) < 0:", report.test_steps_by_hand),
         ("a state holds before the step", "zip(steps, held_s, strict=False)", "zip(steps[1:], held_s, strict=False)", report.test_steps_by_hand),

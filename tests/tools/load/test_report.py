@@ -12,23 +12,9 @@ from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 
 
-def test_the_queue_by_hand():
-    # In the queue: A [0, 1), B [4, 11), C [12, 51), D [15, 65).
-    found = report.QueueSummary.of(RECORDS, (0, 100))
-    assert (found.depth_mean, found.depth_max, found.age_max_s) == ((1 + 7 + 39 + 50) / 100, 2, 50)
-    assert report.QueueSummary.of([], (0, 0)) == report.QueueSummary(None, 0, None)
-
-
 def test_block_use_is_a_share_of_the_pool():
     assert [step.kv_cache_usage for step in STEPS] == [0.2, 0.5, 0.5, 0.3, 0, 0]
     assert "5 at most (33.3 % and 50.0 %)" in report.ServingReport.of(RECORDS, STEPS).to_text()
-
-
-def test_the_queue_of_those_who_wait_still_ends_with_the_window():
-    waiting = RequestRecord("w", 10, None, (), None, 1)
-    assert report.QueueSummary.of([waiting], (0, 30)) == report.QueueSummary(20 / 30, 1, 20.0)
-    at_once = RequestRecord("w", 10, 10, (11,), 11, 1, finish_reason="stop")
-    assert report.QueueSummary.of([at_once], (0, 30)) == report.QueueSummary(0.0, 0, None)
 
 
 def test_steps_by_hand():
@@ -80,7 +66,6 @@ def test_a_report_by_hand():
     assert found.cache_hit_rate == 2 / 17
     assert (found.goodput.num_met, found.goodput.requests_per_s) == (2, 2 / 80)
     assert found.steps == steps.StepSummary.of(STEPS)
-    assert found.queue == report.QueueSummary.of(RECORDS, (0, 80))
 
 
 def test_without_a_window_it_is_from_the_first_arrival_to_the_last_event():
@@ -111,7 +96,6 @@ def test_the_text_has_the_numbers():
         "3 of 4 completed in 80.00 s (0 failed, 1 aborted, 0 unfinished)",
         "0.03 requests/s within TTFT <= 26 s and TPOT <= 20 s: 2 of 4 (50.0 %)",
         "25 prefill and 3 decode tokens, 10 of them again after 1 preemptions",
-        "2 at most, 50 s the longest wait",
         "11.8 % from the prefix cache",
     ):
         assert piece in text, piece
