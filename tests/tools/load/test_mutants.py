@@ -54,7 +54,7 @@ MUTANTS = {
         ("preemptions unseen", 'state, since_s = "preempted", start_s', "continue", lanes.test_every_lane_by_hand),
         ("forks wait in the queue", "record.arrival_s if index == 0 else None", "record.arrival_s", lanes.test_completions_that_fork_have_lanes_of_their_own),
         ("waiting ends unseen", "if since_s is not None and end_s is not None:", "if False:", lanes.test_what_has_not_ended_lasts_until_the_diary_does),
-        ("a late diary stretches the wait", "scheduled_s < diary.start_s)", "False)", lanes.test_a_diary_that_begins_late_or_is_empty),
+        ("a late diary stretches the wait", "scheduled_s < window[0])", "False)", lanes.test_a_diary_that_begins_late_or_is_empty),
     ],
     (LOAD + "arrivals", workloads): [
         ("a gamma of the wrong scale", "self.cv**2 / self.rate_per_s", "1 / self.rate_per_s", gaps),
