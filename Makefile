@@ -95,7 +95,6 @@ vllm: .venv-vllm/.installed
 	@touch $@
 
 bench: model
-	$(BIN)/twophase bench scheduling
 	$(BIN)/twophase bench engine
 	$(BIN)/twophase bench kernels
 

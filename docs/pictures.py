@@ -28,7 +28,7 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.observers import Recorder
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.traffic import requests_of
 

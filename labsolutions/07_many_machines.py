@@ -1055,7 +1055,7 @@ from twophase_tools.simulate.routers import ByLength, LeastTokens
 
 for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
     outcome = fleets.serve(fleets.MANY_LENGTHS, router, num_engines=8, max_tokens=8192)
-    print(f"{outcome.line}; ITL p99 {1e3 * (outcome.total.itl.percentile(99) or 0):.0f} ms")
+    print(f"{outcome.line}; ITL p99 {1e3 * outcome.total.latencies.itl.p99:.0f} ms")
 
 # %% [markdown]
 # **Read the result.** The tail of the ITL falls to less than half, because most decodes no longer share steps with long

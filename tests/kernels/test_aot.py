@@ -1,7 +1,7 @@
 """What the compiler makes of every production kernel, for GPUs that this machine need not have.
 
 By default three configurations are compiled for one target; `--full` compiles all 113 for sm_90, a third for sm_86 and a
-sample (`SAMPLE`: 13) for the others (`python -m twophase_tools.kernels.aot --target sm_100` compiles everything for
+sample (`SAMPLE`: 13) for the others (`python -m tests.kernels.aot --target sm_100` compiles everything for
 another). Compiling takes processes of their own: caches must be empty.
 """
 
@@ -16,6 +16,9 @@ import torch
 from ptx_emulator import CompilingProcess
 from ptx_emulator.compiled_code import kv_buffer_depth, loop_instructions, matrix_loops
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment
+from tests.kernels.aot import CompiledReport, compile_configs, compile_in_subprocess
+from tests.kernels.production import AotConfig, MetaLayer, MetaLinear
+from tests.kernels.production import production_configs as all_production_configs
 from twophase_kernels._triton import tl, triton
 from twophase_kernels.attend_range import Tiles
 from twophase_kernels.fp8_linear import fp8_linear, quantise_tokens
@@ -26,9 +29,6 @@ from twophase_kernels.quantized_linear import quantized_linear
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
-from twophase_tools.kernels.aot import CompiledReport, compile_configs, compile_in_subprocess
-from twophase_tools.kernels.production import AotConfig, MetaLayer, MetaLinear
-from twophase_tools.kernels.production import production_configs as all_production_configs
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -346,7 +346,7 @@ QUICK = "^silu_mul: fp16|^paged_decode: bf16 32/8/128 page 16, 8 splits$|^quanti
 
 def test_command_line_prints_the_table_and_fails_on_a_problem():
     """On each problem of a report; a few kernels here, all with --full."""
-    command = [sys.executable, "-m", "twophase_tools.kernels.aot", "--target", "sm_80", "--kernel", QUICK]
+    command = [sys.executable, "-m", "tests.kernels.aot", "--target", "sm_80", "--kernel", QUICK]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     header, *rows = result.stdout.splitlines()
@@ -359,7 +359,7 @@ def test_command_line_prints_the_table_and_fails_on_a_problem():
 
 
 def test_interpreter_process_says_it_cannot_compile():
-    code = "from twophase_tools.kernels.aot import compile_configs; compile_configs('sm_90', [])"
+    code = "from tests.kernels.aot import compile_configs; compile_configs('sm_90', [])"
     env = compiler_environment("") | {"TRITON_INTERPRET": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert "needs one started without TRITON_INTERPRET" in result.stderr

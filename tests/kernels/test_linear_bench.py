@@ -10,8 +10,8 @@ from tests.mutation import KillTable, Mutant
 from twophase_tools.bench import kernel_linears as module
 from twophase_tools.bench.kernel_cases import FULL, QUICK, TOLERANCES, CaseTable
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE
+from twophase_tools.bench.kernel_work import Work
 from twophase_tools.bench.kernels import measure_case
-from twophase_tools.kernels.work import Work
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -21,11 +21,11 @@ KERNELS = ["int4_linear", "int8_linear", "fp8_linear", "quantise_tokens"]
 
 
 def cases(module=module):
-    return module.linear_cases(5, 64, 256, 64, DTYPE, DEVICE, TOLERANCES[DTYPE])
+    return module.Layer(5, 64, 256, 64, DTYPE, DEVICE).cases(TOLERANCES[DTYPE])
 
 
 def measured(module):
-    return {case.kernel: measure_case(case, None, DEVICE) for case in cases(module)}
+    return {case.kernel: measure_case(case, None) for case in cases(module)}
 
 
 def check_contenders(module):
@@ -57,7 +57,7 @@ def test_what_torch_does_not_take_is_no_problem():
 
     with pytest.raises(NotImplementedError, match="expected bfloat16"):
         module.if_taken(refuse)
-    found = measure_case(dataclasses.replace(next(cases()), make_variants=lambda: rivals_that(refuse)), None, DEVICE)
+    found = measure_case(dataclasses.replace(next(cases()), make_variants=lambda: rivals_that(refuse)), None)
     assert [(v.status, v.not_run) for v in found.variants[1:2]] == [
         ("unavailable", "not run: NotImplementedError: expected bfloat16")
     ]
@@ -83,19 +83,19 @@ def test_the_table_has_them():
 
 
 def test_bytes_of_a_product():
-    case = next(module.linear_cases(1, 4096, 4096, 128, torch.bfloat16, torch.device("cpu"), 0.0))
+    case = next(module.Layer(1, 4096, 4096, 128, torch.bfloat16, torch.device("cpu")).cases(0.0))
     assert case.work == Work(4096 * 2048 + 2 * 4096 * 32 * 4 + 2 * 4096 * 2, 2 * 4096**2)
 
 
 MUTANTS = [
     ("torch's zeros elsewhere", "zeros.float() - 8 * scales.float()", "zeros.float() - 7 * scales.float()"),
     ("scales for zeros", "torch.stack([scales, zeros], dim=-1)", "torch.stack([scales, scales], dim=-1)"),
-    ("dense without minima", "dense_variant(x, w + minima.T.repeat_interleave(group, dim=1))", "dense_variant(x, w)"),
-    ("another group's scales", "scales.float().T.repeat_interleave(group, dim=1)", "scales.float().T.repeat(1, group)"),
+    ("dense without minima", "return scaled + minima.T.repeat_interleave(self.group, dim=1)", "return scaled"),
+    ("another group's scales", "scales.float().T.repeat_interleave(self.group, dim=1)", "scales.float().T.repeat(1, self.group)"),
     ("dense bytes without scales", "dense_variant(x, codes * scales.float()[:, None])", "dense_variant(x, codes.float())"),
     ("other codes", "torch._weight_int8pack_mm(x, codes, scales)", "torch._weight_int8pack_mm(x, codes.flip(0), scales)"),
-    ("one scale of x", "rows, columns = x_scales[:, None], scales[None, :]", "rows, columns = x_scales[:1, None].expand(len(x), 1).contiguous(), scales[None, :]"),
-    ("x without scales", "(x.float() * x_scales[:, None]).to(dtype)", "x.to(dtype)"),
+    ("one scale of x", "x, weight.T, rows, columns,", "x, weight.T, rows[:1].expand(len(x), 1).contiguous(), columns,"),
+    ("x without scales", "(x.float() * rows).to(dtype)", "x.to(dtype)"),
     ("twice the tokens", "Variant(lambda: quantise_tokens_reference(x), dequantised)", "Variant(lambda: quantise_tokens_reference(2 * x), dequantised)"),
 ]  # fmt: skip
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from tests.kernels.split_balance import chunk_shares, even_shares, tail
 from twophase_kernels.paged_decode import choose_num_splits, is_split_by_length, max_rows
-from twophase_tools.kernels.split_balance import chunk_shares, even_shares, tail
 
 # An H200's multiprocessors, with two programs of decode on each, and the heads of Llama 3 8B.
 SMS, SLOTS, KV_HEADS, BLOCK_N = 132, 2 * 132, 8, 64

@@ -1,67 +1,32 @@
 """Bytes and operations counted by hand for small shapes."""
 
-import pytest
-
-from twophase_tools.kernels.work import (
-    decode_work,
+from twophase_tools.bench.kernel_work import (
+    attention_work,
     fp8_linear_work,
-    kv_write_work,
-    merge_work,
-    prefill_work,
     quantise_tokens_work,
     quantized_linear_work,
     rmsnorm_residual_work,
     rope_kv_write_work,
     silu_mul_work,
-    visible_keys,
 )
 
 
-def test_kv_write():
-    """2 tokens, 3 heads, D 64 in fp16: K and V are 2*2*3*64*2 bytes, in and out; and 2 slots of 8 bytes."""
-    assert kv_write_work(2, 3, 64, 2, 2).num_bytes == 2 * (2 * 2 * 3 * 64 * 2) + 16
-    assert kv_write_work(2, 3, 64, 2, 1).num_bytes == 2 * 2 * 3 * (64 * 2 + 64 + 4) + 16
-
-
-def test_rope_kv_write():
+def test_rows():
     """One token, 2 query heads and 1 KV head of 4 in fp32: q 2*2*4*4, cos and sin 2*2*4, K and V 2*2*4*4, 2 indices."""
-    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_bytes == 64 + 16 + 64 + 16
-    assert rope_kv_write_work(1, 2, 1, 4, 4, 4).num_flops == 3 * 3 * 4
+    assert rope_kv_write_work(1, 2, 1, 4, 4, 4) == (64 + 16 + 64 + 16, 3 * 3 * 4)
+    # 2 tokens in fp16, a cache of bytes with a scale of 4: K and V 2 * 2*1*(4*2 + 4 + 4).
+    assert rope_kv_write_work(2, 2, 1, 4, 2, 1).num_bytes == 2 * (32 + 16 + 32 + 16)
+    assert rmsnorm_residual_work(3, 8, 2) == (4 * 3 * 8 * 2 + 16, 5 * 24)
+    assert silu_mul_work(3, 8, 2) == (3 * 3 * 8 * 2, 7 * 24)
 
 
-def test_rmsnorm_residual():
-    assert rmsnorm_residual_work(3, 8, 2).num_bytes == 4 * 3 * 8 * 2 + 16
-    assert rmsnorm_residual_work(3, 8, 2, has_residual=False).num_bytes == 2 * 3 * 8 * 2 + 16
-
-
-def test_silu_mul():
-    assert silu_mul_work(3, 8, 2).num_bytes == 3 * 3 * 8 * 2
-
-
-def test_decode():
+def test_attention():
     # One sequence of 100 tokens, 8/2/64, bf16: K and V 100*2*64*2*2 = 51,200 B, q and out 8*64*2*2 = 2,048 B.
-    work = decode_work([100], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (53_248, 100 * 8 * 4 * 64)
-    assert work.intensity == pytest.approx(3.846, abs=1e-3)
-    # int8 with scales, 24 + 4 visible of 100: 28*2*2*(64 + 4) B.
-    work = decode_work([100, 0], 8, 2, 64, 2, kv_itemsize=1, kv_scale_itemsize=4, window=24, num_sinks=4)
-    assert work == (28 * 2 * 2 * 68 + 2 * 2_048, 28 * 8 * 4 * 64)
-    assert [visible_keys(n, 24, 4) for n in (1, 24, 26, 28, 100)] == [1, 24, 26, 28, 28]
-
-
-def test_prefill():
-    # 3 tokens after 10 cached, 8/2/64, bf16: 13 keys of 2*64*2*2 = 512 B; q and out 3*8*64*2*2 = 6,144 B.
-    # Pairs: 11 + 12 + 13 = 36.
-    work = prefill_work([3], [13], 8, 2, 64, itemsize=2, kv_itemsize=2)
-    assert work == (13 * 512 + 6_144, 36 * 8 * 4 * 64)
-    # A window of 4 and 1 sink: each token sees 5 keys; together keys 0 and 7..12.
-    work = prefill_work([3, 0], [13, 9], 8, 2, 64, itemsize=2, kv_itemsize=2, window=4, num_sinks=1)
-    assert work == (7 * 512 + 6_144, 15 * 8 * 4 * 64)
-
-
-def test_merge():
-    # 6 rows, 4 splits of 64 fp32 and an LSE read twice; 64 bf16 written.
-    assert merge_work(6, 4, 64, out_itemsize=2) == (6 * (4 * (256 + 8) + 128), 6 * 4 * 128)
+    assert attention_work([1], [100], 8, 2, 64, 2, 2) == (53_248, 100 * 8 * 4 * 64)
+    # int8 with scales: 100*2*2*(64 + 4) B.
+    assert attention_work([1], [100], 8, 2, 64, 2, 1, 4).num_bytes == 100 * 2 * 2 * 68 + 2_048
+    # 3 tokens after 10 cached: 13 keys of 2*64*2*2 = 512 B; q and out 3*2,048 B. Pairs: 11 + 12 + 13 = 36.
+    assert attention_work([3], [13], 8, 2, 64, 2, 2) == (13 * 512 + 6_144, 36 * 8 * 4 * 64)
 
 
 def test_linear():

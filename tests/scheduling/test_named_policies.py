@@ -70,7 +70,7 @@ def test_a_policy_changes_what_is_simulated(capsys):
     ttft = {}
     for policy in ("priority", "static:batch_size=2"):
         assert main([*command, policy]) == 0
-        ttft[policy] = json.loads(capsys.readouterr().out)["ttft_s"]
+        ttft[policy] = json.loads(capsys.readouterr().out)["latencies"]["ttft"]
     assert ttft["static:batch_size=2"]["p90"] > 2 * ttft["priority"]["p90"]
 
 

@@ -14,8 +14,8 @@ from contextlib import aclosing
 import httpx
 import pytest
 
+from tests.server.server_process import ServerProcess, free_port
 from twophase_tools.bench.http_client import HttpClient, RefusedError
-from twophase_tools.bench.server_process import ServerProcess, free_port
 from twophase_tools.load.workloads import TimedRequest
 
 CONTEXT = 256  # of the tiny model

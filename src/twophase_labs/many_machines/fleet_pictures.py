@@ -15,7 +15,7 @@ def draw_fleets(outcomes: Sequence[Outcome]) -> Figure:
     """Hit rate and share within the SLO, and TTFT by percentile."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), facecolor="white")
     at = np.arange(len(outcomes))
-    shares = (("hit rate", [each.total.hit_rate for each in outcomes], COLOURS[4], ""),
+    shares = (("hit rate", [each.hit_rate for each in outcomes], COLOURS[4], ""),
               ("within the SLO", [each.within for each in outcomes], COLOURS[1], "//"))  # fmt: skip
     for number, (label, values, colour, hatch) in enumerate(shares):
         bars = left.bar(at + 0.38 * (number - 0.5), [100 * value for value in values], 0.36, color=colour, hatch=hatch,

@@ -9,18 +9,21 @@ from typing import Any, final
 from twophase.core.request import Request
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.load.arrivals import Poisson
+from twophase_tools.load.latency import percentile
 from twophase_tools.load.lengths import LogNormalLengths
+from twophase_tools.load.records import RequestRecord
+from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.workloads import RandomWorkload, SharedPrefix
 from twophase_tools.simulate.autoscale import FleetState, Scaler, ScalingPolicy
 from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.fleet import Fleet, run_fleet
-from twophase_tools.simulate.fleet_report import Tallies
+from twophase_tools.simulate.fleet_report import FleetReport
 from twophase_tools.simulate.hardware import HARDWARE
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.observers import Tally
 from twophase_tools.simulate.pools import Link, run_pools
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastTokens, PrefixAware, RoundRobin, Router
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.step_load import StepLoad, num_pairs
@@ -67,31 +70,43 @@ class Outcome:
     """What became of the requests."""
 
     name: str
-    total: Tally
+    records: Sequence[RequestRecord]
+    total: ServingReport
     busy: float
     balance: float
 
     @property
     def within(self) -> float:
         """Share of the requests within the SLO."""
-        return self.total.num_kept / self.total.num_requests
+        return _within(self.total)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.total.cache_hit_rate or 0.0
 
     def ttft_s(self, percent: int) -> float:
-        return self.total.ttft.percentile(percent) or 0.0
+        return _at(percent, [record.ttft_s for record in self.records])
 
     @property
     def line(self) -> str:
-        hits = f", hit rate {self.total.hit_rate:4.0%}" if self.total.hit_rate else ""  # none where nothing is cached
-        tpot_ms = 1e3 * (self.total.tpot.percentile(50) or 0.0)
+        hits = f", hit rate {self.hit_rate:4.0%}" if self.hit_rate else ""  # none where nothing is cached
+        tpot_ms = 1e3 * _at(50, [record.tpot_s for record in self.records])
         return (
             f"{self.name:22} {self.within:4.0%} within the SLO{hits}; TTFT p50 {self.ttft_s(50):5.2f} s, p99 "
             f"{self.ttft_s(99):5.2f} s; TPOT p50 {tpot_ms:3.0f} ms; engines busy {self.busy:3.0%}"
         )
 
 
-def replica(
-    observer: Tally, max_tokens: int = 2048, cost_model: RooflineCostModel = H100, *, is_caching: bool = False
-) -> Replica:
+def _within(total: ServingReport) -> float:
+    return total.goodput.attainment if total.goodput is not None else 0.0
+
+
+def _at(percent: int, times_s: Sequence[float | int | None]) -> float:
+    """A percentile of the times that there are."""
+    return percentile([time_s for time_s in times_s if time_s is not None], percent) or 0.0
+
+
+def replica(max_tokens: int = 2048, cost_model: RooflineCostModel = H100, *, is_caching: bool = False) -> Replica:
     """An engine whose steps have so many tokens at most."""
     limits = {
         "max_num_seqs": 256,
@@ -101,19 +116,14 @@ def replica(
         "block_size": BLOCK_SIZE,
     }
     scheduler = make_scheduler(limits, ChunkedPrefillPolicy(max_tokens), enable_prefix_caching=is_caching)
-    return Replica(scheduler, cost_model, observer)
+    return Replica(scheduler, cost_model, Recorder(keeps_steps=False))
 
 
 def serve(traffic: Traffic, router: Router, num_engines: int = 4, name: str = "", max_tokens: int = 2048) -> Outcome:
     """Simulate a fleet: the same requests at the same times, whatever the router."""
-    tallies = Tallies(traffic.slo)
-    replicas = [replica(tallies.new(), max_tokens, is_caching=traffic.prefix is not None) for _ in range(num_engines)]
-    run_fleet(traffic.requests, replicas, router)
-    total = tallies.total
-    busy_s = sum(each.busy_s(total.last_end_s) for each in replicas)
-    return Outcome(
-        name or type(router).__name__, total, busy_s / (num_engines * total.last_end_s), tallies.balance or 0
-    )
+    replicas = [replica(max_tokens, is_caching=traffic.prefix is not None) for _ in range(num_engines)]
+    report = FleetReport(run_fleet(traffic.requests, replicas, router), traffic.slo)
+    return Outcome(name or type(router).__name__, report.records, report.total, report.busy_share, report.balance or 0)
 
 
 def two_rules() -> tuple[Outcome, Outcome]:
@@ -152,15 +162,13 @@ LINK_BYTES_PER_S = 50e9  # 400 Gbit/s from engine to engine
 
 def in_pools(traffic: Traffic, num_prefill: int, num_decode: int) -> Outcome:
     """The first so many engines compute prompts, the others decode."""
-    prefills, decodes = Tallies(traffic.slo), Tallies(traffic.slo)
-    prefill = Fleet([replica(prefills.new(), 8192) for _ in range(num_prefill)], LeastTokens())
-    decode = Fleet([replica(decodes.new(), 8192) for _ in range(num_decode)], LeastTokens())
+    prefill, decode = (Fleet([replica(8192) for _ in range(n)], LeastTokens()) for n in (num_prefill, num_decode))
     run_pools(traffic.requests, prefill, decode, Link(LINK_BYTES_PER_S, SHAPE.kv_bytes_per_token))
-    total = decodes.total
+    report = FleetReport(decode, traffic.slo)
     engines = [life.replica for fleet in (prefill, decode) for life in fleet.lives]
-    busy_s = sum(each.busy_s(total.last_end_s) for each in engines)
+    busy = sum(each.busy_s(report.end_s) for each in engines) / (len(engines) * report.end_s)
     name = f"{num_prefill} prefill, {num_decode} decode"
-    return Outcome(name, total, busy_s / (len(engines) * total.last_end_s), decodes.balance or 0)
+    return Outcome(name, report.records, report.total, busy, report.balance or 0)
 
 
 def costs_line() -> str:
@@ -255,7 +263,7 @@ class Scaled:
     """
 
     name: str
-    total: Tally
+    total: ServingReport
     engine_s: float
     times_s: tuple[float, ...]
     ready: tuple[int, ...]
@@ -265,11 +273,10 @@ class Scaled:
 
     @property
     def line(self) -> str:
-        within = self.total.num_kept / self.total.num_requests
-        ttft_s = self.total.ttft.percentile(99) or 0.0
+        ttft_s = 0.0 if self.total.latencies.ttft is None else self.total.latencies.ttft.p99
         return (
-            f"{self.name:26} {within:4.0%} within the SLO, TTFT p99 {ttft_s:6.2f} s; {self.engine_s:5,.0f} "
-            f"engine-seconds"
+            f"{self.name:26} {_within(self.total):4.0%} within the SLO, TTFT p99 {ttft_s:6.2f} s; "
+            f"{self.engine_s:5,.0f} engine-seconds"
         )
 
 
@@ -280,20 +287,20 @@ def scaled(name: str, *, window_s: float | None = None, num_engines: int = 1) ->
         window_s: The fleet shrinks to the largest number wanted in so many seconds; None: the number never changes.
     """
     burst = Burst()
-    tallies = Tallies(burst.slo)
     scaler = None
     if window_s is not None:
         options: dict[str, Any] = {"least": 1, "most": 8, "startup_s": 15.0, "period_s": 5.0, "down_after_s": window_s}
-        scaler = Scaler(PerEngine(target=5), lambda: replica(tallies.new(), cost_model=FOUR_H100), **options)
-    replicas = [replica(tallies.new(), cost_model=FOUR_H100) for _ in range(num_engines)]
-    fleet = run_fleet(burst.requests, replicas, LeastTokens(), scaler)
-    total = tallies.total
+        scaler = Scaler(PerEngine(target=5), lambda: replica(cost_model=FOUR_H100), **options)
+    fleet = run_fleet(
+        burst.requests, [replica(cost_model=FOUR_H100) for _ in range(num_engines)], LeastTokens(), scaler
+    )
+    report = FleetReport(fleet, burst.slo)
     states = [state for state, _ in fleet.states]
     after = [_after(state, wanted) for state, wanted in fleet.states]
     return Scaled(
         name,
-        total,
-        fleet.engine_s(total.last_end_s),
+        report.total,
+        report.engine_s,
         tuple(state.time_s for state in states),
         tuple(ready for ready, _ in after),
         tuple(paid for _, paid in after),

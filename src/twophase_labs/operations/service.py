@@ -20,8 +20,8 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.model_shapes import MODELS
-from twophase_tools.simulate.observers import Recorder
 from twophase_tools.simulate.progress import RequestProgress
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.simulator import Replica
 
 L4 = Hardware(

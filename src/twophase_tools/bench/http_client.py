@@ -7,7 +7,6 @@ the protocol can be asked.
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, NamedTuple, final, get_args
@@ -17,12 +16,12 @@ import httpx
 from twophase.core.errors import ConfigError, TwophaseError
 from twophase.core.request import FinishReason
 from twophase_tools.bench.machine import record_machine
-from twophase_tools.bench.serve import PROGRESS_S, ServeReport, ServingRun, check_limits
+from twophase_tools.bench.serve import PROGRESS_S, RunLog, ServeReport, ServingRun, check_limits, prompts_of
 from twophase_tools.bench.turns import Say
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
-from twophase_tools.load.workloads import TimedRequest, Workload, token_ids_of
+from twophase_tools.load.workloads import TimedRequest, Workload
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0  # servers close an idle connection after some seconds: it should not be used just then
@@ -141,26 +140,20 @@ class HttpClient:
                     raise RefusedError(answer.status_code, _message(await answer.aread()))
                 is_accepted = True
                 yield Progress(0)
-                async for progress in _progress(_events(answer)):
+                async for progress in _progress(answer.aiter_lines()):
                     yield progress
         except httpx.HTTPError as error:
             raise RefusedError(200 if is_accepted else None, _said(error)) from error
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[str]:
-    """The data of server-sent events, each on a line of its own (https://html.spec.whatwg.org, section 9.2)."""
-    rest = b""
-    async for data in answer.aiter_raw():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip().decode("utf-8", "replace")
-
-
-async def _progress(events: AsyncIterator[str]) -> AsyncIterator[Progress]:
-    """What each chunk tells. One without usage counts as a token if it has text."""
+async def _progress(lines: AsyncIterator[str]) -> AsyncIterator[Progress]:
+    """What each server-sent event tells (a line with data; https://html.spec.whatwg.org, section 9.2). A chunk without
+    usage counts as a token if it has text."""
     so_far = Progress(0)
-    async for event in events:
+    async for line in lines:
+        if not line.startswith("data:"):
+            continue
+        event = line[5:].strip()
         if event == "[DONE]":
             break
         try:
@@ -223,88 +216,69 @@ async def play(
         ConfigError: As `serve`.
     """
     check_limits(duration_limit_s, concurrency)
-    coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
-    if len({request.request_id for request, _ in coming}) < len(coming):
-        raise ConfigError("two requests of the workload have one id; each needs its own.")
-    run = _Run(ask, len(coming), now_s)
-    sending = run.closed_loop(coming, concurrency) if concurrency is not None else run.open_loop(coming)
-    running, telling = asyncio.create_task(sending), asyncio.create_task(run.tell(say))
+    coming = prompts_of(workload, vocab_size, seed)
+    log = RunLog(len(coming), now_s, say)
+
+    async def open_loop() -> None:
+        async with asyncio.TaskGroup() as clients:
+            for request, token_ids in coming:
+                due_s = log.start_s + request.arrival_s
+                await asyncio.sleep(max(0.0, due_s - now_s()))
+                clients.create_task(_ask(ask, request, token_ids, due_s, log, now_s))
+
+    async def client() -> None:
+        while coming:
+            await _ask(ask, *coming.popleft(), now_s(), log, now_s)
+
+    async def closed_loop(num_clients: int) -> None:
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(num_clients):
+                clients.create_task(client())
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            log.tell()
+
+    running = asyncio.create_task(open_loop() if concurrency is None else closed_loop(concurrency))
+    telling = asyncio.create_task(tell())
     _, unfinished = await asyncio.wait({running}, timeout=duration_limit_s)
     running.cancel()
     telling.cancel()
     await asyncio.gather(running, telling, return_exceptions=True)
     if not unfinished:
         running.result()  # raises what was raised
-    return run.result(was_cut=bool(unfinished))
+    return log.result((), was_cut=bool(unfinished))
 
 
-@final
-class _Run:
-    """A run on its way. Only `play` changes it."""
-
-    def __init__(self, ask: Ask, num_requests: int, now_s: Callable[[], float]) -> None:
-        self._ask, self._num_requests, self._now_s = ask, num_requests, now_s
-        self._start_s = now_s()
-        self._records: dict[str, RequestRecord | None] = {}  # by id, in order of arrival; None: not ended yet
-        self._refusals: list[tuple[str, str]] = []
-
-    async def open_loop(self, coming: deque[tuple[TimedRequest, tuple[int, ...]]]) -> None:
-        async with asyncio.TaskGroup() as clients:
-            for request, token_ids in coming:
-                due_s = self._start_s + request.arrival_s
-                await asyncio.sleep(max(0.0, due_s - self._now_s()))
-                clients.create_task(self._serve(request, token_ids, due_s))
-
-    async def closed_loop(self, coming: deque[tuple[TimedRequest, tuple[int, ...]]], num_clients: int) -> None:
-        async def client() -> None:
-            while coming:
-                await self._serve(*coming.popleft(), self._now_s())
-
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(num_clients):
-                clients.create_task(client())
-
-    async def _serve(self, request: TimedRequest, token_ids: tuple[int, ...], due_s: float) -> None:
-        """Send a request, and note what became of it."""
-        self._records[request.request_id] = None
-        sent_s = max(due_s, self._now_s())
-        times_s: list[float] = []
-        last = Progress(0, "abort")  # if this is cancelled before anything has come
-        try:
-            async with aclosing(self._ask(request, token_ids)) as answer:
-                async for progress in answer:
-                    times_s += [self._now_s()] * (progress.num_tokens - len(times_s))
-                    last = progress if progress.finish_reason else progress._replace(finish_reason="abort")
-        except RefusedError as error:
-            self._refusals.append((request.request_id, str(error)))
-            last = last._replace(finish_reason="error")
-        finally:
-            self._records[request.request_id] = RequestRecord(
-                request_id=request.request_id,
-                arrival_s=due_s,
-                first_scheduled_s=sent_s if times_s else None,
-                token_times_s=tuple(times_s),
-                finished_s=self._now_s(),
-                num_prompt_tokens=len(token_ids),
-                num_cached_tokens=last.num_cached_tokens,
-                finish_reason=last.finish_reason,
-            )
-
-    async def tell(self, say: Say) -> None:
-        while True:
-            await asyncio.sleep(PROGRESS_S)
-            num_ended = sum(record is not None for record in self._records.values())
-            came = f"{len(self._records):,} of {self._num_requests:,} requests came"
-            say(f"{self._now_s() - self._start_s:.0f} s: {came}, {num_ended:,} ended")
-
-    def result(self, was_cut: bool) -> ServingRun:
-        return ServingRun(
-            records=tuple(record for record in self._records.values() if record is not None),
-            steps=(),
-            window=(self._start_s, self._now_s()),
-            refusals=tuple(self._refusals),
-            was_cut=was_cut,
+async def _ask(
+    ask: Ask, request: TimedRequest, token_ids: tuple[int, ...], due_s: float, log: RunLog, now_s: Callable[[], float]
+) -> None:
+    """Send a request, and note what became of it."""
+    log.begin(request.request_id)
+    sent_s = max(due_s, now_s())
+    times_s: list[float] = []
+    refusal: str | None = None
+    last = Progress(0, "abort")  # if this is cancelled before anything has come
+    try:
+        async with aclosing(ask(request, token_ids)) as answer:
+            async for progress in answer:
+                times_s += [now_s()] * (progress.num_tokens - len(times_s))
+                last = progress if progress.finish_reason else progress._replace(finish_reason="abort")
+    except RefusedError as error:
+        refusal, last = str(error), last._replace(finish_reason="error")
+    finally:
+        record = RequestRecord(
+            request_id=request.request_id,
+            arrival_s=due_s,
+            first_scheduled_s=sent_s if times_s else None,
+            token_times_s=tuple(times_s),
+            finished_s=now_s(),
+            num_prompt_tokens=len(token_ids),
+            num_cached_tokens=last.num_cached_tokens,
+            finish_reason=last.finish_reason,
         )
+        log.end(record, refusal)
 
 
 def bench_url(

@@ -19,13 +19,12 @@ from twophase_kernels.quant import KVFormat, cache_dtype
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference, rope_reference
 from twophase_kernels.silu_mul import silu_mul
-from twophase_tools.bench.kernel_linears import linear_cases
+from twophase_tools.bench.kernel_linears import Layer
 from twophase_tools.bench.kernel_rivals import AttentionBatch, attention_rivals
 from twophase_tools.bench.kernel_variants import OURS, REFERENCE, KernelCase, MakeVariant, Variant, compiled
-from twophase_tools.kernels.work import (
+from twophase_tools.bench.kernel_work import (
     Work,
-    decode_work,
-    prefill_work,
+    attention_work,
     rmsnorm_residual_work,
     rope_kv_write_work,
     silu_mul_work,
@@ -107,9 +106,9 @@ class CaseTable:
         for name, seq_lens in sizes.ragged_decodes:
             yield self.decode(seq_lens, f"B={len(seq_lens)}, {name}, {min(seq_lens):,} to {max(seq_lens):,} keys")
         for num_tokens in sizes.prefill_tokens:
-            yield self.prefill(((num_tokens, num_tokens),), f"{num_tokens:,} tokens")
-        yield self.prefill(sizes.chunks, f"B={len(sizes.chunks)}, mixed chunks")
-        yield self.prefill((sizes.verified,), f"verify {sizes.verified[0]} of {sizes.verified[1]:,} tokens")
+            yield self.attention(((num_tokens, num_tokens),), f"{num_tokens:,} tokens")
+        yield self.attention(sizes.chunks, f"B={len(sizes.chunks)}, mixed chunks")
+        yield self.attention((sizes.verified,), f"verify {sizes.verified[0]} of {sizes.verified[1]:,} tokens")
         for num_tokens in sizes.row_tokens:
             yield from (self.rope_kv_write(num_tokens, kv_format) for kv_format in ("none", "int8", "fp8_e4m3"))
             yield self.rmsnorm_residual(num_tokens)
@@ -117,7 +116,7 @@ class CaseTable:
         # A feed-forward layer's weights: gate and up, and down.
         for shape in ((2 * sizes.intermediate, sizes.hidden), (sizes.hidden, sizes.intermediate)):
             for num_tokens in sizes.linear_tokens:
-                yield from linear_cases(num_tokens, *shape, sizes.linear_group, self.dtype, self.device, self.tolerance)
+                yield from Layer(num_tokens, *shape, sizes.linear_group, self.dtype, self.device).cases(self.tolerance)
 
     @property
     def tolerance(self) -> float:
@@ -126,30 +125,18 @@ class CaseTable:
     # -- attention ----------------------------------------------------------------------------------------------------
 
     def decode(self, seq_lens: tuple[int, ...], label: str) -> KernelCase:
-        work = decode_work(list(seq_lens), *self._heads, self.dtype.itemsize, self.dtype.itemsize)
-
-        def make_variants() -> dict[str, MakeVariant]:
-            batch = self._attention_batch((1,) * len(seq_lens), seq_lens)
-            longest = max(seq_lens)
-
-            def ours() -> Any:
-                paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-                return paged_decode(batch.q, *paged, scale=batch.scale, max_seq_len=longest)
-
-            return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
-
-        return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True)
+        return self.attention(tuple((1, length) for length in seq_lens), label)
 
     def quantised_decode(self, batch_size: int, num_keys: int, kv_format: KVFormat) -> KernelCase:
         """Nobody else reads this format, so it is compared with the reference only."""
         sizes = self.sizes
-        work = decode_work([num_keys] * batch_size, *self._heads, self.dtype.itemsize, 1, 4)
+        seq_lens = (num_keys,) * batch_size
+        work = attention_work((1,) * batch_size, seq_lens, *self._heads, self.dtype.itemsize, 1, 4)
 
         def make_variants() -> dict[str, MakeVariant]:
             q = self._randn(batch_size, sizes.num_heads, sizes.head_dim)
-            k, v, tables, scales = self._quantised_pages((num_keys,) * batch_size, kv_format)
-            seq_lens = torch.full((batch_size,), num_keys, dtype=torch.int32, device=self.device)
-            inputs = q, k, v, tables, seq_lens
+            k, v, tables, scales = self._quantised_pages(seq_lens, kv_format)
+            inputs = q, k, v, tables, torch.tensor(seq_lens, dtype=torch.int32, device=self.device)
             options = {"scale": sizes.scale, "max_seq_len": num_keys, **scales}
             return {
                 OURS: lambda: Variant(lambda: paged_decode(*inputs, **options)),
@@ -159,11 +146,10 @@ class CaseTable:
         label = f"B={batch_size}, {num_keys:,} keys, {kv_format} cache"
         return KernelCase("paged_decode", label, work, make_variants, self.tolerance, only_reads=True)
 
-    def prefill(self, chunks: tuple[tuple[int, int], ...], label: str) -> KernelCase:
+    def attention(self, chunks: tuple[tuple[int, int], ...], label: str) -> KernelCase:
         """`chunks`: per sequence, the tokens to compute and all its tokens."""
         query_lens, seq_lens = (tuple(lengths) for lengths in zip(*chunks, strict=True))
-        itemsizes = self.dtype.itemsize, self.dtype.itemsize
-        work = prefill_work(list(query_lens), list(seq_lens), *self._heads, *itemsizes)
+        work = attention_work(query_lens, seq_lens, *self._heads, self.dtype.itemsize, self.dtype.itemsize)
         # A few tokens after a long context, drafts to verify, are as memory-bound as decode, and go to its kernel.
         group = self.sizes.num_heads // self.sizes.num_kv_heads
         few = query_lens != seq_lens and max(query_lens) * group <= max_rows(self.sizes.head_dim)
@@ -173,16 +159,15 @@ class CaseTable:
         def make_variants() -> dict[str, MakeVariant]:
             batch = self._attention_batch(query_lens, seq_lens)
             options = {"max_query_len": max(query_lens), "scale": batch.scale, **longest}
+            starts = None if max(query_lens) == 1 else batch.cu_query_lens
 
             def ours() -> Any:
                 paged = batch.k_cache, batch.v_cache, batch.block_tables, batch.lengths
-                return kernel(batch.q, *paged, batch.cu_query_lens, **options)
+                return kernel(batch.q, *paged, starts, **options)
 
             return {OURS: lambda: Variant(ours)} | attention_rivals(batch, may_compile=self.may_compile)
 
-        return KernelCase(
-            kernel.__name__, label, work, make_variants, self.tolerance, is_compute_bound=not few, only_reads=few
-        )
+        return KernelCase(kernel.__name__, label, work, make_variants, self.tolerance, only_reads=few)
 
     @property
     def _heads(self) -> tuple[int, int, int]:

@@ -54,12 +54,13 @@ class AttentionBatch:
         return {*self.seq_lens} == {self.keys.shape[2]} and len({*self.query_lens}) == 1
 
     @property
-    def sees_all(self) -> bool:
-        return self.is_even and set(self.query_lens) == {1}
-
-    @property
     def is_whole_prompts(self) -> bool:
         return self.is_even and self.query_lens == self.seq_lens
+
+    @property
+    def needs_mask(self) -> bool:
+        """Neither single tokens that see all keys nor whole prompts."""
+        return not (self.is_even and set(self.query_lens) == {1}) and not self.is_whole_prompts
 
     def ints(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self.q.device)
@@ -97,9 +98,7 @@ class AttentionBatch:
 
 def attention_rivals(batch: AttentionBatch, *, may_compile: bool) -> dict[str, MakeVariant]:
     """Name -> contender. A name owns up to padding, and to a mask for what others know."""
-    padded, mask = ("" if batch.is_even else ", padded"), ", mask"
-    if batch.sees_all or batch.is_whole_prompts:
-        mask = ""
+    padded, mask = ("" if batch.is_even else ", padded"), (", mask" if batch.needs_mask else "")
     rivals: dict[str, MakeVariant] = {
         name + padded + mask: partial(sdpa, batch, backend) for name, backend in SDPA_BACKENDS.items()
     }
@@ -108,7 +107,7 @@ def attention_rivals(batch: AttentionBatch, *, may_compile: bool) -> dict[str, M
 
 def sdpa(batch: AttentionBatch, backend: SDPBackend) -> Variant:
     q, mask = batch.padded_q, None
-    if not (batch.sees_all or batch.is_whole_prompts):
+    if batch.needs_mask:
         queries, keys = (torch.arange(n, device=batch.q.device) for n in (q.shape[2], batch.keys.shape[2]))
         mask = (queries[:, None] + batch.context_lens[:, None, None] >= keys)[:, None]  # [B, 1, L, S]
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": batch.is_whole_prompts, "scale": batch.scale}
@@ -130,7 +129,7 @@ def flex(batch: AttentionBatch, may_compile: bool) -> Variant:
     mask = None
     if batch.is_whole_prompts:
         mask = create_block_mask(whole_prompts, None, None, *size, device=str(q.device))
-    elif not batch.sees_all:
+    elif batch.needs_mask:
         mask = create_block_mask(causal, len(q), None, *size, device=str(q.device))
     attend: Callable[[], Any] = lambda: flex_attention(  # noqa: E731
         q, keys, values, block_mask=mask, scale=batch.scale, enable_gqa=True

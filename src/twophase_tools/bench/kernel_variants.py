@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twophase_tools.kernels.work import Work
+from twophase_tools.bench.kernel_work import Work
 
 OURS = "twophase"
 REFERENCE = "torch reference"
@@ -47,7 +47,6 @@ class KernelCase:
         work: Least bytes and operations, whoever computes it.
         make_variants: Allocates the inputs and returns name -> how to make that contender, ours first.
         tolerance: How far a right answer may be from ours (see `difference`).
-        is_compute_bound: Whether arithmetic, not memory, is its roof.
         only_reads: Whether it writes next to nothing, so that reading, not copying, is its roof.
     """
 
@@ -56,7 +55,6 @@ class KernelCase:
     work: Work
     make_variants: Callable[[], dict[str, MakeVariant]]
     tolerance: float
-    is_compute_bound: bool = False
     only_reads: bool = False
 
 

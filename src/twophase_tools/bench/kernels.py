@@ -9,18 +9,18 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from twophase.core.errors import BackendUnavailableError
-from twophase_tools.bench.gpu_state import GpuState, gpu_state
 from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import OURS, MakeVariant, Variant, difference
 from twophase_tools.bench.machine import (
     MachineRecord,
+    gpu_clocks,
     measure_copy_bandwidth,
     measure_matmul_rate,
     measure_read_bandwidth,
@@ -34,7 +34,7 @@ COPY_BYTES = 2 * 1024**3
 MATMUL_SIZE = 8192
 NEEDS_CUDA = "not run here: needs CUDA"
 
-# What torch says, on a GPU and on a CPU, when a forced SDPA backend does not take these inputs; its warnings tell why.
+# What torch says, on a GPU and on a CPU, when a forced SDPA backend does not take these inputs.
 NO_SUCH_BACKEND = "No available kernel", "No viable backend"
 
 # timed: compared where there is something to compare with, and timed. untimed: the same, without a time. unavailable:
@@ -49,7 +49,6 @@ class VariantResult:
     Attributes:
         elapsed_s: Seconds per call if status is 'timed', else None with the reason in `not_run`.
         difference: From our results, as `kernel_variants.difference` gives it; None for ours.
-        warnings: What it warned of, each once, first lines.
     """
 
     name: str
@@ -57,62 +56,6 @@ class VariantResult:
     elapsed_s: float | None = None
     not_run: str | None = None
     difference: float | None = None
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """One row: the work it takes and what each contender made of it, ours first.
-
-    Attributes:
-        slowdowns: What kept the GPU's clocks down just after this case (see `GpuState`).
-    """
-
-    kernel: str
-    label: str
-    num_bytes: int
-    num_flops: int
-    tolerance: float
-    is_compute_bound: bool
-    only_reads: bool
-    variants: tuple[VariantResult, ...]
-    slowdowns: tuple[str, ...] = ()
-
-    @property
-    def ours(self) -> VariantResult:
-        return self.variants[0]
-
-    @property
-    def problems(self) -> Iterator[str]:
-        """What makes this case's result worth nothing, or a contender's."""
-        name = f"{self.kernel} {self.label}"
-        for variant in self.variants:
-            if variant.status in ("wrong", "failed"):
-                yield f"{name}: {variant.name}: {variant.not_run}"
-        answered = [variant for variant in self.variants if variant.status in ("timed", "untimed", "wrong")]
-        if answered == [self.ours]:
-            yield f"{name}: nothing to compare with"
-
-    def to_lines(self, roofs: "Roofs | None") -> Iterator[str]:
-        for variant in self.variants:
-            case = f"{self.kernel} {self.label}" if variant is self.ours else ""
-            apart = "" if variant.difference is None else f"{variant.difference:.1e}"
-            start = f"{case:<64} {variant.name:<31} {apart:>8}"
-            if variant.elapsed_s is None or roofs is None:
-                yield f"{start}  {variant.not_run}"
-                continue
-            ratio = variant.elapsed_s / self.ours.elapsed_s if self.ours.elapsed_s else float("nan")
-            share = (
-                self.num_bytes / variant.elapsed_s / (roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth)
-            )
-            yield (
-                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x {self.num_bytes / 1e6:>10.2f} {share:>6.0%} "
-                f"{self.num_flops / variant.elapsed_s / 1e12:>8.2f}"
-            )
-            # Whoever did not run explains itself above; here it may be why a time is not what it seems.
-            yield from (f"{'':<64}   warned: {warning}" for warning in variant.warnings)
-        if self.slowdowns:
-            yield f"{'':<64} slowed down by: {', '.join(self.slowdowns)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +74,65 @@ class Roofs:
 
 
 @dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One row: the work it takes and what each contender made of it, ours first."""
+
+    kernel: str
+    label: str
+    num_bytes: int
+    num_flops: int
+    tolerance: float
+    only_reads: bool
+    variants: tuple[VariantResult, ...]
+
+    @property
+    def ours(self) -> VariantResult:
+        return self.variants[0]
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """What makes this case's result worth nothing, or a contender's."""
+        name = f"{self.kernel} {self.label}"
+        for variant in self.variants:
+            if variant.status in ("wrong", "failed"):
+                yield f"{name}: {variant.name}: {variant.not_run}"
+        if [v for v in self.variants if v.status in ("timed", "untimed", "wrong")] == [self.ours]:
+            yield f"{name}: nothing to compare with"
+
+    def to_lines(self, roofs: Roofs | None) -> Iterator[str]:
+        for variant in self.variants:
+            case = f"{self.kernel} {self.label}" if variant is self.ours else ""
+            apart = "" if variant.difference is None else f"{variant.difference:.1e}"
+            start = f"{case:<64} {variant.name:<31} {apart:>8}"
+            if variant.elapsed_s is None or roofs is None:
+                yield f"{start}  {variant.not_run}"
+                continue
+            ratio = variant.elapsed_s / self.ours.elapsed_s if self.ours.elapsed_s else float("nan")
+            bandwidth = roofs.read_bandwidth if self.only_reads else roofs.copy_bandwidth
+            share = self.num_bytes / variant.elapsed_s / bandwidth
+            yield (
+                f"{start} {variant.elapsed_s * 1e6:>10.1f} {ratio:>6.2f}x {self.num_bytes / 1e6:>10.2f} {share:>6.0%} "
+                f"{self.num_flops / variant.elapsed_s / 1e12:>8.2f}"
+            )
+
+
+_HEADER = f"{'case':<64} {'who':<31} {'diff':>8} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8}"
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
     """A whole run.
 
     Attributes:
         roofs: None in a dry run.
-        before, after: The GPU's state after measuring the roofs, and after the last case; None without nvidia-smi.
+        before, after: `gpu_clocks` after measuring the roofs, and after the last case.
     """
 
     machine: MachineRecord
     dtype: str
     roofs: Roofs | None
-    before: GpuState | None
-    after: GpuState | None
+    before: dict[str, str] | None
+    after: dict[str, str] | None
     results: tuple[CaseResult, ...]
 
     @property
@@ -153,7 +142,11 @@ class KernelReport:
 
     def to_text(self) -> str:
         states = {"before": self.before, "after": self.after}
-        told = [f"{when}: {state.to_text()}" for when, state in states.items() if state is not None]
+        told = [
+            f"{when}: {', '.join(f'{name} {value}' for name, value in state.items())}"
+            for when, state in states.items()
+            if state is not None
+        ]
         roofs = "dry run, tiny shapes" if self.roofs is None else self.roofs.to_text()
         head = [self.machine.to_text(), *(told or ["clocks unknown: nvidia-smi does not tell"])]
         head += [f"{self.dtype}; {roofs}\n", _HEADER]
@@ -169,16 +162,12 @@ class KernelReport:
         device = self.machine.gpus[0].name if self.machine.gpus else self.machine.cpu
         words = "".join(char if char.isalnum() else " " for char in device.lower()).split()
         name = "-".join([self.machine.date_utc[:10], *words])
-        path = folder / f"{name}.json"
-        number = 1
+        path, number = folder / f"{name}.json", 1
         while path.exists():
             number += 1
             path = folder / f"{name}-{number}.json"
         path.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
         return path
-
-
-_HEADER = f"{'case':<64} {'who':<31} {'diff':>8} {'us':>10} {'/ours':>7} {'MB':>10} {'of bw':>6} {'TFLOP/s':>8}"
 
 
 def bench_kernels(quick: bool = False, say: Say = lambda line: None) -> KernelReport:
@@ -230,13 +219,13 @@ def make_report(
 ) -> KernelReport:
     """Compare the contenders of `cases`, and measure them and the machine's roofs if there is a timer."""
     roofs = None if timer is None else measure_roofs(device, dtype)
-    before = gpu_state(device)  # by now it is warm
+    before = gpu_clocks(device)  # by now it is warm
     results = []
     for case in cases:
         say(f"{case.kernel} {case.label}")
-        results.append(measure_case(case, timer, device))
+        results.append(measure_case(case, timer))
     name = str(dtype).removeprefix("torch.")
-    return KernelReport(record_machine(), name, roofs, before, gpu_state(device), tuple(results))
+    return KernelReport(record_machine(), name, roofs, before, gpu_clocks(device), tuple(results))
 
 
 def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
@@ -245,27 +234,18 @@ def measure_roofs(device: torch.device, dtype: torch.dtype) -> Roofs:
     return Roofs(copy, read, measure_matmul_rate(device, dtype, size))
 
 
-def measure_case(case: KernelCase, timer: Timer | None, device: torch.device) -> CaseResult:
+def measure_case(case: KernelCase, timer: Timer | None) -> CaseResult:
     """Compare and time every contender. One that cannot run is reported with its reason."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch's compiler, which a GPU makes this call import
+        warnings.simplefilter("ignore")  # an SDPA backend that is not available has six of them
         # All cases compile one FlexAttention: after eight shapes torch would stop compiling it.
         torch.compiler.reset()
-    results = _measure_variants(case, timer)
-    state = gpu_state(device)  # the clocks are still up
+        results = _measure_variants(case, timer)
     gc.collect()  # its inputs were several GiB, and the next case needs the memory
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return CaseResult(
-        case.kernel,
-        case.label,
-        case.work.num_bytes,
-        case.work.num_flops,
-        case.tolerance,
-        case.is_compute_bound,
-        case.only_reads,
-        results,
-        () if state is None else state.slowdowns or (),
+        case.kernel, case.label, case.work.num_bytes, case.work.num_flops, case.tolerance, case.only_reads, results
     )
 
 
@@ -277,13 +257,8 @@ def _measure_variants(case: KernelCase, timer: Timer | None) -> tuple[VariantRes
     expected: tuple[torch.Tensor, ...] | None = None
     results = []
     for name, make in variants.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result, found = _measure_variant(name, make, timer, expected, case.tolerance)
-        # Deprecations are for who writes code: torch's compiler has some on import.
-        told = [str(warning.message) for warning in caught if not issubclass(warning.category, DeprecationWarning)]
-        lines = dict.fromkeys(message.partition("\n")[0] for message in told)
-        results.append(replace(result, warnings=tuple(lines)))
+        result, found = _measure_variant(name, make, timer, expected, case.tolerance)
+        results.append(result)
         if name == OURS:
             expected = found
     return tuple(results)

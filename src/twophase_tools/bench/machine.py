@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ import torch
 from twophase.memory import GIB, free_host_memory_bytes
 
 PACKAGES = ("twophase", "torch", "triton", "transformers", "numpy")
+GPU_FIELDS = (
+    "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "temperature.gpu", "power.draw", "power.limit",
+    "clocks_event_reasons.active",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,23 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def gpu_clocks(device: torch.device) -> dict[str, str] | None:
+    """What decides about a GPU's times and is not in its name, now, as nvidia-smi tells it; None where it does not.
+
+    `clocks_event_reasons.active` has a bit for each reason why clocks are low (nvmlClocksEventReason in NVML's header):
+    1 idle, 4 power cap, 8 hardware slowdown, 20 and 40 thermal slowdowns, 80 power brake, all hexadecimal.
+    """
+    if device.type != "cuda":
+        return None
+    gpu = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"
+    command = ["nvidia-smi", gpu, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
+    try:
+        line = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return dict(zip(GPU_FIELDS, (value.strip() for value in line.split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
 
 
 def measure_copy_bandwidth(device: torch.device, num_bytes: int = 256 * 1024**2, repeats: int = 9) -> float:

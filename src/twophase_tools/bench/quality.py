@@ -18,7 +18,7 @@ from twophase.llm import LLM
 from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.perplexity import more_prose, prose
 from twophase_tools.bench.quality_cost import DECODE_BATCH, decode_step_times, weight_memory_bytes
-from twophase_tools.bench.quality_drift import STRETCH, Drift, Estimate, estimate, measure_drift
+from twophase_tools.bench.quality_drift import STRETCH, measure_drift
 from twophase_tools.bench.quality_probes import Slice, probe
 from twophase_tools.bench.quality_tasks import Answers, answer
 from twophase_tools.bench.quality_verdict import (
@@ -30,11 +30,6 @@ from twophase_tools.bench.quality_verdict import (
     probe_verdicts,
 )
 from twophase_tools.bench.turns import Say
-
-__all__ = [
-    "FOUR_BITS", "STRETCH", "Before", "Bounds", "Drift", "Estimate", "FormatReport", "QualityReport", "Variant",
-    "Verdict", "bench_quality", "bounds_for", "drift_verdicts", "estimate", "judge", "measure_drift", "open_model",
-]  # fmt: skip
 
 # Room for the prose, and for the answers to eight questions about it. Steps are short, so that two models' logits fit.
 LIMITS = {"num_kv_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": 256}

@@ -9,8 +9,8 @@ omission' of load generators).
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, final, runtime_checkable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError, InvalidRequestError
@@ -26,6 +26,8 @@ BLOCK_SIZE = 16
 MAX_SLEEP_S = 0.5  # Ctrl-C and the duration limit should be felt soon
 MIN_SLEEP_S = 1e-6  # less might not move the clock at all
 PROGRESS_S = 5.0
+
+Coming = deque[tuple[TimedRequest, tuple[int, ...]]]
 
 
 @runtime_checkable
@@ -108,28 +110,48 @@ def serve(
         say: Hears about progress, every few seconds.
 
     Raises:
-        ConfigError: The duration limit is not above 0, nobody may send, or a prompt's ids do not fit the vocabulary.
+        ConfigError: The duration limit is not above 0, no client may send, or as `prompts_of`.
     """
     check_limits(duration_limit_s, concurrency)
-    # Prompts are made before the clock starts: drawing ids is not the engine's work.
-    coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
-    run = _Run(engine, clock or Clock(), len(coming), slo, say)
+    coming = prompts_of(workload, vocab_size, seed)
+    clock = clock or Clock()
+    log, was_cut = RunLog(len(coming), clock.now_s, say), False
+    ttft_slo_s = None if slo is None else slo.ttft_s
+
+    def hand_over(request: TimedRequest, token_ids: tuple[int, ...], due_s: float) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
+        prompt, name = {"prompt_token_ids": token_ids}, request.request_id
+        log.begin(name)
+        try:
+            engine.add_request(name, prompt, params, arrival_s=due_s, ttft_slo_s=ttft_slo_s, stream=False)
+        except InvalidRequestError as error:
+            refused = RequestRecord(name, due_s, None, (), clock.now_s(), len(token_ids), finish_reason="error")
+            log.end(refused, str(error))
+
     while coming or engine.has_unfinished_requests():
-        now_s = run.elapsed_s
+        now_s = log.elapsed_s
         if duration_limit_s is not None and now_s >= duration_limit_s:
-            run.cut()
+            was_cut = True
             break
-        while coming and (coming[0][0].arrival_s <= now_s if concurrency is None else run.num_open < concurrency):
+        while coming and (coming[0][0].arrival_s <= now_s if concurrency is None else len(log.open_ids) < concurrency):
             request, token_ids = coming.popleft()
-            run.hand_over(request if concurrency is None else replace(request, arrival_s=run.elapsed_s), token_ids)
+            hand_over(request, token_ids, log.start_s + (request.arrival_s if concurrency is None else log.elapsed_s))
+        may_sleep_s: float | int = MAX_SLEEP_S
         if engine.has_unfinished_requests():
-            run.step()
-            may_sleep_s = engine.idle_s
-        else:
-            may_sleep_s = MAX_SLEEP_S
+            for output in engine.step():
+                if output.finished:
+                    log.end(RequestRecord.from_output(output))
+            log.tell()
+            may_sleep_s = min(may_sleep_s, engine.idle_s)
         next_s = [duration_limit_s, coming[0][0].arrival_s if coming and concurrency is None else None]
-        run.sleep(min([may_sleep_s, *(time_s - run.elapsed_s for time_s in next_s if time_s is not None)]))
-    return run.result()
+        sleep_s = min([may_sleep_s, *(time_s - log.elapsed_s for time_s in next_s if time_s is not None)])
+        if sleep_s > 0:
+            clock.sleep(float(max(sleep_s, MIN_SLEEP_S)))
+    for request_id in log.open_ids:
+        aborted = engine.abort(request_id)
+        if aborted is not None:
+            log.end(RequestRecord.from_output(aborted))
+    return log.result(tuple(step for step in engine.trace if step.start_s >= log.start_s), was_cut)
 
 
 def check_limits(duration_limit_s: float | int | None, concurrency: int | None) -> None:
@@ -140,79 +162,64 @@ def check_limits(duration_limit_s: float | int | None, concurrency: int | None) 
         raise ConfigError(f"a closed loop has at least 1 client, got {concurrency}.")
 
 
-@final
-class _Run:
-    """A run on its way. Only `serve` changes it."""
+class RunLog:
+    """What became of a run's requests so far; only the one who plays the workload changes it."""
 
-    def __init__(
-        self, engine: ServedEngine, clock: Clock, num_requests: int, slo: Slo | None, say: Callable[[str], None]
-    ) -> None:
-        self._engine, self._clock, self._say = engine, clock, say
-        self._num_requests = num_requests
-        self._ttft_slo_s = None if slo is None else slo.ttft_s
-        self._start_s = clock.now_s()
+    def __init__(self, num_requests: int, now_s: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._num_requests, self._now_s, self._say = num_requests, now_s, say
+        self.start_s = now_s()
         self._said_s = 0.0
         self._records: dict[str, RequestRecord | None] = {}  # by id, in order of arrival; None: not ended yet
         self._refusals: list[tuple[str, str]] = []
-        self._was_cut = False
 
     @property
     def elapsed_s(self) -> float:
-        return self._clock.now_s() - self._start_s
+        return self._now_s() - self.start_s
 
     @property
-    def num_open(self) -> int:
+    def open_ids(self) -> list[str]:
         """Requests that came and have not ended."""
-        return sum(record is None for record in self._records.values())
+        return [request_id for request_id, record in self._records.items() if record is None]
 
-    def hand_over(self, request: TimedRequest, token_ids: tuple[int, ...]) -> None:
-        if request.request_id in self._records:
-            raise ConfigError(f"two requests of the workload have the id {request.request_id!r}; each needs its own.")
-        due_s = self._start_s + request.arrival_s
-        params = SamplingParams(temperature=0.0, max_tokens=request.num_output_tokens, ignore_eos=True)
-        prompt = {"prompt_token_ids": token_ids}
-        try:
-            self._engine.add_request(
-                request.request_id, prompt, params, arrival_s=due_s, ttft_slo_s=self._ttft_slo_s, stream=False
-            )
-            self._records[request.request_id] = None
-        except InvalidRequestError as error:
-            self._refusals.append((request.request_id, str(error)))
-            now_s = self._clock.now_s()
-            self._records[request.request_id] = RequestRecord(
-                request.request_id, due_s, None, (), now_s, request.num_prompt_tokens, finish_reason="error"
-            )
+    def begin(self, request_id: str) -> None:
+        self._records[request_id] = None
 
-    def step(self) -> None:
-        for output in self._engine.step():
-            if output.finished and output.request_id in self._records:
-                self._records[output.request_id] = RequestRecord.from_output(output)
+    def end(self, record: RequestRecord, refusal: str | None = None) -> None:
+        """`refusal`: why it was not served, or not to its end."""
+        if record.request_id in self._records:
+            self._records[record.request_id] = record
+        if refusal is not None:
+            self._refusals.append((record.request_id, refusal))
+
+    def tell(self) -> None:
+        """Say how far it is, if nothing was said for a while."""
         if self.elapsed_s - self._said_s >= PROGRESS_S:
             self._said_s = self.elapsed_s
-            num_ended = sum(record is not None for record in self._records.values())
             came = f"{len(self._records):,} of {self._num_requests:,} requests came"
-            self._say(f"{self._said_s:.0f} s: {came}, {num_ended:,} ended")
+            self._say(f"{self._said_s:.0f} s: {came}, {len(self._records) - len(self.open_ids):,} ended")
 
-    def sleep(self, at_most_s: float | int) -> None:
-        if at_most_s > 0:
-            self._clock.sleep(float(min(max(at_most_s, MIN_SLEEP_S), MAX_SLEEP_S)))
-
-    def cut(self) -> None:
-        """Abort what is unfinished."""
-        self._was_cut = True
-        for request_id in [request_id for request_id, record in self._records.items() if record is None]:
-            output = self._engine.abort(request_id)
-            if output is not None:
-                self._records[request_id] = RequestRecord.from_output(output)
-
-    def result(self) -> ServingRun:
+    def result(self, steps: tuple[StepTrace, ...], was_cut: bool) -> ServingRun:
         return ServingRun(
             records=tuple(record for record in self._records.values() if record is not None),
-            steps=tuple(step for step in self._engine.trace if step.start_s >= self._start_s),
-            window=(self._start_s, self._clock.now_s()),
+            steps=steps,
+            window=(self.start_s, self._now_s()),
             refusals=tuple(self._refusals),
-            was_cut=self._was_cut,
+            was_cut=was_cut,
         )
+
+
+def prompts_of(workload: Iterable[TimedRequest], vocab_size: int, seed: int) -> Coming:
+    """The requests with their prompts, which are made before the clock starts: drawing ids is not the engine's work.
+
+    Raises:
+        ConfigError: Two requests have one id, or a prompt's ids do not fit the vocabulary.
+    """
+    coming = deque((request, token_ids_of(request, vocab_size, seed)) for request in workload)
+    names = [request.request_id for request, _ in coming]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"two requests of the workload have the id {twice!r}; each needs its own.")
+    return coming
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,5 +286,5 @@ def bench_serve(
         "max seqs": llm.scheduler.config.max_num_seqs,
         "max batched tokens": llm.scheduler.config.max_num_batched_tokens,
     }
-    summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window, block_size=BLOCK_SIZE)
+    summary = ServingReport.of(run.records, run.steps, slo=slo, window=run.window)
     return ServeReport(workload.name, seed, engine, record_machine(), summary, run)

@@ -1,26 +1,20 @@
 """What each technique of the engine gains, and where it loses: the same work done in two or three ways, in turns.
 
-`twophase bench prefix-caching | speculative | window | disaggregation | tensor-parallel | http`. A technique gives
-cases, a case has a row of medians for each way. Techniques of two processes run in ranks; rank 0 returns the report.
+`twophase bench prefix-caching | speculative | window`. A technique gives cases, a case has a row of medians for each
+way.
 """
 
-import asyncio
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from twophase.core.request import RequestOutput, SamplingParams
 from twophase.llm import LLM
-from twophase_tools.bench.machine import MachineRecord, num_usable_cores, record_machine
+from twophase_tools.bench.machine import MachineRecord, record_machine
 from twophase_tools.bench.turns import Say, in_turns
 
 Row = dict[str, float | int | None]
@@ -69,14 +63,12 @@ class Task:
     Attributes:
         options: Of `LLM`, as the user gave them.
         quick: Tiny sizes: it shows that everything runs.
-        size: Processes that share a model, for `tensor_parallel`.
     """
 
     model: str
     options: dict[str, Any]
     repeats: int = 3
     quick: bool = False
-    size: int = 2
     say: Say = lambda line: None
 
     def open(self, **more: Any) -> LLM:
@@ -309,201 +301,13 @@ def window(task: Task) -> list[Case]:
     return [Case(f"{num_tokens:,} tokens; perplexity of {len(text):,}", rows)]
 
 
-# -- prefill and decode apart -----------------------------------------------------------------------------------------
-
-
-def disaggregation(task: Task) -> list[Case]:
-    """Streams that decode while long prompts arrive: one engine with all cores, with whole prompts and with chunks,
-    against two engines with half of the cores each. To be called in each of two ranks."""
-    from twophase.scheduling.policy import PriorityPolicy
-    from twophase_features.parallel.disaggregation import disaggregated
-    from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
-    from twophase_features.policies.whole_prompts import ContinuousPolicy
-
-    # Streams, their tokens, prompts that come, their length, tokens of the first stream between two of them.
-    shapes = {"long prompts beside streams": (4, 96, 3, 768, 24), "short prompts only": (16, 24, 0, 0, 1)}
-    if task.quick:
-        shapes = {"long prompts beside streams": (2, 8, 1, 48, 4), "short prompts only": (2, 4, 0, 0, 1)}
-    limits: dict[str, Any] = {
-        "num_kv_blocks": 512, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "max_model_len": 2048,
-        "enable_prefix_caching": False,  # each way reads the same prompts, and must compute them
-    }  # fmt: skip
-    options = limits | task.options
-    with disaggregated(task.model, prefill_options={"max_num_batched_tokens": 512}, **options) as apart:
-        if apart is None:
-            return []
-        together = task.open(**limits)
-        threads = {apart: torch.get_num_threads(), together: max(1, num_usable_cores())}
-
-        def serve(llm: LLM, policy: Any, shape: tuple[int, int, int, int, int], number: int) -> Row:
-            llm.scheduler.policy = policy
-            torch.set_num_threads(threads[llm])
-            return _pace(_arrivals(llm, number, *shape), shape[0])
-
-        ways = {
-            "one engine, whole prompts": (together, ContinuousPolicy()),
-            "one engine, chunks of 64": (together, ChunkedPrefillPolicy(64)),
-            "two engines": (apart, PriorityPolicy()),
-        }
-        return [
-            task.compare(name, {way: partial(serve, *how, shape) for way, how in ways.items()})
-            for name, shape in shapes.items()
-        ]
-
-
-def _arrivals(
-    llm: LLM, seed: int, num_streams: int, stream_len: int, num_prompts: int, prompt_len: int, every: int
-) -> list[RequestOutput]:
-    """Outputs of the streams, then of the prompts. Arrivals go by tokens, not by the clock."""
-    rng, engine = random.Random(seed), llm.engine
-    for i in range(num_streams):
-        engine.add_request(f"stream {i}", {"prompt_token_ids": _random_ids(llm, rng, 16)}, _greedy(stream_len))
-    outputs: dict[str, RequestOutput] = {}
-    num_come = 0
-    while engine.has_unfinished_requests() or num_come < num_prompts:
-        outputs |= {output.request_id: output for output in engine.step()}
-        num_tokens = len(outputs["stream 0"].outputs[0].token_ids) if "stream 0" in outputs else 0
-        if num_come < num_prompts and num_tokens >= every * (num_come + 1) - every // 2:
-            ids = _random_ids(llm, rng, prompt_len)
-            engine.add_request(f"prompt {num_come}", {"prompt_token_ids": ids}, _greedy(2))
-            num_come += 1
-    names = [f"stream {i}" for i in range(num_streams)] + [f"prompt {i}" for i in range(num_prompts)]
-    return [outputs[name] for name in names]
-
-
-def _pace(outputs: list[RequestOutput], num_streams: int) -> Row:
-    metrics = [output.metrics for output in outputs]
-    gaps_s = [b - a for each in metrics[:num_streams] for a, b in pairwise(each.token_times_s)]
-    ttft_s = [each.ttft_s or 0.0 for each in metrics[num_streams:]]
-    return {
-        "seconds": max(each.token_times_s[-1] for each in metrics) - min(each.arrival_s for each in metrics),
-        "TPOT s": statistics.fmean(gaps_s),
-        "longest gap s": max(gaps_s),
-        "prompts' TTFT s": statistics.fmean(ttft_s) if ttft_s else None,
-    }
-
-
-# -- tensor parallelism -----------------------------------------------------------------------------------------------
-
-
-def tensor_parallel(task: Task) -> list[Case]:
-    """One process with all cores against several that share the model. To be called in each rank; rank 0 gets beyond
-    the first line, and the others sleep while its own engine runs."""
-    from twophase_tools.bench.quality_cost import weight_memory_bytes
-
-    size, sizes = task.size, {"num_kv_blocks": 128, "max_num_seqs": 16}
-    shapes = {"decode, 1 sequence": (1, 16, 33), "decode, 16 sequences": (16, 16, 33), "prefill, 512": (1, 512, 1)}
-    if task.quick:
-        shapes = {"decode, 1 sequence": (1, 16, 4), "prefill, 32": (1, 32, 1)}
-    with task.open(tensor_parallel_size=size, **sizes) as shared:
-        llms = {"one process": task.open(**sizes), f"{size} processes": shared}
-        threads = {"one process": max(size, num_usable_cores() // size * size)}
-
-        def steps(way: str, number: int, num_seqs: int, prompt_len: int, output_len: int) -> Row:
-            """Of a step, and of it in all-reduces, waiting included."""
-            llm, rng = llms[way], random.Random(number)
-            torch.set_num_threads(threads.get(way, own_threads))
-            traffic = getattr(llm.runner, "traffic", {}).get("all_reduce")
-            for i in range(num_seqs):
-                ids = _random_ids(llm, rng, prompt_len)
-                llm.engine.add_request(str(i), {"prompt_token_ids": ids}, _greedy(output_len))
-            steps_s, reduces_s = [], []
-            while llm.engine.has_unfinished_requests():
-                before_s = traffic.elapsed_s if traffic else 0.0
-                llm.engine.step()
-                step = llm.engine.trace[-1]
-                if (step.num_decodes == 0) == (output_len == 1):
-                    steps_s.append(step.schedule_s + step.run_s + step.update_s)
-                    reduces_s.append((traffic.elapsed_s if traffic else 0.0) - before_s)
-            return {"step s": statistics.median(steps_s), "share of all-reduces": sum(reduces_s) / sum(steps_s)}
-
-        own_threads = torch.get_num_threads()
-        memory: dict[str, Row] = {
-            way: {
-                "weights MiB": weight_memory_bytes(llm.model.weights) / 2**20,
-                "K/V KiB a token": llm.kv_cache.spec.bytes_per_token / 1024,
-            }
-            for way, llm in llms.items()
-        }
-        compared = [
-            task.compare(name, {way: lambda i, way=way, shape=shape: steps(way, i, *shape) for way in llms})  # type: ignore[misc]
-            for name, shape in shapes.items()
-        ]
-        return [Case("memory of the largest process", memory), *compared]
-
-
-# -- HTTP -------------------------------------------------------------------------------------------------------------
-
-
-def http(task: Task) -> list[Case]:
-    """The same requests in this process and by a server with the same options, in a closed loop of 16 clients. The
-    server shares the cores with the clients."""
-    from twophase_tools.bench.http_client import HttpClient, play
-    from twophase_tools.bench.serve import ServingRun, serve
-    from twophase_tools.bench.server_process import ServerProcess, free_port
-    from twophase_tools.load.workloads import FixedWorkload, TimedRequest
-
-    num_clients = 16
-    per_client, prompt_len, output_len = (1, 8, (3, 5)) if task.quick else (2, 64, (64, 192))
-    llm = task.open(max_num_seqs=num_clients)
-    vocab_size = llm.model_config.vocab_size
-
-    def workload(number: int) -> FixedWorkload:
-        """New requests in each round: the prefix cache knows none. Of unequal lengths: were all as long, all would end
-        in one step, and over HTTP the next step would have whoever is back first, and nobody else."""
-        rng = random.Random(number)
-        names = (f"{number}-{i}" for i in range(per_client * num_clients))
-        return FixedWorkload(
-            "http", tuple(TimedRequest(name, 0.0, prompt_len, rng.randint(*output_len)) for name in names)
-        )
-
-    def throughput(run: ServingRun) -> Row:
-        gaps_s = [gap for each in run.records for gap in each.itls_s]
-        return {
-            "tokens/s": sum(each.num_output_tokens for each in run.records) / (run.window[1] - run.window[0]),
-            "TTFT s": statistics.median(each.ttft_s or 0.0 for each in run.records),
-            "ITL s": statistics.median(gaps_s) if gaps_s else None,
-            "not answered": sum(not each.is_completed for each in run.records),
-        }
-
-    words = ["--model", str(llm.model_dir), "--device", str(llm.kv_cache.device), "--backend", llm.model.backend.name]
-    words += ["--dtype", str(llm.kv_cache.spec.dtype).removeprefix("torch."), "--max-num-seqs", str(num_clients)]
-    words += ["--log-level", "error"]
-    with tempfile.TemporaryDirectory(prefix="twophase-http-") as folder:
-        log, threads = Path(folder) / "server.log", {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        server = ServerProcess("twophase_tools", ["serve", *words], free_port(), log, threads)
-
-        async def over_http(number: int) -> ServingRun:
-            async with HttpClient(server.url) as client:
-                await client.model()  # it is asked for once, and that is not what requests cost
-                return await play(client.ask, workload(number), vocab_size, concurrency=num_clients)
-
-        ways: dict[str, Callable[[int], Row]] = {
-            "in process": lambda i: throughput(serve(llm.engine, workload(i), vocab_size, concurrency=num_clients)),
-            "HTTP": lambda i: throughput(asyncio.run(over_http(i))),
-        }
-        try:
-            asyncio.run(server.ready())
-            return [task.compare(f"{num_clients} clients, {per_client} requests each", ways)]
-        finally:
-            asyncio.run(server.stop())
-
-
 TECHNIQUES: dict[str, Callable[[Task], list[Case]]] = {
     "prefix-caching": prefix_caching,
     "speculative": speculative,
     "window": window,
-    "disaggregation": disaggregation,
-    "tensor-parallel": tensor_parallel,
-    "http": http,
 }
 
 
-def bench_technique(name: str, task: Task) -> Report | None:
-    """The report; None in a rank that only helped.
-
-    Raises:
-        TwophaseError: The model, an option or the machine cannot be used; says why.
-    """
-    cases = TECHNIQUES[name](task)
-    return Report(name, task.model, tuple(cases), record_machine()) if cases else None
+def bench_technique(name: str, task: Task) -> Report:
+    """Raises TwophaseError: the model, an option or the machine cannot be used; says why."""
+    return Report(name, task.model, tuple(TECHNIQUES[name](task)), record_machine())

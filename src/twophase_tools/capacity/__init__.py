@@ -4,9 +4,9 @@ units                        GB and GiB told apart
 config, example.yaml         what a plan is made from
 memory                       bytes of weights, workspace and K/V on one GPU; blocks; requests that fit
 workload_cost, steady_state  what a mean request costs by roofline, and many of them at once, by Little's law
-pools                        prefill and decode on engines of their own: how many of each
-plan, report                 all of it together, as text and as JSON
+plan                         all of it together; prefill and decode on engines of their own, how many of each
+report                       the plan as text and as JSON
 engine_section               the engine's options as the plan has them, written into its file and opened
 """
 
-__all__ = ["config", "engine_section", "memory", "plan", "pools", "report"]
+__all__ = ["config", "engine_section", "memory", "plan", "report"]

@@ -66,7 +66,6 @@ class PlanConfig:
         name: Of the file.
         model: As the file names it.
         shape: The model, with the bytes of its weights and of its cache.
-        window: Keys that a query of this model sees, where that is fewer than the context limit; None: all.
         gpu_memory_utilization: Share of a GPU's memory that may be used, in (0, 1].
         workspace_bytes: Of a GPU, beside weights and cache; None: estimated.
         chunk_size: Tokens of a step that has a prefill in it, decodes included, as of the policy
@@ -77,7 +76,6 @@ class PlanConfig:
     name: str
     model: str
     shape: ModelShape
-    window: int | None
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
@@ -187,7 +185,7 @@ def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanCon
     plan = _Section(values)
     plan.take("engine", None)  # what `write_engine` made of this plan before
     model, num_gpus = str(plan.take("model")), plan.whole("tensor_parallel_size", 1, most=4096)
-    shape, window = _model(model, folder)
+    shape = _model(model, folder)
     dtype = plan.choice("dtype", DTYPE_BYTES, "bfloat16")
     kv_cache_dtype = plan.choice("kv_cache_dtype", KV_DTYPES, "auto")
     quantization = plan.choice("quantization", SCHEMES, None)
@@ -198,7 +196,6 @@ def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanCon
         name=name,
         model=model,
         shape=_with_bytes(shape, dtype, quantization, kv_cache_dtype),
-        window=window,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
@@ -224,7 +221,7 @@ def config_of(values: Any, name: str = "plan", folder: Path = Path()) -> PlanCon
     for section in (plan, workload, assumed, *([] if slo is None else [slo])):
         section.end()
     _check(config)
-    return config if window is None or window < config.max_model_len else replace(config, window=None)
+    return config
 
 
 def _least(assumption: str) -> float:
@@ -232,16 +229,14 @@ def _least(assumption: str) -> float:
     return TINIEST if assumption.endswith("efficiency") else 0.0
 
 
-def _model(name: str, folder: Path) -> tuple[ModelShape, int | None]:
-    """The model's shape, and its sliding window."""
+def _model(name: str, folder: Path) -> ModelShape:
+    """With a sliding window, as if all keys were seen: a bound from above."""
     if name in MODELS:
-        return MODELS[name], None
-    from twophase.model.config import load_config
-
+        return MODELS[name]
     try:
         path = folder / Path(name).expanduser()
         if path.is_dir():
-            return replace(model_shape(str(path)), name=name), load_config(path).sliding_window
+            return replace(model_shape(str(path)), name=name)
     except (ModelFolderError, OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"model cannot be read: {error}") from error
     raise ConfigError(f"model must be one of {', '.join(MODELS)}, or a folder, and there is none at {path}.")

@@ -1,6 +1,5 @@
 """Bytes on one GPU: what is taken, what is left for K/V, and how many requests that holds."""
 
-import math
 from dataclasses import dataclass, replace
 
 from twophase.memory import MLP_UNIT
@@ -114,13 +113,9 @@ def memory_table(config: PlanConfig) -> MemoryTable:
     )
 
 
-def blocks_of(num_tokens: int, block_size: int, window: int | None = None) -> int:
-    """Blocks that a sequence of this length holds.
-
-    Of a window, the first token may be a block's last one: a window of 18 in blocks of 16 can lie in 3 of them.
-    """
-    num_blocks = -(-num_tokens // block_size)
-    return num_blocks if window is None else min(num_blocks, -(-(window - 1) // block_size) + 1)
+def blocks_of(num_tokens: int, block_size: int) -> int:
+    """Blocks that a sequence of this length holds."""
+    return -(-num_tokens // block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +134,11 @@ class Fit:
 
 
 def fit(config: PlanConfig, table: MemoryTable, num_tokens: int) -> Fit:
-    """Requests of `num_tokens` tokens each; `num_bytes` counts all GPUs.
-
-    With a window a prompt's chunk is written before the blocks that it pushes out are freed, so room for one step's
-    tokens is set aside.
-    """
-    num_blocks = blocks_of(num_tokens, config.block_size, config.window)
-    is_cut = num_blocks < blocks_of(num_tokens, config.block_size)
-    aside = math.ceil(config.step_tokens / config.block_size) if is_cut else 0
+    """Requests of `num_tokens` tokens each; `num_bytes` counts all GPUs."""
+    num_blocks = blocks_of(num_tokens, config.block_size)
     return Fit(
         num_tokens=num_tokens,
         num_blocks=num_blocks,
         num_bytes=num_blocks * table.block_bytes * config.tensor_parallel_size,
-        num_requests=max(0, table.num_blocks - aside) // num_blocks,
+        num_requests=table.num_blocks // num_blocks,
     )

@@ -1,14 +1,28 @@
-"""A deployment on paper: memory, requests at once, times."""
+"""A deployment on paper: memory, requests at once, times; and prefill and decode on engines of their own.
 
-from dataclasses import dataclass
+Of pools: an engine of the prefill pool serves requests of one output token, so the steady state of a mixed engine holds
+for it. One of the decode pool has n sequences at once and steps of nothing else; by Little's law (Operations Research
+9(3), 1961), with D decodes a request,
+
+    requests per s = n / (D * step time with n decodes)
+
+A request that finds n there decodes with n + 1. Its first token is handed out when its K and V have arrived and the
+step under way, half of one on average, is over.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
 
-from twophase_tools.capacity.config import PlanConfig
+from twophase_tools.capacity.config import PlanConfig, PoolConfig, PoolsConfig
 from twophase_tools.capacity.memory import Fit, MemoryTable, fit, memory_table
-from twophase_tools.capacity.pools import PoolsPlan
-from twophase_tools.capacity.steady_state import Server, SteadyState
+from twophase_tools.capacity.steady_state import BISECTIONS, Server, SteadyState
 from twophase_tools.capacity.workload_cost import WorkloadCost
+
+CROWDED = 0.8  # utilisation from which on queues grow long: in the simplest one, M/D/1, a wait of two services
+MOST_ENGINES = 10_000
 
 
 @final
@@ -71,7 +85,7 @@ class Plan:
         return None if self.server is None or slo is None else self.server.within(slo)
 
     @cached_property
-    def pools(self) -> PoolsPlan | None:
+    def pools(self) -> "PoolsPlan | None":
         """Prefill and decode apart, where the config has pools."""
         return None if self.config.pools is None else PoolsPlan(self.config, self.config.pools)
 
@@ -89,3 +103,148 @@ class Plan:
             is_chunk = self.config.step_tokens < self.config.max_num_batched_tokens
             return "chunk_size" if is_chunk else "max_num_batched_tokens"
         return "max_num_seqs" if self.max_requests == self.config.max_num_seqs else "memory for K/V"
+
+
+@final
+@dataclass(frozen=True)
+class PoolsPlan:
+    """What pools lead to. Every figure is computed when it is asked for; nothing is measured.
+
+    Figures are None where not even one request fits on an engine, or no number of engines would do.
+    """
+
+    config: PlanConfig
+    pools: PoolsConfig
+
+    @cached_property
+    def prefill(self) -> Plan:
+        """One engine of the prefill pool, whose requests are one token long."""
+        workload = replace(self.config.workload, output_tokens=1)
+        return _engine(replace(self.config, workload=workload), self.pools.prefill)
+
+    @cached_property
+    def decode(self) -> Plan:
+        return _engine(self.config, self.pools.decode)
+
+    @property
+    def transfer_s(self) -> float:
+        """K and V of a mean prompt."""
+        num_bytes = self.config.workload.prompt_tokens * self.config.shape.kv_bytes_per_token
+        return self.pools.link_latency_s + num_bytes / self.pools.link_bytes_per_s
+
+    # -- one engine of each
+
+    @cached_property
+    def prefills_per_s(self) -> float | None:
+        """Prompts that an engine of the prefill pool can compute and send."""
+        most = self.prefill.saturated
+        return None if most is None else min(most.requests_per_s, 1 / self._sending_s)
+
+    @cached_property
+    def decodes_per_s(self) -> float | None:
+        """Requests that an engine of the decode pool can end; infinite where they are one token long."""
+        if not self.decode.max_requests:
+            return None
+        return self._decode_rate(self.decode.max_requests)
+
+    @property
+    def _sending_s(self) -> float:
+        """For which a prompt keeps its engine's link busy; latencies overlap."""
+        return self.transfer_s - self.pools.link_latency_s
+
+    def _decode_rate(self, num_sequences: int | float) -> float:
+        cost = self.decode.cost
+        if not cost.num_decodes:
+            return math.inf
+        return num_sequences / (cost.num_decodes * cost.step_s(num_sequences))
+
+    def _decode_step_s(self, requests_per_s: int | float) -> float | None:
+        """Of the steps that a request meets on an engine at this rate; None: the engine cannot keep up."""
+        most = self.decode.max_requests
+        if not most or self._decode_rate(most) < requests_per_s:
+            return None
+        low, high = 0.0, float(most)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._decode_rate(middle) <= requests_per_s else (low, middle)
+        return self.decode.cost.step_s(min(low + 1, most))
+
+    # -- how many, and what requests get
+
+    @cached_property
+    def num_decode(self) -> int | None:
+        """Engines of the decode pool: as given, or the fewest that are not crowded and keep the TPOT promised."""
+        if self.pools.decode.num_engines is not None:
+            return self.pools.decode.num_engines
+        tpot_s = None if self.config.slo is None else self.config.slo.tpot_s
+        return _fewest(lambda n: self._is_enough(self.decodes_per_s, n) and _within(self.tpot_with(n), tpot_s))
+
+    @cached_property
+    def num_prefill(self) -> int | None:
+        """Engines of the prefill pool: as given, or the fewest that are not crowded and keep the TTFT promised."""
+        if self.pools.prefill.num_engines is not None:
+            return self.pools.prefill.num_engines
+        ttft_s = None if self.config.slo is None else self.config.slo.ttft_s
+        return _fewest(lambda n: self._is_enough(self.prefills_per_s, n) and _within(self.ttft_with(n), ttft_s))
+
+    def _is_enough(self, each_per_s: float | None, num_engines: int) -> bool:
+        return each_per_s is not None and self.config.workload.rate <= CROWDED * num_engines * each_per_s
+
+    def tpot_with(self, num_decode: int) -> float | None:
+        """Mean seconds between tokens; None: the pool cannot keep up."""
+        return self._decode_step_s(self.config.workload.rate / num_decode)
+
+    def ttft_with(self, num_prefill: int) -> float | None:
+        """Mean seconds to the first token; None: one of the pools cannot keep up."""
+        server = self.prefill.server
+        state: SteadyState | None = None
+        if server is not None and self.prefills_per_s is not None:
+            rate = self.config.workload.rate / num_prefill
+            state = server.at_rate(rate) if rate <= self.prefills_per_s else None
+        # Where no number of decode engines keeps its promise, that is not for this pool to mend.
+        step_s = self.decode.cost.step_s(1) if self.num_decode is None else self.tpot_with(self.num_decode)
+        if state is None or step_s is None:
+            return None
+        return state.ttft_s + self.transfer_s + step_s / 2
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.num_prefill is None else self.ttft_with(self.num_prefill)
+
+    @property
+    def tpot_s(self) -> float | None:
+        return None if self.num_decode is None else self.tpot_with(self.num_decode)
+
+    @property
+    def num_gpus(self) -> int | None:
+        """In both pools."""
+        if self.num_prefill is None or self.num_decode is None:
+            return None
+        here, there = self.prefill.config, self.decode.config
+        return self.num_prefill * here.tensor_parallel_size + self.num_decode * there.tensor_parallel_size
+
+    def utilisation(self, each_per_s: float | None, num_engines: int | None) -> float | None:
+        """Requests that arrive for each that so many engines could serve."""
+        if each_per_s is None or num_engines is None:
+            return None
+        return self.config.workload.rate / (num_engines * each_per_s)
+
+
+def _engine(config: PlanConfig, pool: PoolConfig) -> Plan:
+    """The plan's, on the pool's hardware."""
+    return Plan(replace(config, hardware=pool.hardware, tensor_parallel_size=pool.tensor_parallel_size, pools=None))
+
+
+def _within(value_s: float | None, limit_s: float | int | None) -> bool:
+    return value_s is not None and (limit_s is None or value_s <= limit_s)
+
+
+def _fewest(is_enough: Callable[[int], bool]) -> int | None:
+    """The smallest number of engines that is enough, if any more of them are, too; None: not even `MOST_ENGINES`."""
+    if not is_enough(MOST_ENGINES):
+        return None
+    low, high = 0, MOST_ENGINES
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

@@ -5,8 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from twophase_tools.capacity.memory import Fit
-from twophase_tools.capacity.plan import Plan
-from twophase_tools.capacity.pools import CROWDED, PoolsPlan
+from twophase_tools.capacity.plan import CROWDED, Plan, PoolsPlan
 from twophase_tools.capacity.steady_state import SteadyState
 from twophase_tools.capacity.units import GB, GIB, in_both
 
@@ -108,17 +107,17 @@ def _pools(plan: Plan) -> list[str]:
         return []
     config, link = plan.config, pools.pools
     rows = (
-        ("prefill", pools.prefill, pools.prefills_per_s, pools.num_prefill),
-        ("decode", pools.decode, pools.decodes_per_s, pools.num_decode),
+        ("prefill", link.prefill, pools.prefills_per_s, pools.num_prefill),
+        ("decode", link.decode, pools.decodes_per_s, pools.num_decode),
     )
     lines = ["prefill and decode apart, by roofline, not measured (the above: one engine that does both)"]
     for name, pool, each_per_s, num_engines in rows:
-        gpus = f"{pool.config.tensor_parallel_size} x {pool.config.hardware.name}"
+        gpus = f"{pool.tensor_parallel_size} x {pool.hardware.name}"
         if each_per_s is None:
             lines.append(f"{name:8} engines of {gpus}: not even one request fits")
             continue
         count = "no number of" if num_engines is None else f"{num_engines:,}"
-        how = "as given" if pool.given is not None else "proposed"
+        how = "as given" if pool.num_engines is not None else "proposed"
         use = pools.utilisation(each_per_s, num_engines)
         lines.append(
             f"{name:8}{count:>6} engines of {gpus}, {how}: at most {each_per_s:.4g} requests/s each"
@@ -205,16 +204,9 @@ def to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _pools_to_dict(pools: PoolsPlan) -> dict[str, Any]:
-    def finite(value: float | None) -> float | None:
+    def finite(value: float | int | None) -> float | int | None:
         return value if value is not None and math.isfinite(value) else None
 
-    return {
-        "num_prefill": pools.num_prefill,
-        "num_decode": pools.num_decode,
-        "prefills_per_s": finite(pools.prefills_per_s),
-        "decodes_per_s": finite(pools.decodes_per_s),
-        "transfer_s": pools.transfer_s,
-        "ttft_s": pools.ttft_s,
-        "tpot_s": pools.tpot_s,
-        "num_gpus": pools.num_gpus,
-    }
+    sizes = ("num_prefill", "num_decode", "num_gpus")
+    speeds = ("prefills_per_s", "decodes_per_s", "transfer_s", "ttft_s", "tpot_s")
+    return {name: finite(getattr(pools, name)) for name in (*sizes, *speeds)}

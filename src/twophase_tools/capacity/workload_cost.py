@@ -9,17 +9,6 @@ from twophase_tools.simulate.cost_model import RooflineCostModel
 from twophase_tools.simulate.step_load import StepLoad, num_pairs
 
 
-def visible_pairs(start: int, num_tokens: int, num_visible: int | None) -> int:
-    """Query-key pairs of a chunk whose queries see `num_visible` keys at most.
-
-    Worked example: positions 2 to 5, at most 4 keys: 3 + 4 + 4 + 4 = 15.
-    """
-    if num_visible is None:
-        return num_pairs(start, num_tokens)
-    num_growing = min(max(num_visible - start, 0), num_tokens)
-    return num_pairs(start, num_growing) + (num_tokens - num_growing) * num_visible
-
-
 class Prefill(NamedTuple):
     """A prompt in chunks.
 
@@ -48,14 +37,13 @@ class WorkloadCost:
 
     cost_model: RooflineCostModel
     workload: Workload
-    num_visible: int | None
 
     @classmethod
     def of(cls, config: PlanConfig) -> "WorkloadCost":
         n = config.tensor_parallel_size
         shape = even_shape(config.shape, n)
         cost_model = RooflineCostModel(config.hardware, shape, n, config.assumptions, config.block_size)
-        return cls(cost_model, config.workload, config.window)
+        return cls(cost_model, config.workload)
 
     @property
     def num_decodes(self) -> int:
@@ -65,33 +53,23 @@ class WorkloadCost:
     @property
     def mean_context(self) -> float:
         """Keys that a decode reads, its own included, on average over a request's life."""
-        start, num_decodes = self.workload.prompt_tokens, self.num_decodes
-        if num_decodes == 0:
-            return 0.0
-        return visible_pairs(start, num_decodes, self.num_visible) / num_decodes
+        return self.workload.prompt_tokens + (self.num_decodes + 1) / 2 if self.num_decodes else 0.0
 
     def prefill(self, room: int) -> Prefill:
         """The prompt's chunks when each step has room for `room` tokens of it."""
-        length, limit = self.workload.prompt_tokens, self.num_visible
+        length = self.workload.prompt_tokens
         num_full = (length - 1) // room
-        last = length - num_full * room
-        # A chunk of n tokens from `start` on reads start + n keys; of a window, limit - 1 before its first token.
-        reach = length if limit is None else limit - 1
-        full_starts = _sum_of_starts(num_full, room, reach)
+        start = num_full * room
         full = StepLoad(
-            num_tokens=num_full * room,
+            num_tokens=start,
             num_samples=0,
             num_chunks=num_full,
             decode_context=0,
-            prefill_pairs=visible_pairs(0, num_full * room, limit),
-            prefill_context=full_starts + num_full * room,
+            prefill_pairs=num_pairs(0, start),
+            prefill_context=room * num_full * (num_full + 1) // 2,  # a chunk reads all before it, and itself
         )
-        start = num_full * room
-        return Prefill(
-            num_full,
-            full,
-            StepLoad(last, 1, 1, 0, visible_pairs(start, last, limit), min(start, reach) + last),
-        )
+        last = length - start
+        return Prefill(num_full, full, StepLoad(last, 1, 1, 0, num_pairs(start, last), length))
 
     def prefill_s(self, prefill: Prefill, num_decodes: int | float) -> float:
         """Seconds of all its steps, each with so many decodes beside it; the full chunks taken as their mean."""
@@ -131,9 +109,3 @@ class WorkloadCost:
         compute_s, kv_s = seconds(self.cost_model.flops(one), kv_bytes)
         _, weights_s = seconds(0, shape.weight_bytes)  # of experts: all, which a large batch reads
         return weights_s / (compute_s - kv_s) if compute_s > kv_s else None
-
-
-def _sum_of_starts(num_chunks: int, room: int, reach: int) -> int:
-    """0 + room + 2 room + ..., no term larger than `reach`."""
-    num_growing = min(num_chunks, reach // room + 1)
-    return room * (num_growing * (num_growing - 1) // 2) + (num_chunks - num_growing) * reach

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase_features.model_store.prepare import DEFAULT_MODEL
 
 Options = ArgumentParser | _ArgumentGroup
 MOST = 10_000_000  # of blocks, say: the bookkeeping of so many fits into a few GB
@@ -59,6 +60,16 @@ def read_standard_input() -> str:
         raise InvalidRequestError(f"standard input must be UTF-8 text ({error.reason}).") from error
     except OSError as error:
         raise InvalidRequestError(f"standard input cannot be read: {error.strerror}.") from error
+
+
+def say(line: str) -> None:
+    """Progress, which standard output has no place for."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def add_model(parser: Options) -> None:
+    """`--model`: a folder, a hub id, or the default model."""
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="'%(default)s' (default), a folder, or a hub id")
 
 
 def add_options(parser: Options, *rows: tuple[str, Callable[[str], Any], str, str]) -> None:

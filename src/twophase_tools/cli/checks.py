@@ -9,17 +9,17 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from packaging.requirements import Requirement
 
 from twophase.core.errors import ModelFolderError
 from twophase_features.model_store import prepare
 from twophase_tools import extras
-from twophase_tools.cli.diagnosis import Check, Finding
 
 # Without these the engine does not even import; the other requirements serve kernels, models and the command line.
 ENGINE_PACKAGES = frozenset({"torch", "numpy", "safetensors", "tokenizers", "jaxtyping"})
@@ -32,7 +32,29 @@ DEFAULT_MODEL = "smollm2-135m"  # its shape, of twophase_tools.simulate.model_sh
 TORCH_BYTES = 3 * GIB // 10  # what it takes for itself once it is imported
 SELF_TEST_TIMEOUT_S = 180
 
+Status = Literal["ok", "advice", "not run", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the verdict.
+
+    Attributes:
+        name: What was looked at.
+        status: 'ok'; 'advice' works, but could be better; 'not run' could not be tried on this machine; 'broken' is
+            needed and does not work.
+        detail: What was found.
+        cure: What to do about it; always given for 'advice' and 'broken'.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    cure: str | None = None
+
+
 Findings = Iterator[Finding]
+Check = Callable[[], Findings]
 
 
 def check_python() -> Findings:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from twophase.config import EngineConfig
 from twophase.core.errors import InvalidRequestError
-from twophase.core.request import CompletionOutput, RequestMetrics, RequestOutput, SamplingParams
+from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams
 from twophase_features.beam_search.params import BeamSearchOutput, BeamSearchParams
-from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_features.pairs import check_pairs
 from twophase_features.structured_outputs.params import StructuredOutputs
-from twophase_tools.cli.arguments import read_standard_input, read_text, text, whole
+from twophase_tools.cli.arguments import add_model, read_standard_input, read_text, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from twophase.engine.request_state import Prompt
     from twophase.llm import LLM
 
+SHOWN = ("index", "text", "token_ids", "finish_reason", "stop_reason", "error", "cumulative_logprob")  # of a completion
+
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("generate", help="continue a prompt")
@@ -38,9 +39,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--chat", action="store_true", help="send it as a user's message through the chat template")
     options = parser.add_argument_group("model and machine")
-    options.add_argument(
-        "--model", default=DEFAULT_MODEL, help=f"'{DEFAULT_MODEL}' (default), a Hugging Face folder, or a hub id"
-    )
+    add_model(options)
     add_engine_options(
         options, "attention_backend", "device", "dtype", "quantization", "sliding_window", "num_attention_sinks",
         "tensor_parallel_size", "enable_expert_parallel",
@@ -247,31 +246,19 @@ def _print_completions(output: RequestOutput) -> None:
 
 
 def to_dict(output: RequestOutput, llm: "LLM", prompt: str) -> dict[str, object]:
-    """What `--json` prints: the ids and text of each completion, when things happened, and what computed them."""
+    """What `--json` prints: the ids and text of each completion, when things happened, and what computed them.
+
+    Times in seconds: instants on a clock of this process, and the durations derived from them.
+    """
+    metrics = output.metrics
+    durations = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "latency_s": metrics.latency_s}
     return {
         "prompt": prompt,
         "prompt_token_ids": output.prompt_token_ids,
-        "outputs": [
-            {
-                "index": completion.index,
-                "text": completion.text,
-                "token_ids": completion.token_ids,
-                "finish_reason": completion.finish_reason,
-                "stop_reason": completion.stop_reason,
-                "error": completion.error,
-                "cumulative_logprob": completion.cumulative_logprob,
-            }
-            for completion in output.outputs
-        ],
-        "metrics": _metrics_dict(output.metrics),
+        "outputs": [{name: getattr(completion, name) for name in SHOWN} for completion in output.outputs],
+        "metrics": durations | asdict(metrics),
         "model": str(llm.model_dir),
         "backend": llm.model.backend.name,
         "device": str(llm.kv_cache.device),
         "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
     }
-
-
-def _metrics_dict(metrics: RequestMetrics) -> dict[str, object]:
-    """Times in seconds: instants on a clock of this process, and the durations derived from them."""
-    derived = {"ttft_s": metrics.ttft_s, "tpot_s": metrics.tpot_s, "latency_s": metrics.latency_s}
-    return derived | asdict(metrics)

@@ -2,16 +2,15 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from twophase_tools.cli.arguments import whole
+from twophase_tools.cli.arguments import add_model, say, whole
 from twophase_tools.cli.engine_options import add_engine_options, engine_config
 
 DESCRIPTION = """Profile steps of the engine: a Chrome trace for ui.perfetto.dev, with the engine's phases as ranges,
-and a table of their shares. On CUDA the GPU's kernels are in it too. The profiler makes steps longer: compare shares,
-and take times from `twophase bench`."""
+and torch's table of their times. On CUDA the GPU's kernels are in it too. The profiler makes steps longer: compare
+shares, and take times from `twophase bench`."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,9 +28,7 @@ def add_parser(subparsers: Any) -> None:
     )
     step.add_argument("--steps", type=whole(1, 1000), default=5, metavar="N", help="how many (default 5)")
     engine = parser.add_argument_group("the engine")
-    engine.add_argument(
-        "--model", default="smollm2-135m-instruct", help="'%(default)s' (default), a folder, or a hub id"
-    )
+    add_model(engine)
     add_engine_options(
         engine, "attention_backend", "device", "dtype", "quantization", "kv_cache_dtype", "num_kv_blocks",
         "max_num_batched_tokens",
@@ -39,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--output", default="profile.json", metavar="FILE", help="a .json or .json.gz (default profile.json)"
     )
-    parser.add_argument("--json", action="store_true", help="the table in JSON")
+    parser.add_argument("--json", action="store_true", help="calls and times by name in JSON")
     parser.set_defaults(run=run)
 
 
@@ -50,17 +47,13 @@ def run(args: argparse.Namespace) -> int:
         TwophaseError: An option, the model or the machine cannot be used; says why.
     """
     from twophase.core.errors import ConfigError
-    from twophase_tools.profiling.steps import StepShape, profile_steps
+    from twophase_tools.profiling import StepShape, profile_steps, to_dict, to_text
 
     file = Path(args.output)
     if file.is_dir() or not file.resolve().parent.is_dir():
         raise ConfigError(f"--output must name a file in a folder that exists, got {args.output!r}.")
     shape = StepShape(args.step, args.batch, tuple(args.prompt_lens))
-    report = profile_steps(args.model, engine_config(args), shape, args.steps, file, _say)
-    _say(f"wrote {file}; ui.perfetto.dev opens it")
-    print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if args.json else report.to_text())
+    averages = profile_steps(args.model, engine_config(args), shape, args.steps, file)
+    say(f"wrote {file}; ui.perfetto.dev opens it")
+    print(json.dumps(to_dict(averages), indent=2) if args.json else to_text(averages))
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

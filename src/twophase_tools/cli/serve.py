@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from twophase_features.model_store.prepare import DEFAULT_MODEL
 from twophase_server.settings import LOG_LEVELS, ServerSettings
-from twophase_tools.cli.arguments import text, whole
+from twophase_tools.cli.arguments import add_model, text, whole
 from twophase_tools.cli.engine_options import (
     add_engine_options,
     add_speculative_options,
@@ -55,7 +54,7 @@ LIMITS: Options = (
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("serve", help="the engine behind OpenAI's HTTP interface", description=DESCRIPTION)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="'%(default)s' (default), a folder, or a hub id")
+    add_model(parser)
     add_engine_options(parser, "attention_backend", "device", "dtype")
     defaults = ServerSettings()
     for title, options in (("the server", SERVER), ("what it refuses", LIMITS)):

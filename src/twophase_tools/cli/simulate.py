@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twophase_tools.cli.arguments import whole
+from twophase_tools.cli.bench import add_load, workload_of
 from twophase_tools.cli.engine_options import add_engine_options, engine_config, engine_options
 
 if TYPE_CHECKING:
@@ -23,14 +24,7 @@ ROUTER_HELP = "least-outstanding (default), round-robin, least-tokens, prefix, l
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("simulate", help="serve a workload on simulated engines", description=DESCRIPTION)
-    load = parser.add_argument_group("load")
-    load.add_argument("--workload", default="chat", metavar="NAME", help="as of `twophase bench serve` (default chat)")
-    load.add_argument("--rate", type=float, metavar="R", help="requests per second (default: the workload's own)")
-    load.add_argument("--cv", type=float, metavar="C", help="variation of the gaps between arrivals; 1 is Poisson")
-    load.add_argument("--requests", type=whole(1), metavar="N", help="how many (default: the workload's own)")
-    load.add_argument("--seed", type=int, default=0, metavar="S", help="fixes arrivals and lengths (default 0)")
-    load.add_argument("--slo-ttft", type=float, metavar="S", help="promised seconds to the first token, for goodput")
-    load.add_argument("--slo-tpot", type=float, metavar="S", help="promised seconds per token after it")
+    add_load(parser.add_argument_group("load"))
     engine = parser.add_argument_group("engines")
     engine.add_argument("--hardware", default="h100", metavar="NAME", help="a100, h100 (default), h200, mi300x")
     engine.add_argument(
@@ -54,28 +48,25 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         TwophaseError: An option, a model or a request that cannot be used; says why.
     """
-    from twophase_tools.load.slo import Slo
-    from twophase_tools.load.workloads import Load, named_workload
     from twophase_tools.simulate.fleet import run_fleet
-    from twophase_tools.simulate.fleet_report import FleetReport, Tallies
+    from twophase_tools.simulate.fleet_report import FleetReport
+    from twophase_tools.simulate.recorder import Recorder
     from twophase_tools.simulate.routers import router_named
     from twophase_tools.simulate.simulator import Replica
     from twophase_tools.simulate.traffic import requests_of
 
-    slo = None if args.slo_ttft is None and args.slo_tpot is None else Slo(args.slo_ttft, args.slo_tpot)
-    workload = named_workload(args.workload, Load(args.requests, args.rate, args.cv, args.seed))
-    tallies, router = Tallies(slo), router_named(args.router)
+    workload, slo = workload_of(args)
+    router = router_named(args.router)
     cost_model, new_scheduler, notes = _engines(args)
-    replicas = [Replica(new_scheduler(), cost_model, tallies.new()) for _ in range(args.replicas)]
-    fleet = run_fleet(requests_of(workload), replicas, router)
-    total = tallies.total
-    report = FleetReport("fleet", fleet, tallies, total.last_end_s)
+    replicas = [Replica(new_scheduler(), cost_model, Recorder(keeps_steps=False)) for _ in range(args.replicas)]
+    report = FleetReport(run_fleet(requests_of(workload), replicas, router), slo)
     if args.json:
         about = {"workload": workload.name, "seed": args.seed, "replicas": args.replicas, "notes": notes}
         about["cost_model"] = asdict(cost_model)
-        print(json.dumps(about | total.to_dict() | {"fleet": report.to_dict()}, indent=2))
+        print(json.dumps(about | report.total.to_dict() | {"fleet": report.to_dict()}, indent=2))
     else:
-        print(total.to_text(), *([report.to_text()] if args.replicas > 1 else []), *notes, sep="\n")
+        engines = ["", report.to_text()] if args.replicas > 1 else []
+        print(f"{workload.name}, simulated", report.total.to_text(), *engines, "", *notes, sep="\n")
     return 0
 
 

@@ -5,7 +5,7 @@ nothing in here runs a model or imports tensors. Seconds throughout, on whicheve
 
     workloads, arrivals, lengths   what is asked, and when
     records, slo                   what became of a request, and what was promised
-    latency, report                percentiles, goodput, the queue, the summary of a run
+    latency, report                percentiles, goodput, the summary of a run
     steps, lanes                   what the engine did, step by step and request by request
     pictures                       the same for the eye
 """

@@ -61,25 +61,22 @@ def lanes_of(records: Sequence[RequestRecord], steps: Sequence[StepTrace]) -> li
     Raises:
         RecordError: Two records have the same request id.
     """
-    _require_unique(records)
-    diary = _Diary.of(steps)
+    if len({record.request_id for record in records}) < len(records):
+        names = [record.request_id for record in records]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecordError(f"two records have the request id {twice!r}; a lane needs one of its own.")
+    diary = _events_of(steps)
+    window = (steps[0].start_s, end_of(steps[-1])) if steps else None
     lanes = []
     for record in sorted(records, key=lambda record: record.arrival_s):
-        for index in sorted({0, *diary.indices.get(record.request_id, ())}):
-            events = diary.events.get((record.request_id, index), [])
+        of_record = diary.get(record.request_id, {})
+        for index in sorted({0, *of_record}):
+            events = of_record.get(index, [])
             name = record.request_id if index == 0 else f"{record.request_id}.{index}"
             # Of the completions beyond the first no record keeps the times.
             times = record.token_times_s if index == 0 else _sampling_times(events)
-            lanes.append(Lane(name, record, index, _spans(record, index, events, diary), times))
+            lanes.append(Lane(name, record, index, _spans(record, index, events, window), times))
     return lanes
-
-
-def _require_unique(records: Sequence[RequestRecord]) -> None:
-    seen: set[str] = set()
-    for record in records:
-        if record.request_id in seen:
-            raise RecordError(f"two records have the request id {record.request_id!r}; a lane needs one of its own.")
-        seen.add(record.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,33 +87,24 @@ class _Event:
     chunk: Span | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Diary:
-    """The steps' events, by (request id, completion index), and the time they cover; None without steps."""
-
-    events: dict[tuple[str, int], list[_Event]]
-    indices: dict[str, set[int]]
-    start_s: float | int | None
-    end_s: float | int | None
-
-    @classmethod
-    def of(cls, steps: Sequence[StepTrace]) -> "_Diary":
-        events: dict[tuple[str, int], list[_Event]] = {}
-        for step in steps:
-            start_s, end_s = run_span(step)
-            for key in step.preempted:
-                events.setdefault(key, []).append(_Event(step, None))
-            for position, (request_id, index, start, count) in enumerate(step.chunks):
-                kind: SpanKind = "decode" if position < step.num_decodes + step.num_verifying else "prefill"
-                chunk = Span(kind, start_s, end_s, step.step, start, count)
-                events.setdefault((request_id, index), []).append(_Event(step, chunk))
-        indices: dict[str, set[int]] = {}
-        for request_id, index in events:
-            indices.setdefault(request_id, set()).add(index)
-        return cls(events, indices, steps[0].start_s if steps else None, end_of(steps[-1]) if steps else None)
+def _events_of(steps: Sequence[StepTrace]) -> dict[str, dict[int, list[_Event]]]:
+    """What happened to each request's completions, by their indices."""
+    events: dict[str, dict[int, list[_Event]]] = {}
+    for step in steps:
+        start_s, end_s = run_span(step)
+        found: list[tuple[str, int, Span | None]] = [(*key, None) for key in step.preempted]
+        for position, (request_id, index, start, count) in enumerate(step.chunks):
+            kind: SpanKind = "decode" if position < step.num_decodes + step.num_verifying else "prefill"
+            found.append((request_id, index, Span(kind, start_s, end_s, step.step, start, count)))
+        for request_id, index, chunk in found:
+            events.setdefault(request_id, {}).setdefault(index, []).append(_Event(step, chunk))
+    return events
 
 
-def _spans(record: RequestRecord, index: int, events: Sequence[_Event], diary: _Diary) -> tuple[Span, ...]:
+def _spans(
+    record: RequestRecord, index: int, events: Sequence[_Event], window: tuple[float | int, float | int] | None
+) -> tuple[Span, ...]:
+    """`window`: what the steps cover; None without steps."""
     spans: list[Span] = []
 
     def idle(kind: SpanKind, start_s: float | int, end_s: float | int) -> None:
@@ -126,8 +114,8 @@ def _spans(record: RequestRecord, index: int, events: Sequence[_Event], diary: _
     state: SpanKind = "waiting"
     since_s: float | int | None = record.arrival_s if index == 0 else None  # the others never stood in the queue
     scheduled_s = record.first_scheduled_s
-    if since_s is not None and scheduled_s is not None and (diary.start_s is None or scheduled_s < diary.start_s):
-        idle(state, since_s, scheduled_s)  # the diary begins later: what came next is not known
+    if since_s is not None and scheduled_s is not None and (window is None or scheduled_s < window[0]):
+        idle(state, since_s, scheduled_s)  # the steps begin later: what came next is not known
         since_s = None
     last: _Event | None = None
     for event in events:
@@ -142,9 +130,11 @@ def _spans(record: RequestRecord, index: int, events: Sequence[_Event], diary: _
             spans.append(event.chunk)
             since_s = None
         last = event
-    end_s = diary.end_s if record.finished_s is None else record.finished_s
+    end_s = record.finished_s
+    if end_s is None and window is not None:
+        end_s = window[1]
     if since_s is not None and end_s is not None:
-        idle(state, since_s, end_s)  # it ended, or the diary did, while it waited
+        idle(state, since_s, end_s)  # it ended, or the steps did, while it waited
     return tuple(spans)
 
 

@@ -1,6 +1,7 @@
 """Pictures of a run, drawn from what really happened: swim lanes, and what each step computes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -138,7 +139,7 @@ def _swim_lanes(
     axes.set_xlabel(f"time since the first arrival, {'ms' if milliseconds else 's'}")
     _name_lanes(axes, lanes)
     _plain(axes)
-    if show_legend:
+    if show_legend and kinds:
         _legend_above(axes, _legend_of(kinds, bool(ticks)))
 
 
@@ -170,53 +171,26 @@ def _name_lanes(axes: Axes, lanes: Sequence[Lane]) -> None:
         axes.set_ylabel(f"{len(lanes):,} requests, by arrival")
 
 
-def _legend_above(axes: Axes, handles: Sequence[Patch | Line2D]) -> None:
-    if handles:
-        axes.legend(
-            handles=list(handles),
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            ncol=len(handles),
-            frameon=False,
-            fontsize=8,
-        )
-
-
-def _limit_line(axes: Axes, limit: int, most: int, label: str) -> float:
-    """A dashed line at a limit; far above everything drawn (more than 5 times `most`) it is named, but left outside.
-
-    Returns a height just below the top of the axes, which are scaled for it.
-    """
-    is_near = limit <= 5 * max(1, most)
-    name = label.format(limit) + ("" if is_near else ", far above")
-    axes.axhline(limit, color=VERMILION, linewidth=1, linestyle="--", label=name)
-    top = 1.12 * (limit if is_near else max(1, most))
-    axes.set_ylim(0, top)
-    return 0.96 * top
+def _legend_above(axes: Axes, handles: Sequence[Patch | Line2D] | None = None) -> None:
+    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncol=6, frameon=False, fontsize=8)
 
 
 def _batch_composition(axes: Axes, steps: Sequence[StepTrace], token_budget: int | None) -> None:
     numbers = [step.step for step in steps]
     decodes = [step.num_decode_tokens for step in steps]
     prefills = [num_tokens(step) - step.num_decode_tokens for step in steps]
-    axes.bar(numbers, decodes, width=1.0, color=DECODE, edgecolor="white", linewidth=0.1, label="decode tokens")
-    axes.bar(
-        numbers,
-        prefills,
-        width=1.0,
-        bottom=decodes,
-        color=PREFILL,
-        edgecolor="white",
-        linewidth=0.1,
-        label="prefill tokens",
-    )
+    bars: dict[str, Any] = {"width": 1.0, "edgecolor": "white", "linewidth": 0.1}
+    axes.bar(numbers, decodes, color=DECODE, label="decode tokens", **bars)
+    axes.bar(numbers, prefills, bottom=decodes, color=PREFILL, label="prefill tokens", **bars)
     if token_budget is not None:
-        _limit_line(
-            axes, token_budget, max(map(sum, zip(decodes, prefills, strict=True)), default=0), "token budget: {:,}"
-        )
+        most = max(1, *map(sum, zip(decodes, prefills, strict=True)), 0)
+        is_near = token_budget <= 5 * most  # else it is named, but left outside
+        name = f"token budget: {token_budget:,}" + ("" if is_near else ", far above")
+        axes.axhline(token_budget, color=VERMILION, linewidth=1, linestyle="--", label=name)
+        axes.set_ylim(0, 1.12 * (token_budget if is_near else most))
     if numbers:
         axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
     axes.set(xlabel="step of the engine", ylabel="tokens computed")
     axes.set_title("What each step computes", loc="left")
     _plain(axes)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncol=3, frameon=False, fontsize=8)
+    _legend_above(axes)

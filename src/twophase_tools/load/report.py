@@ -1,9 +1,7 @@
 """The summary of a run: latencies, throughput, goodput, and what the engine did."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import Any
 
 from twophase.core.plan import StepTrace
@@ -11,45 +9,6 @@ from twophase_tools.load.latency import Goodput, Latencies, Percentiles, rate
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.steps import StepSummary
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """The queue in front of the engine over a window: requests that are due and have never been scheduled.
-
-    Taken from the records, not from the engine's own count: requests that come between two steps are seen by no step,
-    and under load that is where they wait. For preempted sequences see `StepTrace.num_waiting`.
-
-    Attributes:
-        depth_mean: Over time; by Little's law the arrival rate times the mean wait. None when no time passed.
-        depth_max: At any moment.
-        age_max_s: The longest wait, unfinished waits included; None when nobody waited.
-    """
-
-    depth_mean: float | None
-    depth_max: int
-    age_max_s: float | None
-
-    @classmethod
-    def of(cls, records: Sequence[RequestRecord], window: tuple[float | int, float | int]) -> "QueueSummary":
-        """Of requests that arrived within `window`, [start, end]."""
-        start_s, end_s = window
-        stays = [(record.arrival_s, min(_left_queue_s(record), end_s)) for record in records]
-        stays = [(arrival_s, left_s) for arrival_s, left_s in stays if left_s > arrival_s]
-        waits_s = [left_s - arrival_s for arrival_s, left_s in stays]
-        # At the same moment -1 sorts before +1: who leaves makes room for who comes.
-        changes = sorted([(arrival_s, 1) for arrival_s, _ in stays] + [(left_s, -1) for _, left_s in stays])
-        return cls(
-            depth_mean=math.fsum(waits_s) / (end_s - start_s) if end_s > start_s else None,
-            depth_max=max(accumulate(change for _, change in changes), default=0),
-            age_max_s=float(max(waits_s)) if waits_s else None,
-        )
-
-
-def _left_queue_s(record: RequestRecord) -> float | int:
-    """When a request was scheduled, or ended before that; infinity while it waits."""
-    left_s = record.finished_s if record.first_scheduled_s is None else record.first_scheduled_s
-    return math.inf if left_s is None else left_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +41,6 @@ class ServingReport:
     latencies: Latencies
     slo: Slo | None
     goodput: Goodput | None
-    queue: QueueSummary
     steps: StepSummary | None
 
     @classmethod
@@ -93,7 +51,6 @@ class ServingReport:
         *,
         slo: Slo | None = None,
         window: tuple[float | int, float | int] | None = None,
-        block_size: int | None = None,
     ) -> "ServingReport":
         """Summarise.
 
@@ -102,7 +59,6 @@ class ServingReport:
             steps: The engine's trace of the same time, on the same clock, if there is one.
             slo: Holds for every request that has none of its own.
             window: [start, end] of the measurement; None: from the first arrival to the last thing that happened.
-            block_size: Slots per block, for the fragmentation.
 
         Raises:
             ValueError: The window ends before it starts.
@@ -131,8 +87,7 @@ class ServingReport:
             latencies=Latencies.of(records),
             slo=slo,
             goodput=Goodput.of(records, slo, end_s - start_s),
-            queue=QueueSummary.of(records, (start_s, end_s)),
-            steps=StepSummary.of(steps, block_size),
+            steps=StepSummary.of(steps),
         )
 
     @property
@@ -157,10 +112,6 @@ class ServingReport:
             f"tokens       {self.num_prompt_tokens:,} prompt ({_share(self.cache_hit_rate)} from the prefix cache), "
             f"{self.num_output_tokens:,} output",
         ]
-        if self.queue.depth_mean is not None:
-            oldest = "" if self.queue.age_max_s is None else f", {self.queue.age_max_s:.3g} s the longest wait"
-            depths = f"{self.queue.depth_mean:.2f} requests on average, {self.queue.depth_max:,} at most"
-            lines.append(f"queue        {depths}{oldest}")
         if self.goodput is not None:
             promise = self.slo.to_text() if self.slo is not None else "each request's own SLO"
             lines.append(
@@ -184,9 +135,6 @@ class ServingReport:
         steps = self.steps
         if steps is None:
             return []
-        wasted = (
-            "" if steps.fragmentation_mean is None else f", {_share(steps.fragmentation_mean)} of their slots empty"
-        )
         swapped = ""
         if steps.num_blocks_offloaded or steps.num_blocks_loaded:
             swapped = f"; {steps.num_blocks_offloaded:,} swapped out, {steps.num_blocks_loaded:,} back in"
@@ -197,8 +145,8 @@ class ServingReport:
             f"computed     {steps.num_prefill_tokens:,} prefill and {steps.num_decode_tokens:,} decode tokens, "
             f"{steps.num_recomputed_tokens:,} of them again after {steps.num_preemptions:,} preemptions",
             f"blocks       {steps.blocks_in_use_mean:.1f} of {steps.num_blocks:,} in use on average, "
-            f"{steps.blocks_in_use_max:,} at most ({_share(steps.kv_cache_usage_mean)} and "
-            f"{_share(steps.kv_cache_usage_max)}){wasted}{swapped}",
+            f"{steps.blocks_in_use_max:,} at most ({_share(steps.blocks_in_use_mean / steps.num_blocks)} and "
+            f"{_share(steps.blocks_in_use_max / steps.num_blocks)}){swapped}",
         ]
 
 

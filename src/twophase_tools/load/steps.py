@@ -23,13 +23,6 @@ def num_blocks(step: StepTrace) -> int:
     return step.blocks_in_use + step.blocks_cached + step.blocks_free
 
 
-def fragmentation(step: StepTrace, block_size: int) -> float | None:
-    """Share of the slots of blocks in use that no token was given; None when none is in use or nobody counted."""
-    if step.slots_in_use is None or step.blocks_in_use == 0:
-        return None
-    return 1 - step.slots_in_use / (step.blocks_in_use * block_size)
-
-
 def num_tokens(step: StepTrace) -> int:
     return sum(count for _, _, _, count in step.chunks)
 
@@ -50,18 +43,16 @@ def num_recomputed_tokens(steps: Iterable[StepTrace]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Totals and means over a run's steps. Means of states are over time: a state holds until the next step ends.
+    """Totals over a run's steps.
 
     Attributes:
         busy_s: Time inside steps; `overhead_s` of it was spent on scheduling and bookkeeping.
         num_decode_tokens, num_prefill_tokens: Tokens computed, by what they were for; together all of them.
         num_recomputed_tokens: Of these, how many had been computed before and were lost to a preemption.
         num_blocks_offloaded, num_blocks_loaded: To and from host memory, where preemption swaps.
-        waiting_mean, waiting_max: Sequences that wait inside the engine, preempted ones included (see also `queue`).
         num_blocks: In the pool.
-        blocks_in_use_mean, blocks_in_use_max: Blocks that a sequence holds.
-        kv_cache_usage_mean, kv_cache_usage_max: The same as shares of the pool.
-        fragmentation_mean: Share of their slots that no token was given, while any block was in use; None: not known.
+        blocks_in_use_mean, blocks_in_use_max: Blocks that a sequence holds. The mean is over time: a state holds until
+            the next step ends.
     """
 
     num_steps: int
@@ -73,28 +64,17 @@ class StepSummary:
     num_preemptions: int
     num_blocks_offloaded: int
     num_blocks_loaded: int
-    waiting_mean: float
-    waiting_max: int
     num_blocks: int
     blocks_in_use_mean: float
     blocks_in_use_max: int
-    kv_cache_usage_mean: float
-    kv_cache_usage_max: float
-    fragmentation_mean: float | None
 
     @classmethod
-    def of(cls, steps: Sequence[StepTrace], block_size: int | None = None) -> "StepSummary | None":
-        """None without steps; `block_size` tells the fragmentation."""
+    def of(cls, steps: Sequence[StepTrace]) -> "StepSummary | None":
+        """None without steps."""
         if not steps:
             return None
         overhead_s = sum(step.schedule_s + step.update_s for step in steps)
         num_decodes = sum(step.num_decode_tokens for step in steps)
-        weights_s = held_s(steps)
-        wasted = [
-            (share, weight)
-            for step, weight in zip(steps, weights_s, strict=True)
-            if block_size is not None and (share := fragmentation(step, block_size)) is not None
-        ]
         return cls(
             num_steps=len(steps),
             busy_s=float(overhead_s + sum(step.run_s for step in steps)),
@@ -105,26 +85,16 @@ class StepSummary:
             num_preemptions=sum(len(step.preempted) for step in steps),
             num_blocks_offloaded=sum(step.blocks_offloaded for step in steps),
             num_blocks_loaded=sum(step.blocks_loaded for step in steps),
-            waiting_mean=mean_over_time([step.num_waiting for step in steps], weights_s),
-            waiting_max=max(step.num_waiting for step in steps),
             num_blocks=num_blocks(steps[-1]),
-            blocks_in_use_mean=mean_over_time([step.blocks_in_use for step in steps], weights_s),
+            blocks_in_use_mean=_mean_over_time(steps),
             blocks_in_use_max=max(step.blocks_in_use for step in steps),
-            kv_cache_usage_mean=mean_over_time([step.kv_cache_usage for step in steps], weights_s),
-            kv_cache_usage_max=max(step.kv_cache_usage for step in steps),
-            fragmentation_mean=mean_over_time(*zip(*wasted, strict=True)) if wasted else None,
         )
 
 
-def held_s(steps: Sequence[StepTrace]) -> list[float | int]:
-    """How long the state after each step held: until the next one ended. That of the last step held for no time."""
-    ends = [end_of(step) for step in steps]
-    return [later - earlier for earlier, later in pairwise([*ends, *ends[-1:]])]
-
-
-def mean_over_time(states: Sequence[float | int], weights_s: Sequence[float | int]) -> float:
-    """Mean of at least one state by how long each held; their plain mean if no time passed (a single step)."""
-    total_s = sum(weights_s)
-    if total_s > 0:
-        return sum(state * weight for state, weight in zip(states, weights_s, strict=True)) / total_s
-    return sum(states) / len(states)
+def _mean_over_time(steps: Sequence[StepTrace]) -> float:
+    """Mean of the blocks in use by how long each state held; their plain mean if no time passed (a single step)."""
+    ends_s = [end_of(step) for step in steps]
+    held_s = [later - earlier for earlier, later in pairwise(ends_s)]
+    if sum(held_s) > 0:
+        return sum(step.blocks_in_use * time_s for step, time_s in zip(steps, held_s, strict=False)) / sum(held_s)
+    return sum(step.blocks_in_use for step in steps) / len(steps)

@@ -2,15 +2,13 @@
 
 hardware, model_shapes       what a GPU can do at most, and what a model asks of it, with sources
 step_load, cost_model        what a step computes, and how long that takes: fitted, or by roofline
-nnls, calibrate              fitting the cost model to an engine's steps
+calibrate                    fitting the cost model to an engine's steps
 traffic                      requests that come by the clock
 limits, simulator            one engine
-fast_forward                 many decode steps at once
 routers, fleet, autoscale    many behind a router, which come and go
 pools, arrived_pages         prefill and decode in pools of their own
-progress, observers          what becomes of a request, and what is kept of a run
-waiting                      how long the oldest request of a queue has waited
-histogram, fleet_report      percentiles in constant memory; a run engine by engine
+progress, recorder           what becomes of a request, and what is kept of a run
+fleet_report                 a run engine by engine
 """
 
 __all__ = [
@@ -23,13 +21,11 @@ __all__ = [
     "hardware",
     "limits",
     "model_shapes",
-    "nnls",
-    "observers",
     "pools",
     "progress",
+    "recorder",
     "routers",
     "simulator",
     "step_load",
     "traffic",
-    "waiting",
 ]

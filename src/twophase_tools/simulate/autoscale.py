@@ -52,7 +52,7 @@ class Scaler:
     """Carries out a policy, within limits.
 
     Args:
-        make_replica: A fresh engine, with an observer.
+        make_replica: A fresh engine, with a recorder.
         least, most: Engines, at least 1.
         startup_s: From the order for an engine to its first request.
         period_s: Between two looks.

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 
 import numpy as np
+from jaxtyping import Float
 
 from twophase.core.plan import StepTrace
 from twophase_tools.load.workloads import TimedRequest
 from twophase_tools.simulate.cost_model import LinearCostModel
-from twophase_tools.simulate.nnls import nnls
 from twophase_tools.simulate.step_load import StepLoad, load_of_trace
 
 
@@ -69,4 +70,25 @@ def fit_cost_model(samples: Sequence[StepSample]) -> LinearCostModel:
 def _fit(features: Sequence[tuple[int | float, ...]], times_s: Sequence[float]) -> list[float]:
     weights = 1 / np.maximum(np.array(times_s), 1e-9)
     a = np.array(features, dtype=float) * weights[:, None]
-    return [float(x) for x in nnls(a, np.ones(len(times_s)))]
+    return nnls(a, np.ones(len(times_s))).tolist()
+
+
+def nnls(a: Float[np.ndarray, "m n"], b: Float[np.ndarray, "m"]) -> Float[np.ndarray, "n"]:
+    """The x >= 0 that minimises |a x - b|: no step gets cheaper by doing more.
+
+    The best x is the plain least-squares solution for the columns that it uses, so each set of columns is tried; there
+    are 2^n, and n is 5 here.
+
+    Raises:
+        numpy.linalg.LinAlgError: A number that is not finite.
+    """
+    best, least = np.zeros(a.shape[1]), float(np.linalg.norm(b))
+    scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
+    columns = range(a.shape[1])
+    for chosen in chain.from_iterable(combinations(columns, size) for size in range(1, len(columns) + 1)):
+        found = np.linalg.lstsq(a[:, chosen] / scale[list(chosen)], b, rcond=None)[0] / scale[list(chosen)]
+        distance = float(np.linalg.norm(a[:, chosen] @ found - b))
+        if (found >= 0).all() and distance < least:
+            best, least = np.zeros(len(columns)), distance
+            best[list(chosen)] = found
+    return best

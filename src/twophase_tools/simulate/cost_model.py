@@ -2,10 +2,7 @@
 
 import abc
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, final
-
-import numpy as np
-from jaxtyping import Float
+from typing import NamedTuple, final
 
 from twophase.core.errors import ConfigError
 from twophase_tools.simulate.hardware import Hardware
@@ -33,21 +30,12 @@ class CostModel(abc.ABC):
         """Seconds of `schedule` and of `update` for a batch of so many chunks."""
 
     @abc.abstractmethod
-    def run_s(self, load: StepLoad) -> Any:
-        """Seconds to run the step: a number; an array where `load.decode_context` is one (see `decode_run_s`)."""
+    def run_s(self, load: StepLoad) -> float | int:
+        """Seconds to run the step."""
 
     def cost(self, load: StepLoad) -> StepCost:
         schedule_s, update_s = self.overhead_s(load.num_chunks)
         return StepCost(schedule_s, float(self.run_s(load)), update_s)
-
-    def decode_run_s(self, num_seqs: int, context: int, num_steps: int) -> Float[np.ndarray, "k"]:
-        """Seconds of each of k steps in a row that decode the same sequences.
-
-        `context` is what the first step reads; each step reads one key more per sequence. The numbers are the very
-        ones that `run_s` gives for each step alone.
-        """
-        contexts: Any = np.arange(context, context + num_steps * num_seqs, num_seqs)
-        return self.run_s(StepLoad(num_seqs, num_seqs, num_seqs, contexts, 0, 0)) + np.zeros(num_steps)
 
 
 @final
@@ -89,7 +77,7 @@ class LinearCostModel(CostModel):
             self.update_per_step_s + self.update_per_chunk_s * num_chunks,
         )
 
-    def run_s(self, load: StepLoad) -> Any:
+    def run_s(self, load: StepLoad) -> float | int:
         fixed = self.per_step_s + self.per_token_s * load.num_tokens + self.per_sample_s * load.num_samples
         moved = self.per_moved_block_s * load.num_moved_blocks
         return fixed + moved + self.per_pair_s * load.prefill_pairs + self.per_context_s * load.decode_context
@@ -166,13 +154,13 @@ class RooflineCostModel(CostModel):
         more_s = self.assumptions.overhead_per_chunk_s * num_chunks
         return self.assumptions.schedule_s + more_s, self.assumptions.update_s + more_s
 
-    def run_s(self, load: StepLoad) -> Any:
+    def run_s(self, load: StepLoad) -> float | int:
         n, assumed = self.tensor_parallel, self.assumptions
         compute_s = self.flops(load) / (n * self.hardware.flops_per_s * assumed.compute_efficiency)
         memory_s = self.bytes(load) / (n * self.hardware.bytes_per_s * assumed.bandwidth_efficiency)
         block_bytes = self.block_size * self.shape.kv_bytes_per_token
         swaps_s = load.num_moved_blocks * block_bytes / (n * assumed.host_bytes_per_s)
-        return np.maximum(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
+        return max(compute_s, memory_s) + self.all_reduce_s(load.num_tokens) + swaps_s
 
     def num_blocks(self, memory_share: float | int = 0.9) -> int:
         """K/V blocks beside the weights, in a share of the GPUs' memory.
@@ -192,7 +180,7 @@ class RooflineCostModel(CostModel):
             )
         return num_blocks
 
-    def flops(self, load: StepLoad) -> Any:
+    def flops(self, load: StepLoad) -> float | int:
         """A product of an m x k and a k x n matrix takes 2 m k n operations."""
         shape = self.shape
         products = 2 * (shape.active_layer_params * load.num_tokens + shape.output_params * load.num_samples)
@@ -200,7 +188,7 @@ class RooflineCostModel(CostModel):
         num_pairs = load.decode_context + load.prefill_pairs
         return products + 4 * shape.num_heads * shape.head_dim * shape.num_layers * num_pairs
 
-    def bytes(self, load: StepLoad) -> Any:
+    def bytes(self, load: StepLoad) -> float | int:
         num_keys = load.decode_context + load.prefill_context + load.num_tokens
         shape = self.shape
         in_layers = shape.layer_value_bytes * shape.read_layer_params(load.num_tokens)

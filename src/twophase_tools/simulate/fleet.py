@@ -35,7 +35,7 @@ AfterEnd = Callable[[Replica, RequestProgress], None]
 
 @final
 class Fleet:
-    """Serves requests in the order of their arrivals; the replicas' observers keep what becomes of them.
+    """Serves requests in the order of their arrivals; the replicas' recorders keep what becomes of them.
 
     An engine that is to leave drains: it gets no more requests, and goes when it has ended those it has.
 
@@ -186,7 +186,7 @@ class Fleet:
 def run_fleet(
     requests: Iterable[Request], replicas: Sequence[Replica], router: Router, scaler: Scaler | None = None
 ) -> Fleet:
-    """Serve `requests`, in the order of their arrivals; the replicas' observers keep what becomes of them.
+    """Serve `requests`, in the order of their arrivals; the replicas' recorders keep what becomes of them.
 
     Requests are taken from the iterable one at a time: memory holds the unfinished ones only.
 

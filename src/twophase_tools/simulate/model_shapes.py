@@ -157,34 +157,12 @@ class ModelShape:
         return kv_bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, per_value, per_scale)
 
 
+_LLAMA_3 = "arXiv:2407.21783, table 3; vocabulary of config.json"
+_SMOLLM2 = "config.json of HuggingFaceTB/SmolLM2-135M-Instruct"
 MODELS = {
-    "smollm2-135m": ModelShape(
-        "SmolLM2-135M", 576, 1536, 30, 9, 3, 64, 49152, True, "config.json of HuggingFaceTB/SmolLM2-135M-Instruct"
-    ),
-    "llama-3-8b": ModelShape(
-        "Llama-3-8B",
-        4096,
-        14336,
-        32,
-        32,
-        8,
-        128,
-        128256,
-        False,
-        "arXiv:2407.21783, table 3; vocabulary of config.json",
-    ),
-    "llama-3-70b": ModelShape(
-        "Llama-3-70B",
-        8192,
-        28672,
-        80,
-        64,
-        8,
-        128,
-        128256,
-        False,
-        "arXiv:2407.21783, table 3; vocabulary of config.json",
-    ),
+    "smollm2-135m": ModelShape("SmolLM2-135M", 576, 1536, 30, 9, 3, 64, 49152, True, _SMOLLM2),
+    "llama-3-8b": ModelShape("Llama-3-8B", 4096, 14336, 32, 32, 8, 128, 128256, False, _LLAMA_3),
+    "llama-3-70b": ModelShape("Llama-3-70B", 8192, 28672, 80, 64, 8, 128, 128256, False, _LLAMA_3),
 }
 
 

@@ -83,7 +83,7 @@ class _OnTheirWay:
 
 
 def run_pools(requests: Iterable[Request], prefill: Fleet, decode: Fleet, link: Link) -> None:
-    """Serve `requests`: prompts in one fleet, the rest in the other. The decode pool's observers keep what becomes of a
+    """Serve `requests`: prompts in one fleet, the rest in the other. The decode pool's recorders keep what becomes of a
     request from its arrival to its end; those of the prefill pool, its life until its first token was computed.
 
     Raises:

@@ -10,10 +10,9 @@ from twophase_tools.load.records import RequestRecord
 
 @dataclass(slots=True)
 class CompletionProgress:
-    """One of a request's completions: its tokens so far, when the latest of them was there, and how it ended."""
+    """One of a request's completions: its tokens so far, and how it ended."""
 
     num_tokens: int = 0
-    last_token_s: float | int | None = None
     finish_reason: FinishReason | None = None
 
 
@@ -28,19 +27,18 @@ class PrefilledElsewhere:
 
 @dataclass(slots=True)
 class RequestProgress:
-    """A request on its way. Only its Replica changes it; observers read it when it has ended.
+    """A request on its way. Only its Replica changes it.
 
     Attributes:
         num_unfinished: Completions that go on, those not forked yet included.
         elsewhere: What another engine did for its prompt, if one did.
-        token_times_s: When each token of completion 0 was there; stays empty unless an observer wants them.
+        token_times_s: When each token of completion 0 was there.
     """
 
     request: Request
     completions: tuple[CompletionProgress, ...]
     num_unfinished: int
     first_scheduled_s: float | int | None = None
-    first_token_s: float | int | None = None
     finished_s: float | int | None = None
     token_times_s: list[float | int] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -63,18 +61,6 @@ class RequestProgress:
     @property
     def num_output_tokens(self) -> int:
         return sum(completion.num_tokens for completion in self.completions)
-
-    @property
-    def ttft_s(self) -> float | int | None:
-        return None if self.first_token_s is None else self.first_token_s - self.request.arrival_s
-
-    @property
-    def tpot_s(self) -> float | int | None:
-        """Mean time per token of completion 0 after its first; None with fewer than two."""
-        first = self.completions[0]
-        if first.num_tokens < 2 or first.last_token_s is None or self.first_token_s is None:
-            return None
-        return (first.last_token_s - self.first_token_s) / (first.num_tokens - 1)
 
     def record(self) -> RequestRecord:
         """What became of it."""

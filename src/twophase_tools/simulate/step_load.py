@@ -1,6 +1,6 @@
 """What a step has to compute, in the few numbers that its time depends on."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twophase.core.plan import StepPlan
 
@@ -15,7 +15,7 @@ class StepLoad(NamedTuple):
         num_tokens: Tokens that go through the layers.
         num_samples: Rows that go through the output projection.
         num_chunks: Sequences in the batch.
-        decode_context: Keys that the decodes read, all together, their own included; an array for many steps at once.
+        decode_context: Keys that the decodes read, all together, their own included.
         prefill_pairs: Query-key pairs of the prefill chunks: quadratic in a prompt computed at once.
         prefill_context: Keys that the prefill chunks read, each chunk reading its own once.
         num_moved_blocks: Blocks moved from and to host memory.
@@ -24,7 +24,7 @@ class StepLoad(NamedTuple):
     num_tokens: int | float
     num_samples: int | float
     num_chunks: int | float
-    decode_context: Any
+    decode_context: int | float
     prefill_pairs: int | float
     prefill_context: int | float
     num_moved_blocks: int | float = 0

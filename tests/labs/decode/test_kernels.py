@@ -13,8 +13,8 @@ from ptx_emulator.targets import compiler_environment
 COMPILES = """
 import json, sys, torch
 from ptx_emulator.targets import require_compiler
-from twophase_tools.kernels.production import AotConfig
-from twophase_tools.kernels.aot import compile_configs
+from tests.kernels.production import AotConfig
+from tests.kernels.aot import compile_configs
 require_compiler()
 from twophase_labs.machine.judge import run_cell
 from twophase_labs.machine.kernels import tl, triton

@@ -18,8 +18,8 @@ import dataclasses, json, sys
 from pathlib import Path
 from ptx_emulator.targets import CompileOnlyDriver, TARGETS
 from twophase_kernels._triton import triton
-from twophase_tools.kernels.production import AotConfig
-from twophase_tools.kernels.aot import compile_configs
+from tests.kernels.production import AotConfig
+from tests.kernels.aot import compile_configs
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_80"]))  # before anything asks for a GPU
 import torch
 from twophase_labs.machine.lab import Workbook

@@ -1,4 +1,4 @@
-"""`twophase bench kernels` and `scheduling` from the command line."""
+"""`twophase bench kernels` from the command line."""
 
 import json
 
@@ -66,14 +66,3 @@ def test_a_dry_run_as_users_start_it():
     done = run_cli("bench", "kernels", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert "paged_prefill" in done.stdout
-
-
-@pytest.mark.parametrize("as_json", [True, False])
-def test_scheduling(twophase, as_json):  # noqa: F811
-    exit_code, out, _ = twophase("bench", "scheduling", "--quick", *["--json"] * as_json)
-    assert exit_code == 0
-    if as_json:
-        assert [timing["num_waiting"] for timing in json.loads(out)] == [0, 100]
-    else:
-        assert "256 decodes" in out
-        assert len(out.splitlines()) == 4

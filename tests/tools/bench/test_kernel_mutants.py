@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def no_problems(cases):
     for case in cases:
-        problems = list(measure_case(case, None, CPU).problems)
+        problems = list(measure_case(case, None).problems)
         assert problems == [], problems[0]
 
 
@@ -27,8 +27,8 @@ def check_attention(module):
         [
             table.decode((48, 48), "even"),
             table.decode((33, 5), "ragged"),
-            table.prefill(((16, 16),), "whole"),
-            table.prefill(((8, 40), (1, 23)), "chunks"),
+            table.attention(((16, 16),), "whole"),
+            table.attention(((8, 40), (1, 23)), "chunks"),
         ]
     )
 

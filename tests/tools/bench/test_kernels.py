@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +13,6 @@ import torch
 from twophase.core.errors import BackendUnavailableError
 from twophase_tools.bench import kernels
 from twophase_tools.bench.cuda_timer import Flush
-from twophase_tools.bench.gpu_state import GpuState, gpu_state, parse_state
 from twophase_tools.bench.kernel_cases import FULL, QUICK, CaseTable, KernelCase
 from twophase_tools.bench.kernel_variants import (
     OURS,
@@ -21,9 +20,9 @@ from twophase_tools.bench.kernel_variants import (
     Variant,
     difference,
 )
+from twophase_tools.bench.kernel_work import Work
 from twophase_tools.bench.kernels import (
     CaseResult,
-    KernelReport,
     Roofs,
     VariantResult,
     bench_kernels,
@@ -31,7 +30,7 @@ from twophase_tools.bench.kernels import (
     make_report,
     measure_case,
 )
-from twophase_tools.kernels.work import Work
+from twophase_tools.bench.machine import gpu_clocks
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -141,7 +140,7 @@ def report():
     pytest.importorskip("triton", reason="not run here: triton has Linux wheels only")
     if torch.cuda.is_available():
         pytest.skip("not run here: kernels are compiled, and test_quick_on_a_gpu runs them")
-    cases = INTERPRETED.prefill(((32, 32),), "32 tokens"), INTERPRETED.silu_mul(8)
+    cases = INTERPRETED.attention(((32, 32),), "32 tokens"), INTERPRETED.silu_mul(8)
     return make_report(cases, counting_timer, torch.float32, CPU)
 
 
@@ -150,7 +149,7 @@ def test_json(report):
     assert found["status"] == "measured"
     assert found.keys() == {"status", "problems", "machine", "dtype", "roofs", "before", "after", "results"}
     assert found["results"][0]["variants"][0] == {
-        "name": OURS, "status": "timed", "elapsed_s": 1e-3, "not_run": None, "difference": None, "warnings": []
+        "name": OURS, "status": "timed", "elapsed_s": 1e-3, "not_run": None, "difference": None
     }  # fmt: skip
 
 
@@ -164,62 +163,45 @@ def test_a_results_file_is_named_by_date_and_gpu_and_never_overwritten(report, t
 
 def test_shares_and_ratios(report):
     variants = VariantResult(OURS, "timed", 2e-6), VariantResult("rival", "timed", 3e-6, difference=0.5)
-    result = CaseResult("k", "l", 4000, 8000, 1.0, False, False, variants, slowdowns=("power cap",))
-    ours, rival, slowed = result.to_lines(Roofs(4e9, 8e9, 1.0))
+    result = CaseResult("k", "l", 4000, 8000, 1.0, False, variants)
+    ours, rival = result.to_lines(Roofs(4e9, 8e9, 1.0))
     assert "1.00x" in ours
     assert " 50% " in ours
     assert "1.50x" in rival
-    assert slowed.strip() == "slowed down by: power cap"
     assert " 25% " in next(iter(replace(result, only_reads=True).to_lines(Roofs(4e9, 8e9, 1.0))))
-
-
-@pytest.mark.parametrize(
-    ("reasons", "slowdowns"),
-    [
-        ("0x0000000000000001", ()),  # idle
-        ("0x0000000000000044", ("power cap", "hardware thermal slowdown")),
-        ("[N/A]", None),
-    ],
-)
-def test_slowdowns(reasons, slowdowns):
-    state = parse_state(f"590.10, 1305 MHz, 1980 MHz, 2619 MHz, 67, 699.12 W, 700.00 W, {reasons}\n")
-    assert state == GpuState(
-        "590.10", "1305 MHz", "1980 MHz", "2619 MHz", "67", "699.12 W", "700.00 W", slowdowns=slowdowns
-    )
-    assert parse_state("something, else") is None
 
 
 def test_without_nvidia_smi_the_state_is_unknown(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="12-34"))
-    assert gpu_state(torch.device("cuda", 0)) is None
-    assert gpu_state(CPU) is None
+    assert gpu_clocks(torch.device("cuda", 0)) is None
+    assert gpu_clocks(CPU) is None
+
+
+def of_fields(record, values):
+    """Earlier runs have noted more."""
+    return record(**{field.name: values[field.name] for field in fields(record)})
 
 
 def test_results_of_earlier_runs_are_read():
-    """The committed files have the form that is written."""
+    """The committed files have all that is written."""
     files = [path for path in (ROOT / "kernels/results").glob("*.json") if "roofs" in json.loads(path.read_text())]
     assert files
     for path in files:
         found = json.loads(path.read_text())
         assert found.keys() == {"status", "problems", "machine", "dtype", "roofs", "before", "after", "results"}
         for row in found["results"]:
-            variants = tuple(VariantResult(**{**each, "warnings": tuple(each["warnings"])}) for each in row["variants"])
-            case = CaseResult(**{**row, "variants": variants, "slowdowns": tuple(row["slowdowns"])})
+            variants = tuple(of_fields(VariantResult, each) for each in row["variants"])
+            case = of_fields(CaseResult, row | {"variants": variants})
             assert list(case.to_lines(Roofs(**found["roofs"])))
 
 
-def test_the_gpu_is_looked_at_before_and_after_and_with_each_case(monkeypatch):
-    fields = "590.10, 1305 MHz, 1980 MHz, 2619 MHz, 67, 699.12 W, 700.00 W"
-    states = [parse_state(f"{fields}, 0x4"), parse_state(f"{fields}, 0x0"), parse_state(f"{fields}, 0x1")]
-    left, said = iter(states[i] for i in (1, 0, 2)), []
-    monkeypatch.setattr(kernels, "gpu_state", lambda device: next(left))
+def test_the_gpu_is_looked_at_before_and_after(monkeypatch):
+    left, said = iter([{"clocks.sm": "1 MHz"}, {"clocks.sm": "2 MHz"}]), []
+    monkeypatch.setattr(kernels, "gpu_clocks", lambda device: next(left))
     found = make_report([case_of({OURS: torch.zeros(2)})], None, torch.float32, CPU, said.append)
     assert said == ["k l"]
-    assert (found.before, found.results[0].slowdowns, found.after) == (states[1], ("power cap",), states[2])
-    text = found.to_text()
-    assert "before: driver 590.10, SM clock 1305 MHz of 1980 MHz, memory 2619 MHz, 67 C, 699.12 W of 700.00 W" in text
-    assert "after: driver 590.10" in text
+    assert "before: clocks.sm 1 MHz\nafter: clocks.sm 2 MHz\n" in found.to_text()
 
 
 # Contenders that do something else, break, or cannot run.
@@ -236,7 +218,7 @@ def case_of(answers, **options):
 
 
 def measure(case, timer=counting_timer):
-    return measure_case(case, timer, CPU)
+    return measure_case(case, timer)
 
 
 def test_a_rival_that_fails_is_reported_and_the_others_run():
@@ -301,19 +283,6 @@ def test_a_time_of_zero_is_not_a_time(report):
     assert "too short to be told from the noise" in next(iter(result.to_lines(report.roofs)))
 
 
-def test_what_a_contender_warns_of_is_told():
-    def warning():
-        warnings.warn("slow path\nat length", stacklevel=1)
-        warnings.warn("soon gone", DeprecationWarning, stacklevel=1)
-        return torch.ones(2)
-
-    found = measure(case_of({OURS: torch.ones(2), "rival": warning}))
-    assert found.variants[1].warnings == ("slow path",)
-    machine = make_report([], None, torch.float32, CPU).machine
-    text = KernelReport(machine, "float32", Roofs(1.0, 1.0, 1.0), None, None, (found,)).to_text()
-    assert "warned: slow path" in text
-
-
 def test_each_case_starts_with_a_compiler_that_has_seen_no_other(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: calls.append("reset"))
@@ -333,8 +302,8 @@ def test_what_torch_compiles_is_compiled_whole_and_right(case):
     table = CaseTable(QUICK, torch.float32, CPU)
     makers = {
         "rope_kv_write": lambda: table.rope_kv_write(8, "none"),
-        "prompt": lambda: table.prefill(((32, 32),), ""),
-        "verify": lambda: table.prefill(((5, 48),), ""),
+        "prompt": lambda: table.attention(((32, 32),), ""),
+        "verify": lambda: table.attention(((5, 48),), ""),
         "decode": lambda: table.decode((33, 5), ""),
     }
     found = measure(makers[case]() if case in makers else getattr(table, case)(8))

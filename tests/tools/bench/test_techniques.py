@@ -54,32 +54,9 @@ def test_window(folder):
     assert rows["all keys"]["perplexity"] != rows["window 64, 4 sinks"]["perplexity"]
 
 
-@pytest.mark.full
-def test_disaggregation(folder):
-    long, short = cases_of("disaggregation", folder).values()
-    assert all(row["longest gap s"] >= row["TPOT s"] > 0 for row in long.values())
-    assert short["two engines"]["prompts' TTFT s"] is None
-
-
-@pytest.mark.full
-def test_tensor_parallel(folder):
-    memory, *_ = cases_of("tensor-parallel", folder).values()
-    assert memory["2 processes"]["weights MiB"] < memory["one process"]["weights MiB"]
-    assert memory["2 processes"]["K/V KiB a token"] == memory["one process"]["K/V KiB a token"] / 2
-
-
-@pytest.mark.full
-def test_http(folder):
-    (rows,) = cases_of("http", folder).values()
-    assert list(rows) == ["in process", "HTTP"]
-    assert {row["not answered"] for row in rows.values()} == {0}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("tensor-parallel", "--size", "1"), "--size: must be at least 2"),
-        (("tensor-parallel", "--size", "5"), "5"),
         (("speculative", "--repeats", "0"), "--repeats: must be at least 1"),
         (("window", "--device", "nowhere"), "nowhere"),
     ],

@@ -61,8 +61,6 @@ def test_the_engine_holds_what_the_plan_says(case, tmp_path, monkeypatch):
         assert step_bytes(llm.model_config, limits, torch.float32) == table.workspace_bytes
     assert (limits.max_num_seqs, limits.max_model_len, limits.max_num_batched_tokens) == (8, 64, 32)
     assert llm.config.policy == (None if config.chunk_size is None else ChunkedPrefillPolicy(16))
-    window = getattr(llm.scheduler.cache, "window", None)
-    assert (None if window is None else window.window) == config.window
 
 
 def test_the_engine_holds_quantised_weights_as_the_plan_says(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Bytes against arithmetic by hand, and against the engine's own cache."""
 
 import dataclasses
-import random
 from contextlib import nullcontext
 
 import pytest
@@ -122,32 +121,8 @@ def test_workspace_follows_the_step():
     assert plan(workspace="1.5 GiB").memory.workspace_bytes == 3 * 2**29
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_blocks_of_a_window_by_marking_them(seed):
-    """The oracle marks the block of every token that is kept, wherever the sequence ends."""
-    rng = random.Random(seed)
-    block_size, window, length = 2 ** rng.randint(0, 4), rng.randint(1, 40), rng.randint(1, 200)
-    held = [{i // block_size for i in range(max(0, end - window), end)} for end in range(1, length + 1)]
-    found = blocks_of(length, block_size, window)
-    assert found >= max(map(len, held))
-    # Never more than what the worst place of the window takes, which long sequences meet.
-    if length >= window + 3 * block_size:
-        assert found == max(map(len, held))
-
-
 def test_blocks_by_hand():
     assert [blocks_of(n, 16) for n in (1, 16, 17)] == [1, 1, 2]
-    assert [blocks_of(10_000, 16, window) for window in (17, 18)] == [2, 3]
-    assert blocks_of(20, 16, 1000) == 2
-
-
-def test_a_window_bounds_a_request():
-    """A window of 1,024: 1 + 64 blocks of 16, and 512 set aside for a step of 8,192 tokens."""
-    config = dataclasses.replace(plan().config, window=1024)
-    table = memory.memory_table(config)
-    assert memory.fit(config, table, 4096).num_blocks == 65
-    assert memory.fit(config, table, 4096).num_requests == (table.num_blocks - 512) // 65
-    assert memory.fit(config, table, 150).num_requests == table.num_blocks // 10, "it fits, so nothing is set aside"
 
 
 def tensors_in(part):

@@ -43,12 +43,7 @@ def check_memory(memory):
     assert memory.weight_bytes(odd, 2) - memory.weight_bytes(MODELS["smollm2-135m"], 2) == 2 * 30 * 3 * 576 * 16
     assert at_limit(model="llama-3-70b")[0].num_blocks == 0
     assert at_limit(model="smollm2-135m", tensor_parallel_size=2)[0].kv_bytes_per_token == 15_360
-    config = replace(plan().config, window=1024)
-    assert memory.fit(config, memory.memory_table(config), 4096).num_blocks == 65
-    table = memory.memory_table(config)
-    assert memory.fit(config, table, 4096).num_requests == (table.num_blocks - 512) // 65
-    assert [memory.blocks_of(10_000, 16, window) for window in (17, 18)] == [2, 3]
-    assert memory.blocks_of(20, 16, 1000) == 2
+    assert memory.blocks_of(20, 16) == 2
     assert [memory.workspace_bytes(TOY_TWO, n, 5, 100) for n in (1, 2)] == [17_040, 16_640]
     table, _ = at_limit(model="smollm2-135m", tensor_parallel_size=7)  # 49,152 rows are no multiple of 7
     step = 8192 * (3 * 576 + 64 * (2 * 2 + 2) + 3 * 224) * 2
@@ -59,21 +54,15 @@ TOY_TWO = ModelShape("toy", 8, 16, 2, 2, 2, 4, 10, True, "by hand")
 
 
 def check_workload_cost(module):
-    def cost(prompt_tokens, output_tokens, num_visible=None):
+    def cost(prompt_tokens, output_tokens):
         model = RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)
-        return module.WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens), num_visible)
+        return module.WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens))
 
-    assert module.visible_pairs(2, 4, 4) == 15
-    assert module.visible_pairs(2, 4, None) == 18
     prefill = cost(10, 3).prefill(4)
     assert (prefill.num_chunks, cost(8, 3).prefill(4).num_chunks) == (3, 2)
     assert prefill.full == StepLoad(8, 0, 2, 0, 36, 12)
     assert prefill.last == StepLoad(2, 1, 1, 0, 19, 10)
-    # A window of 3: chunks 0-3, 4-7 and 8-9 read 4, 6 and 4 keys.
-    narrow = cost(10, 3, 3).prefill(4)
-    assert (narrow.full.prefill_context, narrow.last.prefill_context) == (10, 4)
-    assert (narrow.full.prefill_pairs, narrow.last.prefill_pairs) == (21, 6)
-    assert (cost(10, 3).mean_context, cost(10, 3, 3).mean_context) == (11.5, 3)
+    assert cost(10, 3).mean_context == 11.5
     assert cost(10, 1).mean_context == 0
     assert cost(3, 2).ridge_batch == pytest.approx(24.64 / 1.12)
     assert cost(300, 2).ridge_batch is None
@@ -143,20 +132,14 @@ MUTANTS = [
         ("each GPU computes the whole MLP", "intermediate_size=shape.intermediate_size // num_gpus", "intermediate_size=shape.intermediate_size"),
         ("each GPU computes all heads", "num_heads=shape.num_heads // num_gpus", "num_heads=shape.num_heads"),
         ("logits of a rounded vocabulary", "vocab_size=config.shape.vocab_size)  #", "vocab_size=shape.vocab_size)  #"),
-        ("half blocks", "num_blocks = -(-num_tokens // block_size)", "num_blocks = num_tokens // block_size"),
-        ("windows one longer", "(window - 1)", "window"),
-        ("windows of short sequences", "else min(num_blocks, ", "else max(0, "),
-        ("nothing set aside", "if is_cut else 0", "if False else 0"),
+        ("half blocks", "return -(-num_tokens // block_size)", "return num_tokens // block_size"),
     ),
     *mutants(
         "workload_cost",
-        ("windows grow one longer", "max(num_visible - start, 0)", "max(num_visible - start + 1, 0)"),
-        ("no windows", "if num_visible is None:\n        return num_pairs", "if True:\n        return num_pairs"),
         ("first token decoded", "return self.workload.output_tokens - 1", "return self.workload.output_tokens"),
         ("all chunks full", "num_full = (length - 1) // room", "num_full = length // room"),
-        ("windows one longer", "length if limit is None else limit - 1", "length if limit is None else limit"),
         ("every chunk samples", "            num_samples=0,", "            num_samples=num_full,"),
-        ("starts one short", "reach // room + 1)", "reach // room)"),
+        ("starts one short", "num_full * (num_full + 1) // 2", "num_full * (num_full - 1) // 2"),
         ("the last chunk only", "return prefill.num_full * self.step_s(num_decodes, prefill.full, 1 / prefill.num_full) + last_s", "return last_s"),
         ("full chunks all at once", "prefill.full, 1 / prefill.num_full)", "prefill.full)"),
         ("no decodes beside", "num_tokens=num_decodes + weight", "num_tokens=weight"),

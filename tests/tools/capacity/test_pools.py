@@ -13,9 +13,10 @@ from twophase_tools.load.arrivals import Poisson
 from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload
 from twophase_tools.simulate.fleet import Fleet
-from twophase_tools.simulate.fleet_report import Tallies
+from twophase_tools.simulate.fleet_report import FleetReport
 from twophase_tools.simulate.limits import make_scheduler
 from twophase_tools.simulate.pools import Link, run_pools
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.traffic import requests_of
@@ -151,20 +152,20 @@ def test_bad_pools(changes, complaint):
 
 def play_out(planned, num_requests):
     """The plan's pools in the simulator; their requests come at random, all of mean length."""
-    config, pools, fleets, tallies = planned.config, planned.pools, [], Tallies(planned.config.slo)
+    config, pools, fleets = planned.config, planned.pools, []
     for pool, count in ((pools.prefill, pools.num_prefill), (pools.decode, pools.num_decode)):
         names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size")
         limits = {name: getattr(pool.config, name) for name in names}
         limits["num_blocks"] = memory_table(pool.config).num_blocks
-        tallies = Tallies(config.slo)
-        replicas = [Replica(make_scheduler(limits), pool.cost.cost_model, tallies.new()) for _ in range(count)]
+        cost_model = pool.cost.cost_model
+        replicas = [Replica(make_scheduler(limits), cost_model, Recorder(keeps_steps=False)) for _ in range(count)]
         fleets.append(Fleet(replicas, LeastOutstanding()))
     mean = config.workload
     lengths = [UniformLengths(count, count) for count in (mean.prompt_tokens, mean.output_tokens)]
     workload = RandomWorkload("plan", num_requests, Poisson(mean.rate), *lengths)
     link = Link(pools.pools.link_bytes_per_s, config.shape.kv_bytes_per_token, pools.pools.link_latency_s)
     run_pools(requests_of(workload), *fleets, link)
-    return tallies.total
+    return FleetReport(fleets[1], config.slo).total
 
 
 def test_played_out_as_planned():
@@ -172,12 +173,12 @@ def test_played_out_as_planned():
     plan, whose engines get what comes at random."""
     planned = service()
     total = play_out(planned, 150)
-    assert total.num_requests == total.num_kept == 150
-    assert total.tpot.mean == pytest.approx(planned.pools.tpot_s, rel=0.1)
+    assert total.num_completed == total.goodput.num_met == 150
+    assert total.latencies.tpot.mean == pytest.approx(planned.pools.tpot_s, rel=0.1)
     alone_s = planned.pools.ttft_with(10_000)
-    assert 0.95 * alone_s < total.ttft.percentile(50) < 1.05 * planned.pools.ttft_s
+    assert 0.95 * alone_s < total.latencies.ttft.p50 < 1.05 * planned.pools.ttft_s
     few = play_out(service(pools=sized(2, 2)), 100)
-    assert few.num_kept < 50, "too few engines show"
+    assert few.goodput.num_met < 50, "too few engines show"
 
 
 def test_the_pools_take_the_assumptions_of_the_plan():

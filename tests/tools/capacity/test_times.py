@@ -10,7 +10,7 @@ from twophase.core.request import Request, SamplingParams
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_tools.capacity.config import Workload
 from twophase_tools.capacity.steady_state import Server
-from twophase_tools.capacity.workload_cost import WorkloadCost, visible_pairs
+from twophase_tools.capacity.workload_cost import WorkloadCost
 from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import Assumptions, RooflineCostModel
 from twophase_tools.simulate.hardware import Hardware
@@ -25,9 +25,9 @@ TOY_GPU = Hardware("toy", 1000.0, 100.0, 1e5, 50.0, "by hand")
 IDEAL = Assumptions(1, 1, schedule_s=2, update_s=3, overhead_per_chunk_s=0.25)
 
 
-def toy_cost(prompt_tokens, output_tokens, num_visible=None):
+def toy_cost(prompt_tokens, output_tokens):
     model = RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)
-    return WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens), num_visible)
+    return WorkloadCost(model, Workload(1.0, prompt_tokens, output_tokens))
 
 
 def test_a_request_alone_by_hand():
@@ -43,31 +43,22 @@ def test_a_request_alone_by_hand():
     assert (alone.num_requests, alone.num_decodes) == (1, 1)
 
 
-def test_pairs_by_hand():
-    assert visible_pairs(2, 4, 4) == 3 + 4 + 4 + 4
-    assert visible_pairs(2, 4, None) == 3 + 4 + 5 + 6
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_chunks_token_by_token(seed):
-    """The oracle lists the keys that each query of each chunk sees."""
+    """The oracle counts the keys that each query of each chunk sees."""
     rng = random.Random(seed)
     length, room = rng.randint(1, 60), rng.randint(1, 20)
-    visible = rng.choice([None, rng.randint(1, 70)])
-    cost = toy_cost(length, 5, visible)
+    cost = toy_cost(length, 5)
     prefill = cost.prefill(room)
-    starts = range(0, length, room)
     loads = []
-    for start in starts:
+    for start in range(0, length, room):
         queries = range(start, min(start + room, length))
-        seen = [[key for key in range(query + 1) if visible is None or key > query - visible] for query in queries]
-        keys = {key for row in seen for key in row}
-        loads.append(StepLoad(len(queries), int(queries[-1] == length - 1), 1, 0, sum(map(len, seen)), len(keys)))
+        num_seen = sum(query + 1 for query in queries)
+        loads.append(StepLoad(len(queries), int(queries[-1] == length - 1), 1, 0, num_seen, queries[-1] + 1))
     assert prefill.num_chunks == len(loads)
     assert prefill.last == loads[-1]
     assert prefill.total == StepLoad(*(sum(terms) for terms in zip(*loads, strict=True)))
-    decoding = [min(position + 1, visible or 1000) for position in range(length, length + 4)]
-    assert cost.mean_context == pytest.approx(statistics.mean(decoding))
+    assert cost.mean_context == pytest.approx(statistics.mean(range(length + 1, length + 5)))
 
 
 def test_ridge_by_hand():

@@ -14,8 +14,8 @@ from twophase.attention.torch_backend import TorchBackend
 from twophase_kernels._triton import MEANING
 from twophase_kernels.choice import choice_here
 from twophase_tools.cli import checks, selftest
-from twophase_tools.cli.diagnosis import Diagnosis, Finding
-from twophase_tools.cli.doctor import diagnose
+from twophase_tools.cli.checks import Finding
+from twophase_tools.cli.doctor import Diagnosis, diagnose
 
 OK = Finding("one", "ok", "works")
 ADVICE = Finding("two", "advice", "slow", "be quick")
@@ -111,17 +111,6 @@ def test_command_exit_code_when_broken(twophase, monkeypatch):
     exit_code, out, _ = twophase("doctor")
     assert exit_code == 1
     assert "cure: repair it" in out
-
-
-def test_table_for_terminals_holds_the_same_facts(twophase, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(
-        "twophase_tools.cli.doctor.diagnose", lambda: Diagnosis((ADVICE, Finding("x", "ok", "[brackets]")))
-    )
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    _, out, _ = twophase("doctor")
-    for words in ("advice", "be quick", "[brackets]", "Ready, with 1 remark."):
-        assert words in out
 
 
 # -- what it must notice ----------------------------------------------------------------------------------------------

@@ -42,16 +42,11 @@ MUTANTS = {
         ("aborts make latency short", " for record in records if record.is_completed)", " for record in records)", latency.test_latencies_by_hand),
         ("goodput of all", "cls(len(met), sum(met), rate(sum(met), window_s))", "cls(len(met), sum(met), rate(len(met), window_s))", latency.test_goodput_by_hand),
     ],
-    (LOAD + "report", report): [
-        ("aborted ones wait without end", "record.finished_s if record.first_scheduled_s is None else", "None if record.first_scheduled_s is None else", report.test_the_queue_by_hand),
-        ("who waits still is forgotten", "min(_left_queue_s(record), end_s)", "_left_queue_s(record) if _left_queue_s(record) < end_s else record.arrival_s", report.test_the_queue_of_those_who_wait_still_ends_with_the_window),
-    ],
     (LOAD + "steps", report): [
-        ("plain means", "if total_s > 0:", "if total_s < 0:", report.test_steps_by_hand),
-        ("a state holds before the step", "[*ends, *ends[-1:]]", "[*ends[:1], *ends]", report.test_steps_by_hand),
+        ("plain means", "if sum(held_s) > 0:", "if sum(held_s) < 0:", report.test_steps_by_hand),
+        ("a state holds before the step", "zip(steps, held_s, strict=False)", "zip(steps[1:], held_s, strict=False)", report.test_steps_by_hand),
         ("every prefill is recomputed", "max(0, min(before, start + count) - start)", "count", report.test_recomputed_tokens_are_positions_seen_before),
         ("forks share positions", "reached.get((request_id, index), 0)", "max((v for (r, _), v in reached.items() if r == request_id), default=0)", report.test_recomputed_tokens_are_positions_seen_before),
-        ("fragmentation of the pool", "(step.blocks_in_use * block_size)", "(num_blocks(step) * block_size)", report.test_steps_by_hand),
     ],
     (LOAD + "lanes", lanes): [
         ("pauses unseen", "event.step.step > last.step.step + 1", "False", lanes.test_every_lane_by_hand),
@@ -59,7 +54,7 @@ MUTANTS = {
         ("preemptions unseen", 'state, since_s = "preempted", start_s', "continue", lanes.test_every_lane_by_hand),
         ("forks wait in the queue", "record.arrival_s if index == 0 else None", "record.arrival_s", lanes.test_completions_that_fork_have_lanes_of_their_own),
         ("waiting ends unseen", "if since_s is not None and end_s is not None:", "if False:", lanes.test_what_has_not_ended_lasts_until_the_diary_does),
-        ("a late diary stretches the wait", "scheduled_s < diary.start_s)", "False)", lanes.test_a_diary_that_begins_late_or_is_empty),
+        ("a late diary stretches the wait", "scheduled_s < window[0])", "False)", lanes.test_a_diary_that_begins_late_or_is_empty),
     ],
     (LOAD + "arrivals", workloads): [
         ("a gamma of the wrong scale", "self.cv**2 / self.rate_per_s", "1 / self.rate_per_s", gaps),
@@ -76,11 +71,11 @@ MUTANTS = {
     ],
     (SERVE, serving): [
         ("a closed loop", "coming[0][0].arrival_s <= now_s if", "coming[0][0].arrival_s <= now_s and not engine.has_unfinished_requests() if", serving.test_arrivals_do_not_wait_for_completions),
-        ("latency from the handing over", "due_s = self._start_s + request.arrival_s", "due_s = self._clock.now_s()", serving.test_arrivals_do_not_wait_for_completions),
-        ("busy waiting", "may_sleep_s = MAX_SLEEP_S", "may_sleep_s = 0.001", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
-        ("it sleeps through an arrival", "min([may_sleep_s, *(time_s - run.elapsed_s for time_s in next_s if time_s is not None)])", "may_sleep_s", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
+        ("latency from the handing over", "(request.arrival_s if concurrency is None else log.elapsed_s)", "log.elapsed_s", serving.test_arrivals_do_not_wait_for_completions),
+        ("busy waiting", "float | int = MAX_SLEEP_S", "float | int = 0.001", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
+        ("it sleeps through an arrival", "min([may_sleep_s, *(time_s - log.elapsed_s for time_s in next_s if time_s is not None)])", "may_sleep_s", serving.test_an_idle_engine_is_left_alone_until_the_next_arrival),
         ("the limit is forgotten while busy", "now_s >= duration_limit_s:", "now_s >= duration_limit_s and not engine.has_unfinished_requests():", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
-        ("aborted ones are not reported", "            if output is not None:\n", "            if False:\n", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
+        ("aborted ones are not reported", "        if aborted is not None:\n", "        if False:\n", serving.test_the_duration_limit_aborts_what_is_unfinished_and_forgets_what_has_not_come),
     ],
 }  # fmt: skip
 CASES = [

@@ -6,48 +6,25 @@ import math
 
 import pytest
 
-from tests.tools.load.timeline import BLOCK_SIZE, RECORDS, STEPS, A, B, D, step
+from tests.tools.load.timeline import RECORDS, STEPS, A, B, D, step
 from twophase_tools.load import report, steps
 from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.slo import Slo
 
 
-def test_the_queue_by_hand():
-    # In the queue: A [0, 1), B [4, 11), C [12, 51), D [15, 65).
-    found = report.QueueSummary.of(RECORDS, (0, 100))
-    assert (found.depth_mean, found.depth_max, found.age_max_s) == ((1 + 7 + 39 + 50) / 100, 2, 50)
-    assert report.QueueSummary.of([], (0, 0)) == report.QueueSummary(None, 0, None)
-
-
 def test_block_use_is_a_share_of_the_pool():
-    found = steps.StepSummary.of(STEPS, BLOCK_SIZE)
     assert [step.kv_cache_usage for step in STEPS] == [0.2, 0.5, 0.5, 0.3, 0, 0]
-    assert found.kv_cache_usage_mean == pytest.approx(found.blocks_in_use_mean / 10)
-    assert found.kv_cache_usage_max == 0.5
     assert "5 at most (33.3 % and 50.0 %)" in report.ServingReport.of(RECORDS, STEPS).to_text()
 
 
-def test_the_queue_of_those_who_wait_still_ends_with_the_window():
-    waiting = RequestRecord("w", 10, None, (), None, 1)
-    assert report.QueueSummary.of([waiting], (0, 30)) == report.QueueSummary(20 / 30, 1, 20.0)
-    at_once = RequestRecord("w", 10, 10, (11,), 11, 1, finish_reason="stop")
-    assert report.QueueSummary.of([at_once], (0, 30)) == report.QueueSummary(0.0, 0, None)
-
-
 def test_steps_by_hand():
-    found = steps.StepSummary.of(STEPS, BLOCK_SIZE)
+    found = steps.StepSummary.of(STEPS)
     assert (found.num_steps, found.busy_s, found.overhead_s) == (6, 60, 12)
     assert (found.num_decode_tokens, found.num_prefill_tokens) == (3, 8 + 3 + 2 + 2 + 10)
     assert (found.num_preemptions, found.num_recomputed_tokens) == (1, 10)
     # States hold from the end of a step to the end of the next: [10, 20), [20, 30), [30, 50), [50, 60), [60, 70).
-    assert found.waiting_mean == pytest.approx((1 * 10 + 2 * 10 + 2 * 20 + 2 * 10 + 2 * 10) / 60)
-    assert found.waiting_max == 2
     assert (found.num_blocks, found.blocks_in_use_max) == (10, 5)
     assert found.blocks_in_use_mean == pytest.approx((2 * 10 + 5 * 10 + 5 * 20 + 3 * 10) / 60)
-    # Of the blocks in use, slots without a token: 0 of 8, 6 of 20, 5 of 20, 2 of 12; then nothing is in use.
-    expected = (0 * 10 + 6 / 20 * 10 + 5 / 20 * 20 + 2 / 12 * 10) / 50
-    assert found.fragmentation_mean == pytest.approx(expected)
-    assert steps.StepSummary.of(STEPS).fragmentation_mean is None
     assert steps.StepSummary.of([]) is None
 
 
@@ -60,8 +37,7 @@ def test_swapped_blocks_are_counted():
 
 
 def test_one_step_is_its_own_mean():
-    found = steps.StepSummary.of(STEPS[:1], BLOCK_SIZE)
-    assert (found.blocks_in_use_mean, found.waiting_mean, found.fragmentation_mean) == (2, 1, 0)
+    assert steps.StepSummary.of(STEPS[:1]).blocks_in_use_mean == 2
 
 
 def test_recomputed_tokens_are_positions_seen_before():
@@ -75,9 +51,7 @@ def test_recomputed_tokens_are_positions_seen_before():
 
 
 def test_a_report_by_hand():
-    found = report.ServingReport.of(
-        RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80), block_size=BLOCK_SIZE
-    )
+    found = report.ServingReport.of(RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80))
     assert (found.num_requests, found.num_completed, found.num_failed, found.num_aborted, found.num_unfinished) == (
         4,
         3,
@@ -91,8 +65,7 @@ def test_a_report_by_hand():
     assert found.offered_requests_per_s == 3 / 15
     assert found.cache_hit_rate == 2 / 17
     assert (found.goodput.num_met, found.goodput.requests_per_s) == (2, 2 / 80)
-    assert found.steps == steps.StepSummary.of(STEPS, BLOCK_SIZE)
-    assert found.queue == report.QueueSummary.of(RECORDS, (0, 80))
+    assert found.steps == steps.StepSummary.of(STEPS)
 
 
 def test_without_a_window_it_is_from_the_first_arrival_to_the_last_event():
@@ -117,15 +90,12 @@ def test_nothing_to_measure_is_said():
 
 
 def test_the_text_has_the_numbers():
-    found = report.ServingReport.of(
-        RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80), block_size=BLOCK_SIZE
-    )
+    found = report.ServingReport.of(RECORDS, STEPS, slo=Slo(ttft_s=26, tpot_s=20), window=(0, 80))
     text = found.to_text()
     for piece in (
         "3 of 4 completed in 80.00 s (0 failed, 1 aborted, 0 unfinished)",
         "0.03 requests/s within TTFT <= 26 s and TPOT <= 20 s: 2 of 4 (50.0 %)",
         "25 prefill and 3 decode tokens, 10 of them again after 1 preemptions",
-        "2 at most, 50 s the longest wait",
         "11.8 % from the prefix cache",
     ):
         assert piece in text, piece
@@ -134,6 +104,6 @@ def test_the_text_has_the_numbers():
 
 
 def test_the_dict_is_strict_json():
-    found = report.ServingReport.of(RECORDS, STEPS, slo=Slo(ttft_s=26), block_size=BLOCK_SIZE)
+    found = report.ServingReport.of(RECORDS, STEPS, slo=Slo(ttft_s=26))
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["latencies"]["ttft"]["p50"] == 26
     assert math.isclose(found.to_dict()["cache_hit_rate"], 2 / 17)

@@ -9,7 +9,8 @@ from twophase.core.errors import ConfigError
 from twophase_tools.simulate.autoscale import Scaler, ScalingPolicy
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import Fleet, run_fleet
-from twophase_tools.simulate.fleet_report import FleetReport, Tallies
+from twophase_tools.simulate.fleet_report import FleetReport
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding
 from twophase_tools.simulate.simulator import Replica
 
@@ -28,39 +29,41 @@ class Script(ScalingPolicy):
 
 
 def fleet_of(policy, count=1, slots=4, **options):
-    tallies = Tallies()
-
     def make():
-        return Replica(make_scheduler(max_num_seqs=slots), SECOND, tallies.new())
+        return Replica(make_scheduler(max_num_seqs=slots), SECOND, Recorder())
 
     options = {"most": 9, "startup_s": 5, "period_s": 10, "down_after_s": 0} | options
-    return Fleet([make() for _ in range(count)], LeastOutstanding(), Scaler(policy, make, **options)), tallies
+    return Fleet([make() for _ in range(count)], LeastOutstanding(), Scaler(policy, make, **options))
+
+
+def num_served(fleet):
+    return [len(life.replica.recorder.records) for life in fleet.lives]
 
 
 def test_an_engine_takes_requests_when_it_has_started():
     """Ordered at 10 s, ready at 15 s: what comes at 14 s joins the first engine, what comes at 16 s the second."""
-    fleet, tallies = fleet_of(Script(2))
+    fleet = fleet_of(Script(2))
     for name, arrival_s in (("a", 9), ("b", 14), ("c", 16)):
         fleet.serve(request(name, arrival_s, 4, 20))
     fleet.finish()
-    assert [tally.num_requests for tally in tallies.each] == [2, 1]
+    assert num_served(fleet) == [2, 1]
     assert [(life.start_s, life.ready_s, life.end_s) for life in fleet.lives] == [(0, 0, None), (10, 15, None)]
     assert fleet.engine_s(40) == 40 + 30
 
 
 def test_an_engine_drains_before_it_leaves():
     """Two engines with a request each until 25 s; at 10 s one is to go: it serves on, gets nothing, leaves at 30 s."""
-    fleet, tallies = fleet_of(Script(1), count=2)
+    fleet = fleet_of(Script(1), count=2)
     for name, arrival_s in (("a", 0), ("b", 5), ("c", 12), ("d", 14)):
         fleet.serve(request(name, arrival_s, 4, 21))
     fleet.finish()
-    assert [tally.num_requests for tally in tallies.each] == [3, 1]  # b has fewer tokens at 10 s
+    assert num_served(fleet) == [3, 1]  # b has fewer tokens at 10 s
     assert [life.end_s for life in fleet.lives] == [None, 30]
-    assert tallies.each[1].last_end_s == 26
+    assert fleet.lives[1].replica.recorder.records[-1].finished_s == 26
 
 
 def test_one_that_drains_is_taken_back_before_one_is_started():
-    fleet, _ = fleet_of(Script(1, 2), count=2)
+    fleet = fleet_of(Script(1, 2), count=2)
     for name, arrival_s in (("a", 0), ("b", 1), ("c", 21)):
         fleet.serve(request(name, arrival_s, 4, 40))
     fleet.finish()
@@ -69,7 +72,7 @@ def test_one_that_drains_is_taken_back_before_one_is_started():
 
 
 def test_one_that_starts_is_given_up_first():
-    fleet, _ = fleet_of(Script(3, 1), startup_s=100)
+    fleet = fleet_of(Script(3, 1), startup_s=100)
     fleet.serve(request("a", 0, 4, 30))
     fleet.finish()
     assert [(life.start_s, life.end_s) for life in fleet.lives] == [(0, None), (10, 20), (10, 20)]
@@ -78,7 +81,7 @@ def test_one_that_starts_is_given_up_first():
 
 def test_fewer_only_when_it_was_wanted_for_long():
     """Never fewer than the largest number wanted in the last 25 s; more at once."""
-    fleet, _ = fleet_of(Script(4, 3, 2, 1, 1, 1, 5, 1), count=4, startup_s=0, down_after_s=25)
+    fleet = fleet_of(Script(4, 3, 2, 1, 1, 1, 5, 1), count=4, startup_s=0, down_after_s=25)
     fleet.serve(request("a", 0, 4, 60))
     fleet.serve(request("b", 60, 4, 20))
     fleet.finish()
@@ -88,7 +91,7 @@ def test_fewer_only_when_it_was_wanted_for_long():
 def test_what_a_policy_sees():
     """At 10 s: two places taken since 0 s, a third request waits since 4 s; 3 prompts of 4 and 10 outputs of two."""
     policy = Script(1)
-    fleet, _ = fleet_of(policy, slots=2)
+    fleet = fleet_of(policy, slots=2)
     for arrival_s in (0, 0, 4):
         fleet.serve(request(f"{arrival_s}{len(policy.seen)}{id(object())}", arrival_s, 4, 30))
     fleet.run_until(10)
@@ -100,7 +103,7 @@ def test_what_a_policy_sees():
 def test_busy_is_that_of_the_latest_period():
     """A request until 5 s, and another from 30 s on: busy for half of the first period, not at all in the next two."""
     policy = Script(1)
-    fleet, _ = fleet_of(policy)
+    fleet = fleet_of(policy)
     fleet.serve(request("a", 0, 4, 5))
     fleet.serve(request("b", 30, 4, 12))
     fleet.finish()
@@ -108,7 +111,7 @@ def test_busy_is_that_of_the_latest_period():
 
 
 def test_limits_are_kept():
-    fleet, _ = fleet_of(Script(9, 0), count=2, least=2, most=3)
+    fleet = fleet_of(Script(9, 0), count=2, least=2, most=3)
     fleet.serve(request("a", 0, 4, 25))
     fleet.finish()
     assert [wanted for _, wanted in fleet.states] == [3, 2, 2]
@@ -132,16 +135,14 @@ class PerEngine(ScalingPolicy):
 
 
 def run_surge(count, policy=None):
-    tallies = Tallies()
-
     def make():
-        return Replica(make_scheduler(max_num_seqs=4, num_blocks=24), SECOND, tallies.new())
+        return Replica(make_scheduler(max_num_seqs=4, num_blocks=24), SECOND, Recorder())
 
     scaler = None if policy is None else Scaler(policy, make, most=8, startup_s=20, period_s=10, down_after_s=60)
     fleet = run_fleet(surge(), [make() for _ in range(count)], LeastOutstanding(), scaler)
-    total = tallies.total
-    assert total.num_requests == len(surge())
-    return total.latency.mean, FleetReport("fleet", fleet, tallies, total.last_end_s)
+    report = FleetReport(fleet)
+    assert report.total.num_completed == len(surge())
+    return report.total.latencies.latency.mean, report
 
 
 def test_a_surge_is_met_and_paid_for_only_while_it_lasts():
@@ -172,7 +173,7 @@ def test_bad_rules(make, complaint):
 
 
 def test_a_policy_must_want_a_whole_number():
-    fleet, _ = fleet_of(Script(1.5))
+    fleet = fleet_of(Script(1.5))
     fleet.serve(request("a", 0, 4, 30))
     with pytest.raises(ConfigError, match=r"Script must want a whole number of engines, got 1\.5"):
         fleet.finish()

@@ -1,7 +1,6 @@
 """Costs against arithmetic done by hand, and the fit against costs that were planted."""
 
 import dataclasses
-import itertools
 import random
 
 import numpy as np
@@ -11,11 +10,10 @@ from tests.model.tiny import make_folder
 from twophase.core.errors import ConfigError
 from twophase.core.plan import ScheduledChunk, StepPlan, StepTrace
 from twophase_features.experts.config import ExpertsConfig
-from twophase_tools.simulate.calibrate import StepSample, fit_cost_model, samples_of
+from twophase_tools.simulate.calibrate import StepSample, fit_cost_model, nnls, samples_of
 from twophase_tools.simulate.cost_model import Assumptions, LinearCostModel, RooflineCostModel
 from twophase_tools.simulate.hardware import HARDWARE, Hardware, hardware_named
 from twophase_tools.simulate.model_shapes import MODELS, ModelShape, model_shape
-from twophase_tools.simulate.nnls import nnls
 from twophase_tools.simulate.step_load import StepLoad, load_of, load_of_trace
 
 # Two layers, one head of size 4, hidden 8, intermediate 16, vocabulary 10.
@@ -134,32 +132,19 @@ def test_unknown_names(call):
         call()
 
 
-@pytest.mark.parametrize(
-    "model", [LinearCostModel(0.01, 0.001, 0.0003, 0.00007, 0.00001), RooflineCostModel(TOY_GPU, TOY, 1, IDEAL)]
-)
-def test_steps_in_a_row_cost_what_they_cost_alone(model):
-    """To the last bit, so that a clock does not notice."""
-    row = model.decode_run_s(3, 50, 40)
-    alone = [model.cost(StepLoad(3, 3, 3, 50 + 3 * i, 0, 0)).run_s for i in range(40)]
-    assert row.tolist() == alone
-    assert alone == sorted(alone)
-
-
 @pytest.mark.parametrize("seed", range(20))
-def test_nnls_against_all_active_sets(seed):
-    """The best feasible solution among those of every subset of columns."""
+def test_nnls_is_optimal(seed):
+    """Where x is above 0 the gradient of the squared distance is 0, and elsewhere it does not fall (Karush, Kuhn and
+    Tucker: for a convex problem that is enough)."""
     rng = np.random.default_rng(seed)
     a, b = rng.standard_normal((12, 4)), rng.standard_normal(12)
     if seed % 3 == 0:
         a[:, 3] = 1e6 * a[:, 3]
-    best = float(np.linalg.norm(b))
-    for columns in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in range(1, 5)):
-        x = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
-        if (x >= 0).all():
-            best = min(best, float(np.linalg.norm(a[:, columns] @ x - b)))
     found = nnls(a, b)
     assert (found >= 0).all()
-    assert float(np.linalg.norm(a @ found - b)) == pytest.approx(best, rel=1e-9)
+    gradient = a.T @ (a @ found - b) / np.linalg.norm(a, axis=0)
+    assert np.abs(gradient[found > 0]).max(initial=0) < 1e-9
+    assert gradient[found == 0].min(initial=0) > -1e-9
 
 
 def test_fit_finds_planted_costs():

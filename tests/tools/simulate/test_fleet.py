@@ -1,6 +1,4 @@
-"""Routers by hand, and memory that does not grow."""
-
-import tracemalloc
+"""Routers by hand, and fleets that are not."""
 
 import pytest
 
@@ -11,7 +9,7 @@ from twophase_tools.load.lengths import UniformLengths
 from twophase_tools.load.workloads import RandomWorkload, TimedRequest
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import run_fleet
-from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import ROUTERS, LeastOutstanding, RoundRobin, Router, router_named
 from twophase_tools.simulate.simulator import Replica
 from twophase_tools.simulate.traffic import requests_of
@@ -64,22 +62,6 @@ def test_a_fleet_equals_its_replicas_alone():
         run_fleet(requests[i::3], [Replica(make_scheduler(), SECOND, alone)], RoundRobin())
         assert recorder.records == alone.records
         assert recorder.steps == alone.steps
-
-
-def test_memory_does_not_grow():
-    def peak_bytes(count):
-        workload = RandomWorkload("w", count, Poisson(0.3), UniformLengths(1, 20), UniformLengths(1, 20))
-        tally = Tally()
-        replicas = [Replica(make_scheduler(), SECOND, tally) for _ in range(2)]
-        tracemalloc.start()
-        run_fleet(requests_of(workload), replicas, LeastOutstanding())
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert tally.num_requests == count
-        return peak
-
-    peak_bytes(50)  # whatever is cached once
-    assert peak_bytes(400) < 1.5 * peak_bytes(100)
 
 
 def test_prompts_share_what_they_should():

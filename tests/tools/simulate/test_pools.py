@@ -9,8 +9,8 @@ from tests.tools.simulate.runs import make_scheduler, random_requests, request
 from twophase.core.errors import ConfigError
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import Fleet
-from twophase_tools.simulate.observers import Recorder, Tally
 from twophase_tools.simulate.pools import Link, run_pools
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import LeastOutstanding, RoundRobin
 from twophase_tools.simulate.simulator import Replica
 
@@ -19,12 +19,12 @@ SLOW, FAST = LinearCostModel(4.0), LinearCostModel(1.0)
 PROMPT_WORK = LinearCostModel(0.01, per_token_s=0.01)
 
 
-def pool(count=1, cost_model=SECOND, observer=Recorder, router=RoundRobin, **options):
-    return Fleet([Replica(make_scheduler(**options), cost_model, observer()) for _ in range(count)], router())
+def pool(count=1, cost_model=SECOND, router=RoundRobin, **options):
+    return Fleet([Replica(make_scheduler(**options), cost_model, Recorder()) for _ in range(count)], router())
 
 
 def records_of(fleet):
-    records = [record for life in fleet.lives for record in life.replica.observer.records]
+    records = [record for life in fleet.lives for record in life.replica.recorder.records]
     return {record.request_id: record for record in records}
 
 
@@ -78,14 +78,13 @@ def test_a_full_decode_pool_lets_them_wait():
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("fast_forward", [True, False])
-def test_nothing_is_lost_and_nothing_stays(seed, fast_forward):
+def test_nothing_is_lost_and_nothing_stays(seed):
     """Random requests, forks among them, through small pools: every token, and every block free."""
     requests = random_requests(random.Random(seed), 40, 0.5, 40)
 
     def make(blocks, places):
         scheduler = make_scheduler(num_blocks=blocks, max_num_seqs=places, budget=16)
-        return scheduler, Replica(scheduler, SECOND, Recorder(), fast_forward=fast_forward)
+        return scheduler, Replica(scheduler, SECOND, Recorder())
 
     sides = [[make(40, 4) for _ in range(2)], [make(24, 4) for _ in range(2)]]
     prefill, decode = (Fleet([replica for _, replica in side], LeastOutstanding()) for side in sides)
@@ -103,50 +102,26 @@ def test_nothing_is_lost_and_nothing_stays(seed, fast_forward):
         check_integrity(scheduler.cache)
 
 
-def test_leaps_change_nothing():
-    def run(fast_forward):
-        requests = random_requests(random.Random(7), 40, 0.5, 40)
-        fleets = [
-            Fleet(
-                [
-                    Replica(make_scheduler(num_blocks=24, budget=16), SECOND, Recorder(), fast_forward=fast_forward)
-                    for _ in range(2)
-                ],
-                LeastOutstanding(),
-            )
-            for _ in range(2)
-        ]
-        run_pools(requests, *fleets, Link(50, 1, latency_s=0.1))
-        return [records_of(fleet) for fleet in fleets]
-
-    assert run(True) == run(False)
-
-
 def test_decodes_never_wait_for_prompts():
     """What pools are for: the longest gap between tokens beside prompts of 60 tokens."""
     requests = [request(f"r{i}", i * 0.2, 4 if i % 3 else 60, 20) for i in range(40)]
+    options = {"cost_model": PROMPT_WORK, "budget": 64, "max_num_seqs": 16, "num_blocks": 256}
 
-    def longest_gap_s(run):
-        tally = Tally()
-        run(tally)
-        assert tally.num_requests == 40
-        return tally.itl.max
+    def longest_gap_s(fleet):
+        records = records_of(fleet).values()
+        assert len(records) == 40
+        return max(gap for record in records for gap in record.itls_s)
 
-    def replica(tally):
-        return Replica(make_scheduler(budget=64, max_num_seqs=16, num_blocks=256), PROMPT_WORK, tally)
+    mixed, decode = pool(2, **options), pool(**options)
+    run_fleet_of(mixed, requests)
+    run_pools(requests, pool(**options), decode, Link(1e9, 1))
+    assert longest_gap_s(decode) < 0.5 * longest_gap_s(mixed)
 
-    def mixed(tally):
-        fleet = Fleet([replica(tally), replica(tally)], RoundRobin())
-        for each in requests:
-            fleet.serve(each)
-        fleet.finish()
 
-    def apart(tally):
-        run_pools(
-            requests, Fleet([replica(Tally())], RoundRobin()), Fleet([replica(tally)], RoundRobin()), Link(1e9, 1)
-        )
-
-    assert longest_gap_s(apart) < 0.5 * longest_gap_s(mixed)
+def run_fleet_of(fleet, requests):
+    for each in requests:
+        fleet.serve(each)
+    fleet.finish()
 
 
 def test_unequal_hardware():

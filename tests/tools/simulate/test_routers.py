@@ -4,12 +4,13 @@ import random
 
 import pytest
 
-from tests.tools.simulate.runs import make_scheduler, random_requests, request
+from tests.tools.simulate.runs import make_scheduler, request
 from twophase.core.errors import ConfigError
+from twophase_tools.load.slo import Slo
 from twophase_tools.simulate.cost_model import LinearCostModel
 from twophase_tools.simulate.fleet import run_fleet
-from twophase_tools.simulate.fleet_report import FleetReport, Tallies
-from twophase_tools.simulate.observers import Recorder, Tally
+from twophase_tools.simulate.fleet_report import FleetReport
+from twophase_tools.simulate.recorder import Recorder
 from twophase_tools.simulate.routers import (
     ByLength,
     LeastOutstanding,
@@ -31,7 +32,7 @@ def replicas_of(count, cost_model=SECOND, **options):
 def served_by(router, requests, count=2, cost_model=SECOND, **options):
     replicas = replicas_of(count, cost_model, **options)
     run_fleet(requests, replicas, router)
-    return [sorted(record.request_id for record in replica.observer.records) for replica in replicas]
+    return [sorted(record.request_id for record in replica.recorder.records) for replica in replicas]
 
 
 class TestWhatAReplicaTells:
@@ -53,34 +54,6 @@ class TestWhatAReplicaTells:
             replica.run_until(time_s)
             assert (replica.busy_s(time_s), replica.queue_age_s(time_s)) == (busy_s, age_s)
         assert replica.capacity_tokens == 64 * 4
-
-    @pytest.mark.parametrize("seed", range(4))
-    def test_leaps_change_nothing_of_it(self, seed):
-        rng = random.Random(seed)
-        requests = random_requests(rng, 30, 0.2, 40)
-        told = []
-        for fast_forward in (False, True):
-            replica = Replica(
-                make_scheduler(num_blocks=40, max_num_seqs=5, budget=16), SECOND, Tally(), fast_forward=fast_forward
-            )
-            told.append([])
-            for each in requests:
-                for time_s in (each.arrival_s - 0.25, each.arrival_s):
-                    if time_s > 0:
-                        replica.run_until(time_s)
-                        told[-1].append(
-                            (
-                                replica.num_outstanding(time_s),
-                                replica.num_outstanding_tokens(time_s),
-                                replica.queue_age_s(time_s),
-                                pytest.approx(replica.busy_s(time_s)),
-                            )
-                        )
-                replica.submit(each)
-            replica.run_until(float("inf"))
-            assert replica.num_outstanding_tokens(1e9) == 0
-        assert told[0] == told[1]
-        assert len({tokens for _, tokens, _, _ in told[0]}) > 10
 
 
 def test_least_tokens_counts_tokens():
@@ -104,7 +77,7 @@ class TestPrefixAware:
     def hits(self, router, requests, count=3):
         replicas = replicas_of(count, num_blocks=128)
         run_fleet(requests, replicas, router)
-        records = [record for replica in replicas for record in replica.observer.records]
+        records = [record for replica in replicas for record in replica.recorder.records]
         return sum(record.num_cached_tokens for record in records)
 
     def test_conversations_stay_where_they_are(self):
@@ -158,7 +131,7 @@ def test_short_prompts_do_not_wait_behind_long_ones():
     def slowest_short(router):
         replicas = replicas_of(3, PER_TOKEN, budget=64)
         run_fleet(requests, replicas, router)
-        records = [record for replica in replicas for record in replica.observer.records if record.request_id[0] == "s"]
+        records = [record for replica in replicas for record in replica.recorder.records if record.request_id[0] == "s"]
         return max(record.ttft_s for record in records)
 
     apart = ByLength(30, num_long=1)
@@ -202,24 +175,17 @@ def test_no_engine_left_for_short_prompts():
 
 
 def test_the_report_adds_up():
-    from twophase_tools.load.slo import Slo
-
-    tallies = Tallies(Slo(ttft_s=1.5))
-    replicas = [Replica(make_scheduler(max_num_seqs=1, budget=8), SECOND, tallies.new()) for _ in range(2)]
-    # In turn: a and c on the first engine, where c waits for a; b on the second.
-    fleet = run_fleet(
-        [request(*each) for each in (("a", 0, 4, 2), ("b", 0, 4, 2), ("c", 0, 4, 1))], replicas, RoundRobin()
-    )
-    total = tallies.total
-    assert (total.num_requests, total.num_kept, total.num_prompt_tokens, total.num_output_tokens) == (3, 2, 12, 5)
-    assert (total.elapsed_s, total.goodput_per_s) == (3.0, 2 / 3)
-    assert [tally.num_kept for tally in tallies.each] == [1, 1]
-    assert tallies.balance == pytest.approx(11 / 8.5)
-    assert total.ttft.max == 3.0
-    report = FleetReport("fleet", fleet, tallies, total.last_end_s)
-    assert report.engine_s == 6.0
-    text = report.to_text()
-    assert "engine 0" in text
-    assert "50.0%" in text  # of the first engine's promises
-    assert "67%" in text  # the second was busy for 2 of 3 seconds
-    assert report.to_dict()["engines"][1]["num_requests"] == 1
+    """In turn: a and c on the first engine, where c waits for a; b on the second."""
+    requests = [request(*each) for each in (("a", 0, 4, 2), ("b", 0, 4, 2), ("c", 0, 4, 1))]
+    fleet = run_fleet(requests, replicas_of(2, max_num_seqs=1), RoundRobin())
+    report = FleetReport(fleet, Slo(ttft_s=1.5))
+    total = report.total
+    assert (total.num_completed, total.num_prompt_tokens, total.num_output_tokens) == (3, 12, 5)
+    assert (total.window_s, total.goodput.num_met, total.latencies.ttft.max) == (3.0, 2, 3.0)
+    assert report.balance == pytest.approx(11 / 8.5)
+    assert (report.engine_s, report.busy_share) == (6.0, 5 / 6)
+    lines = report.to_text().splitlines()
+    assert lines[1].split()[:2] == ["engine", "0"]
+    assert [line.split()[-1] for line in lines[1:3]] == ["100%", "67%"]  # busy for 3 and 2 of 3 seconds
+    engines = report.to_dict()["engines"]
+    assert [(each["num_requests"], each["goodput"]["num_met"]) for each in engines] == [(2, 1), (1, 1)]

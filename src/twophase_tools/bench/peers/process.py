@@ -3,12 +3,11 @@
 import contextlib
 import json
 import os
-import queue
+import select
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,8 +77,6 @@ class PeerProcess:
         except OSError as error:
             self._said.close()
             raise NotRunError(f"{launch.python} cannot be started: {error.strerror}") from error
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
         self.versions: dict[str, str] = self._answer("loading the model")["versions"]
 
     def run(self, prompts: tuple[tuple[int, ...], ...], output_lens: tuple[int, ...]) -> dict[str, Any]:
@@ -101,24 +98,18 @@ class PeerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for stream in (self._process.stdin, self._said):
+        for stream in (self._process.stdin, self._process.stdout, self._said):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self._answers.put(line)
-        self._answers.put("")
-
     def _answer(self, doing: str) -> dict[str, Any]:
-        try:
-            line = self._answers.get(timeout=self._limit_s)
-        except queue.Empty:
+        assert self._process.stdout is not None
+        # An answer is a line, and none comes unasked: nothing of it can wait in Python's own buffer.
+        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
             self.close()
-            raise PeerFailedError(f"no answer within {self._limit_s:g} s of {doing}") from None
+            raise PeerFailedError(f"no answer within {self._limit_s:g} s of {doing}")
+        line = self._process.stdout.readline()
         try:
             answer = json.loads(line) if line else {"error": self._last_words()}
         except json.JSONDecodeError:

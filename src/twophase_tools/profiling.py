@@ -1,25 +1,100 @@
-"""The steps that are profiled: prompts alone, decodes alone, or both in one step; and torch's profiler around them."""
+"""`twophase profile`: torch's profiler around steps of the engine, with the engine's parts as ranges.
+
+The engine knows nothing of this: its parts are wrapped from outside, and only while the profiler looks. The ranges lie
+in each other like this:
+
+    step
+        schedule                   the plan of the step
+        draft                      tokens guessed ahead
+        run
+            model
+                prepare            the flat batch, and attention's plan of it
+                forward
+                    attention      of each layer
+                        attend     reads the K/V
+                    mlp            of each layer
+                logits
+            sample
+        trace                      notes for the trace of steps
+        update                     the scheduler learns the new tokens
+        report                     text and outputs
+
+Where a CUDA graph is replayed, `model` has no ranges in it: no Python runs there.
+"""
 
 import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import twophase.engine.engine as engine_module
+import twophase.engine.model_run as model_run_module
+import twophase.engine.runner as runner_module
 from twophase.config import EngineConfig
 from twophase.core.errors import ConfigError
 from twophase.core.request import SamplingParams
 from twophase.llm import LLM
-from twophase_tools.bench.machine import record_machine
-from twophase_tools.bench.turns import Say
-from twophase_tools.profiling.ranges import ranged
-from twophase_tools.profiling.report import ProfileReport, tables_of
 
 WARM_UP_STEPS = 2
+ROWS = 30  # of the table
 ENDINGS = (".json", ".json.gz")
 KINDS = ("prefill", "decode", "mixed")
+
+
+@contextmanager
+def ranged(llm: LLM) -> Iterator[None]:
+    """Inside, each part of the engine records itself under its name; outside, nothing has changed."""
+    engine = llm.engine
+    parts: tuple[tuple[Any, str, str], ...] = (
+        (engine, "step", "step"),
+        (engine, "_schedule", "schedule"),
+        (engine, "_draft", "draft"),
+        (engine, "_run", "run"),
+        (llm.runner, "run", "model"),
+        (runner_module, "pack", "prepare"),
+        (llm.model.backend, "plan", "prepare"),
+        (llm.model, "forward", "forward"),
+        (llm.model, "_attention", "attention"),
+        (llm.model.backend, "attend", "attend"),
+        (llm.model, "_mlp", "mlp"),
+        (llm.model, "logits", "logits"),
+        (model_run_module, "sample", "sample"),
+        (engine_module, "record_step", "trace"),
+        (engine._stat_logger, "note_step", "trace"),
+        (engine, "_update", "update"),
+        (engine, "_report", "report"),
+    )
+    with ExitStack() as undo:
+        for owner, attribute, name in parts:
+            undo.enter_context(_recording(owner, attribute, name))
+        yield
+
+
+@contextmanager
+def _recording(owner: Any, attribute: str, name: str) -> Iterator[None]:
+    """`owner.attribute`, a function, is a range while this lasts."""
+    whole = getattr(owner, attribute)
+    is_own = attribute in vars(owner)  # of a module; a method is its class's
+
+    @wraps(whole)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        with record_function(name):
+            return whole(*args, **kwargs)
+
+    setattr(owner, attribute, recorded)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, attribute, whole)
+        else:
+            delattr(owner, attribute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +126,11 @@ class StepShape:
         return {"prefill": self.batch, "decode": 0, "mixed": self.batch // 2}[self.kind]
 
 
-def profile_steps(
-    model: str, config: EngineConfig, shape: StepShape, num_steps: int, file: Path, say: Say = lambda line: None
-) -> ProfileReport:
-    """Load the model, warm it up, profile steps, write the trace to `file`, and tell where the time went.
+def profile_steps(model: str, config: EngineConfig, shape: StepShape, num_steps: int, file: Path) -> Any:
+    """Load the model, warm it up, profile steps, and write their trace to `file`.
+
+    Returns:
+        torch's averages by name, of ranges and operators: `torch.autograd.profiler_util.EventList`.
 
     Raises:
         ConfigError: An option that cannot work.
@@ -63,33 +139,20 @@ def profile_steps(
     if not file.name.endswith(ENDINGS):
         raise ConfigError(f"a trace's file must end in {' or '.join(ENDINGS)}, got {file.name!r}.")
     with LLM(model, replace(config, max_num_seqs=shape.batch)) as llm:
-        events = record(llm, shape, num_steps, file, say)
-        about = {
-            "model": str(llm.model_dir),
-            "device": str(llm.kv_cache.device),
-            "dtype": str(llm.kv_cache.spec.dtype).removeprefix("torch."),
-            "attention": llm.model.backend.name,
-        }
-    lens = ", ".join(map(str, shape.prompt_lens))
-    what = f"{num_steps} {shape.kind} steps of {shape.batch} requests, prompts of {lens} tokens"
-    return ProfileReport(what, *tables_of(events), about, record_machine())
+        return record(llm, shape, num_steps, file)
 
 
-def record(llm: LLM, shape: StepShape, num_steps: int, file: Path, say: Say = lambda line: None) -> Any:
-    """Write the trace of `num_steps` steps, and return the profiler's events; the engine is idle before and after."""
-    steps = Steps(llm, shape)
-    activities = [ProfilerActivity.CPU]
-    if llm.kv_cache.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+def record(llm: LLM, shape: StepShape, num_steps: int, file: Path) -> Any:
+    """As `profile_steps`, on an engine that is idle before and after."""
+    steps = _Steps(llm, shape)
+    is_cuda = llm.kv_cache.device.type == "cuda"
     try:
-        say(f"warming up: {WARM_UP_STEPS} {shape.kind} steps")
         for _ in range(WARM_UP_STEPS):
             steps.arrange()
             llm.engine.step()
             steps.done()
         steps.arrange()  # the decodes' prompts may take some steps, and are not asked for
-        say(f"profiling: {num_steps} {shape.kind} steps")
-        with profile(activities=activities) as profiler:
+        with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * is_cuda) as profiler:
             with record_function("first range"):  # the profiler's own start-up is charged to it
                 pass
             for number in range(num_steps):
@@ -97,25 +160,38 @@ def record(llm: LLM, shape: StepShape, num_steps: int, file: Path, say: Say = la
                     steps.arrange()
                 with ranged(llm):
                     llm.engine.step()
-                    if llm.kv_cache.device.type == "cuda":
+                    if is_cuda:
                         torch.cuda.synchronize()  # a step's kernels should lie beside it
                 steps.done()
         profiler.export_chrome_trace(str(file))
-        return profiler.events()
+        return profiler.key_averages()
     finally:
         steps.close()
 
 
+def to_text(averages: Any) -> str:
+    """torch's table, the longest first: of a range, 'Self CPU' is Python's time."""
+    return str(averages.table(sort_by="cpu_time_total", row_limit=ROWS, max_name_column_width=40))
+
+
+def to_dict(averages: Any) -> dict[str, dict[str, float | int]]:
+    """Calls and microseconds of each range and operator, all steps together."""
+    return {
+        each.key: {"calls": each.count, "cpu_us": each.cpu_time_total, "self_cpu_us": each.self_cpu_time_total}
+        for each in averages
+    }
+
+
 @final
-class Steps:
+class _Steps:
     """Brings an engine to just before a step of a shape, as often as is asked.
 
     The decodes go on from step to step; prompts are new ones each time, none of which the prefix cache can know.
     """
 
-    def __init__(self, llm: LLM, shape: StepShape, seed: int = 0) -> None:
+    def __init__(self, llm: LLM, shape: StepShape) -> None:
         self._llm, self._shape = llm, shape
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._decoding: tuple[str, ...] = ()
         self._beside: tuple[str, ...] = ()
         self._num_requests = 0
@@ -135,11 +211,7 @@ class Steps:
         self._beside = self._add(self._shape.num_prompts)
 
     def done(self) -> None:
-        """The step has been made: was it of the shape? Its prompts are not gone on with.
-
-        Raises:
-            ConfigError: No, because of a limit of the engine.
-        """
+        """The step has been made. Raises ConfigError if a limit of the engine gave it another shape."""
         step = self._llm.engine.trace[-1]
         decoded = {request_id for request_id, *_ in step.chunks[: step.num_decodes + step.num_verifying]}
         prompts = {request_id for request_id, *_ in step.chunks} - decoded

@@ -1,6 +1,6 @@
 """Compile every production kernel for GPUs this machine does not have, and report on the compiled code.
 
-    python -m twophase_tools.kernels.aot [--target sm_90] [--kernel REGEX] [--json]
+    python -m tests.kernels.aot [--target sm_90] [--kernel REGEX] [--json]
 
 A stand-in driver claims to be the target and launches nothing, so the real wrappers run, on tensors without storage,
 through Triton's real specialisation: the compiled code is the code that a GPU would run. The report shows faults that
@@ -22,8 +22,10 @@ from typing import Any
 
 from ptx_emulator import compiled_code
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver, compiler_environment, require_compiler
+from tests.kernels.production import AotConfig, production_configs
 from twophase_kernels._triton import triton
-from twophase_tools.kernels.production import AotConfig, production_configs
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,10 @@ def compile_in_subprocess(targets: Sequence[str], pattern: str = "") -> list[Com
         pattern: Only configurations with a match of this regular expression in 'module: name'.
     """
     with tempfile.TemporaryDirectory() as cache_dir:
-        command = [sys.executable, "-m", "twophase_tools.kernels.aot", "--json", "--in-process", "--kernel", pattern]
+        command = [sys.executable, "-m", "tests.kernels.aot", "--json", "--in-process", "--kernel", pattern]
         command += [word for target in targets for word in ("--target", target)]
-        result = subprocess.run(command, env=compiler_environment(cache_dir), capture_output=True, text=True)
+        environment = compiler_environment(cache_dir)
+        result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"compiling for {', '.join(targets)} failed:\n{result.stderr[-4000:]}")
     rows: list[dict[str, Any]] = json.loads(result.stdout)
@@ -204,7 +207,7 @@ def print_table(reports: Sequence[CompiledReport]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="twophase_tools.kernels.aot", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tests.kernels.aot", description=__doc__.splitlines()[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="repeatable; all of them by default")
     parser.add_argument("--kernel", default="", metavar="REGEX", help="only configurations matching 'module: name'")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
