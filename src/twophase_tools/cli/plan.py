@@ -19,6 +19,12 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="put the engine's options into the file, for open_plan to open",
     )
+    parser.add_argument(
+        "--for",
+        dest="target",
+        choices=("vllm", "kubernetes"),
+        help="print vLLM's command lines, or the values of its production stack's chart, instead of the plan",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable results")
     parser.set_defaults(run=run)
 
@@ -31,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from twophase.core.errors import ConfigError
     from twophase_tools.capacity.config import EXAMPLE, read_config
+    from twophase_tools.capacity.elsewhere import production_stack_values, vllm_commands
     from twophase_tools.capacity.engine_section import write_engine
     from twophase_tools.capacity.plan import Plan
     from twophase_tools.capacity.report import to_dict, to_text
@@ -43,5 +50,8 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(read_config(args.config))
     if args.write:
         write_engine(args.config, plan)
+    if args.target is not None:
+        print(vllm_commands(plan) if args.target == "vllm" else production_stack_values(plan))
+        return 0
     print(json.dumps(to_dict(plan), indent=2, allow_nan=False) if args.json else to_text(plan))
     return 0
