@@ -160,17 +160,6 @@ def test_more_than_2_to_the_31_elements():
 
 
 @pytest.mark.usefixtures("small_gpu")
-@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1, 1], [2, 5, 0, 3, 1, 4], [1, 8, 0, 0, 8, 5]], ids=str)
-@pytest.mark.parametrize(
-    ("kv_format", "dtype", "window", "num_sinks"),
-    [("none", torch.float32, None, 0), ("fp8_e4m3", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
-)
-def test_few_tokens_of_ragged_contexts_split_by_length(kv_format, dtype, window, num_sinks, query_lens):
-    case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    check_ragged(case, window=window, num_sinks=num_sinks)
-
-
-@pytest.mark.usefixtures("small_gpu")
 def test_windows_of_few_tokens_at_the_edge_of_a_chunk():
     """A window as long as a chunk: the keys of all tokens' windows together are one chunk more, or are not."""
     for window in (508, 510, 512, 513):
@@ -307,13 +296,19 @@ RAGGED = [3, 1800, 0, 513, 512, 5]  # by their mean chunks of 512 keys, the fewe
 
 
 @pytest.mark.usefixtures("small_gpu")
+@pytest.mark.parametrize("query_lens", [None, [2, 5, 0, 3, 1, 4], [1, 8, 0, 0, 8, 5]], ids=str)
 @pytest.mark.parametrize(
-    ("kv_format", "dtype", "window", "num_sinks"),
-    [("none", torch.float32, None, 0), ("int8", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
+    ("kv_format", "dtype", "windows"),
+    [
+        ("none", torch.float32, {}),
+        ("int8", torch.float16, {}),
+        ("fp8_e4m3", torch.float16, {}),
+        ("none", torch.float32, {"window": 600, "num_sinks": 4}),
+    ],
 )
-def test_ragged_batches_are_split_by_length(kv_format, dtype, window, num_sinks):
-    case = make_case(RAGGED, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    check(case, window=window, num_sinks=num_sinks)
+def test_ragged_batches_are_split_by_length(kv_format, dtype, windows, query_lens):
+    case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
+    (check if query_lens is None else check_ragged)(case, **windows)
 
 
 @pytest.mark.usefixtures("small_gpu")

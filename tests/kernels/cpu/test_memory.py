@@ -103,28 +103,31 @@ def test_every_way_to_write_a_bound(n, checked):
     assert torch.equal(out, torch.stack([torch.where(mask, x, 0.0) for mask in masks]))
 
 
-@CHECKED
-def test_gathered(checked):
-    x, index = numbers(100), torch.randint(0, 100, (16,), dtype=torch.int32)
-    out = torch.full((16,), -1.0)
-    run(kernels.gathered, x, index, out, 11, checked=checked)
-    assert torch.equal(out, torch.where(torch.arange(16) < 11, x[index.long()], 0.0))
+def moves():
+    """Kernel, arguments, and what some of them hold afterwards, by place."""
+    x, out, i = numbers(16), torch.zeros(16), torch.arange(16)
+    index = torch.randint(0, 100, (16,), dtype=torch.int32)
+    order, rows = torch.randperm(16, dtype=torch.int32), numbers(4, 16)
+    gathered = torch.where(i < 11, numbers(100)[index.long()], 0.0)
+    shifted = torch.cat([numbers(64)[1:50], torch.zeros(1), numbers(64)[50:]])
+    return {
+        "gathered": (kernels.gathered, (numbers(100), index, torch.full((16,), -1.0), 11), {2: gathered}),
+        "all is read before anything is written": (kernels.shift_in_place, (numbers(64), 50), {0: shifted}),
+        "read before a store and after it": (kernels.read_twice, (numbers(16), out), {1: 21 * x}),
+        "read before a store, used after it": (kernels.overwritten, (numbers(16), out), {1: x}),
+        "backwards": (kernels.backwards, (x, out, 11), {1: torch.cat([x[:11].flip(0), torch.zeros(5)])}),
+        "gathered rows": (kernels.gathered_rows, (rows, order, torch.zeros(4, 16)), {2: rows[:, order.long()]}),
+        "known bounds": (kernels.known_bounds, (x, out), {1: torch.where((i > 0) & (i < 15), x, 0.0)}),
+    }
 
 
 @CHECKED
-def test_all_is_read_before_anything_is_written(checked):
-    x = numbers(64)
-    expected = torch.cat([x[1:50], torch.zeros(1), x[50:]])
-    run(kernels.shift_in_place, x, 50, checked=checked)
-    assert torch.equal(x, expected)
-
-
-@CHECKED
-def test_a_value_read_before_a_store_stays(checked):
-    x = numbers(16)
-    out, before = torch.zeros(16), x.clone()
-    run(kernels.read_twice, x, out, checked=checked)
-    assert torch.equal(out, before + 20 * before)
+@pytest.mark.parametrize("what", moves())
+def test_moves(what, checked):
+    kernel, values, expected = moves()[what]
+    assert run(kernel, *values, checked=checked) is None
+    for place, want in expected.items():
+        assert torch.equal(values[place], want)
 
 
 def test_addresses_in_a_table():
@@ -250,13 +253,6 @@ def test_what_was_not_read_is_not_a_number():
     assert out[11:].isnan().all()
 
 
-@CHECKED
-def test_what_was_read_before_a_store_stays(checked):
-    x, out = numbers(16), torch.zeros(16)
-    run(kernels.overwritten, x, out, checked=checked)
-    assert torch.equal(out, numbers(16))
-
-
 def test_an_endless_loop_ends_when_it_is_told():
     x = torch.zeros(1, dtype=torch.int32)
     run(kernels.endless, x, checked=True, limit_s=0.05)
@@ -273,13 +269,6 @@ def test_addresses_of_many_steps(checked):
 
 
 @CHECKED
-def test_backwards(checked):
-    x, out = numbers(16), torch.zeros(16)
-    run(kernels.backwards, x, out, 11, checked=checked)
-    assert torch.equal(out, torch.cat([x[:11].flip(0), torch.zeros(5)]))
-
-
-@CHECKED
 def test_one_tensor_for_two_arguments(checked):
     x = numbers(16)
     expected = x.flip(0)
@@ -287,19 +276,6 @@ def test_one_tensor_for_two_arguments(checked):
     assert torch.equal(x, expected)
     run(kernels.tile, y := numbers(8, 32), y, 8, 32, 32, 32, checked=checked, x_column=1, out_column=1)
     assert torch.equal(y, 2 * numbers(8, 32))
-
-
-@CHECKED
-def test_gathered_rows(checked):
-    x, index, out = numbers(4, 16), torch.randperm(16, dtype=torch.int32), torch.zeros(4, 16)
-    run(kernels.gathered_rows, x, index, out, checked=checked)
-    assert torch.equal(out, x[:, index.long()])
-
-
-def test_bounds_that_are_known():
-    x, out = numbers(16), torch.zeros(16)
-    run(kernels.known_bounds, x, out)
-    assert torch.equal(out, torch.cat([torch.zeros(1), x[1:15], torch.zeros(1)]))
 
 
 @CHECKED
