@@ -229,4 +229,4 @@ def test_weights_are_read_once_and_at_full_width(compiling, target):
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_kernels_of_labs_2_and_3(compiling, target, dtype, tmp_path):
     """The solved cells' kernels, through the launches with which the labs call them."""
-    compiling.call(on, target, check_lab_kernels, str(tmp_path), dtype)
+    compiling.call(on, target, check_lab_kernels, str(tmp_path), dtype, (20, 1, 40), (5, 1, 20))
