@@ -20,6 +20,7 @@ from triton_on_cpu.nest import Index, Nest
 from triton_on_cpu.ttir import Op, Value
 
 MIRRORED = {"slt": "sgt", "sle": "sge", "sgt": "slt", "sge": "sle"}
+ATOMICS = {"f32": ("fadd", "exch"), **dict.fromkeys(("i32", "i64"), ("add", "max", "min", "exch", "cas"))}
 
 
 @dataclass
@@ -270,39 +271,24 @@ def _stored(kernel: Kernel, nest: Nest, element: str, value: Value) -> str:
 
 
 def atomic(kernel: Kernel, op: Op) -> None:
-    """tl.atomic_add and its like: one element after another."""
-    pointer, value, *rest = op.operands
-    element, what = pointer.type.pointee, op.keyword
-    _require_atomic(op, element, what)
-    nest = kernel.nest(pointer.type.shape)
-    nest.pragma = ""
-    needed = [kernel.element(nest, v, at) for v, at in conditions(kernel, rest[0] if rest else None, nest.indices)]
-    _emit_atomic(kernel, nest, op, f"atomic_{what}_{element}", needed, [value])
-
-
-def compare_and_swap(kernel: Kernel, op: Op) -> None:
-    pointer, compare, value = op.operands
-    _require_atomic(op, pointer.type.pointee, "cas")
-    nest = kernel.nest(pointer.type.shape)
-    nest.pragma = ""
-    _emit_atomic(kernel, nest, op, f"atomic_cas_{pointer.type.pointee}", [], [compare, value])
-
-
-def _require_atomic(op: Op, element: str, what: str) -> None:
-    known = {"f32": ("fadd", "exch"), **dict.fromkeys(("i32", "i64"), ("add", "max", "min", "exch", "cas"))}
-    if what not in known.get(element, ()):
-        raise op.unsupported("Use an fp32 or int32 tensor.", f"an atomic `{what}` on {element}")
-
-
-def _emit_atomic(kernel: Kernel, nest: Nest, op: Op, function: str, needed: list[str], values: list[Value]) -> None:
+    """tl.atomic_add and its like, and compare and swap: one element after another."""
+    is_swap = op.name == "tt.atomic_cas"
     pointer, result = op.operands[0], op.result
+    values, masks = (op.operands[1:], []) if is_swap else (op.operands[1:2], op.operands[2:])
+    element, what = pointer.type.pointee, "cas" if is_swap else op.keyword
+    if what not in ATOMICS.get(element, ()):
+        raise op.unsupported("Use an fp32 or int32 tensor.", f"an atomic `{what}` on {element}")
+    nest = kernel.nest(pointer.type.shape)
+    nest.pragma = ""
+    of_mask = conditions(kernel, masks[0] if masks else None, nest.indices)
+    needed = [kernel.element(nest, value, at) for value, at in of_mask]
     address = kernel.address(nest, pointer, nest.indices)
     texts = [kernel.element(nest, value, nest.indices) for value in values]
     if kernel.checked:
         check = kernel.site(op, "atomic", pointer)
         needed = [*needed, check_element(address, check, KINDS[pointer.type.pointee].num_bytes)]
     condition = " && ".join(needed) or "1"
-    call = f"{function}(&{address.base}[{address.at}], {', '.join(texts)})"
+    call = f"atomic_{what}_{element}(&{address.base}[{address.at}], {', '.join(texts)})"
     if not result.uses:
         nest.add(f"if ({condition}) {call};")
     else:
@@ -311,4 +297,4 @@ def _emit_atomic(kernel: Kernel, nest: Nest, op: Op, function: str, needed: list
     kernel.out += nest.text()
 
 
-EMITTERS = {"tt.load": load, "tt.store": store, "tt.atomic_rmw": atomic, "tt.atomic_cas": compare_and_swap}
+EMITTERS = {"tt.load": load, "tt.store": store, "tt.atomic_rmw": atomic, "tt.atomic_cas": atomic}

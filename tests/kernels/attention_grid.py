@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.cases import DTYPES, HERE
+from tests.kernels.cases import DTYPES, HERE, PagedCase, make_case
 from tests.kernels.covering import covering
 from twophase_kernels.attend_range import Tiles
 
@@ -36,6 +36,20 @@ class GridPoint:
         heads = f"{self.heads[0]}/{self.heads[1]}/{self.head_dim}"
         return f"{dtype}-{self.kv_format}-{heads}-page{self.page}-w{self.window}+{self.num_sinks}-s{self.num_splits}"
 
+    def case(self, seq_lens: list[int], query_lens: list[int] | None = None) -> PagedCase:
+        return make_case(
+            seq_lens, query_lens, heads=self.heads, head_dim=self.head_dim, page=self.page, dtype=self.dtype,
+            kv_format=self.kv_format, device=HERE,
+        )  # fmt: skip
+
+    @property
+    def windows(self) -> dict[str, int | None]:
+        return {"window": self.window, "num_sinks": self.num_sinks}
+
+    @property
+    def group(self) -> int:
+        return self.heads[0] // self.heads[1]
+
 
 AXES = (DTYPES, KV_FORMATS, HEAD_DIMS, HEADS, PAGES, WINDOWS, SPLITS)
 
@@ -51,10 +65,14 @@ def whole_grid() -> list[GridPoint]:
 of_the_whole_grid = pytest.mark.full if HERE == "cpu" else pytest.mark.gpu
 
 
-def grid_slices(kernel: str) -> list[Any]:
-    """The points of a kernel in portions that make good test names: one for each dtype, K/V format and head size."""
-    points = sorted(grid_points(kernel, 3), key=_portion) if HERE == "cpu" else whole_grid()
-    return [pytest.param(list(own), id=name) for name, own in itertools.groupby(points, key=_portion)]
+def grid_slices(*kernels: str) -> list[Any]:
+    """(kernel, points) in portions that make good test names: one for each dtype, K/V format and head size."""
+    slices = []
+    for kernel in kernels:
+        points = sorted(grid_points(kernel, 3), key=_portion) if HERE == "cpu" else whole_grid()
+        for name, own in itertools.groupby(points, key=_portion):
+            slices.append(pytest.param(kernel, list(own), id=f"{kernel}-{name}"))
+    return slices
 
 
 def _portion(point: GridPoint) -> str:

@@ -6,8 +6,9 @@ quantised caches are made and read back with torch's own rounding and float8 typ
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,7 +71,6 @@ class PagedCase:
     cu_query_lens: Tensor
     dense: list[tuple[Tensor, Tensor]]
     query_lens: list[int]
-    max_seq_len: int
 
     @property
     def scale(self) -> float:
@@ -84,6 +84,16 @@ class PagedCase:
     @property
     def scales(self) -> dict[str, Tensor | None]:
         return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    def alone(self, sequence: int) -> "PagedCase":
+        """One sequence as a batch of its own, over the same pages."""
+        first, last = sum(self.query_lens[:sequence]), sum(self.query_lens[: sequence + 1])
+        own = slice(sequence, sequence + 1)
+        return replace(
+            self, q=self.q[first:last], block_tables=self.block_tables[own], seq_lens=self.seq_lens[own],
+            cu_query_lens=self.cu_query_lens[sequence : sequence + 2] - first, dense=self.dense[own],
+            query_lens=[last - first],
+        )  # fmt: skip
 
 
 def make_case(
@@ -123,7 +133,7 @@ def make_case(
     return PagedCase(
         q.to(device, dtype), k_cache, v_cache, k_scale, v_scale, table.to(device),
         torch.tensor(seq_lens, dtype=torch.int32, device=device), cu_query_lens.to(device, torch.int32),
-        dense, query_lens, max(*seq_lens, 1),
+        dense, query_lens,
     )  # fmt: skip
 
 
@@ -219,3 +229,24 @@ def assert_attention(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor]) ->
     """(out, LSE) of a kernel against those of the oracle."""
     assert_close(got[0], want[0], TOLERANCE[got[0].dtype], "out")
     assert_close(got[1], want[1], LSE_TOLERANCE, "LSE")
+
+
+Attend = Callable[..., Any]
+
+
+def attend(function: Attend, case: PagedCase, **options: Any) -> Any:
+    """(out, LSE) of paged_decode, or of its reference, for one query per sequence. Options may replace q."""
+    options = {"scale": case.scale, **case.scales, "return_lse": True} | options
+    return function(options.pop("q", case.q), *case.cache, **options)
+
+
+def attend_ragged(function: Attend, case: PagedCase, **options: Any) -> Any:
+    """The same of any of them, for any number of queries per sequence."""
+    ragged = {"cu_query_lens": case.cu_query_lens, "max_query_len": max(case.query_lens)}
+    return attend(function, case, **ragged | options)
+
+
+def check_attention(how: Attend, function: Attend, case: PagedCase, **options: Any) -> None:
+    """`how`, one of the two above, against the oracle."""
+    got = how(function, case, **options)
+    assert_attention(got, attention_oracle(case, options.get("window"), options.get("num_sinks", 0)))

@@ -3,6 +3,8 @@
 To debug a kernel: `TWOPHASE_KERNELS=interpreted python -m pytest tests/kernels/each_kernel.py -k decode --pdb`.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,13 +13,21 @@ from tests.kernels import test_paged_decode, test_paged_prefill
 from tests.kernels.attention_grid import GridPoint, typical_points
 from tests.kernels.cases import make_case
 from tests.kernels.linear_cases import LinearPoint, check_fp8_linear, check_linear
-from tests.kernels.test_fp8_linear import check_tokens, layer
+from tests.kernels.test_fp8_linear import check_tokens
+from tests.kernels.test_linear_layers import layer, multiply
+from tests.kernels.test_packed_codes_linear import check_products
 from tests.kernels.test_packed_linear import check_packed_linear
-from tests.kernels.test_quantized_linear import small_layer
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
-from twophase_kernels import KernelsUnavailableError, fp8_linear, mode, packed_linear, quantized_linear
+from twophase_kernels import (
+    KernelsUnavailableError,
+    fp8_linear,
+    mode,
+    packed_codes_linear,
+    packed_linear,
+    quantized_linear,
+)
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual
 from twophase_kernels.rope_kv_write import rope_kv_write
 from twophase_kernels.silu_mul import silu_mul
@@ -35,9 +45,9 @@ only_interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="about the inte
 
 @pytest.mark.parametrize("point", POINTS if IS_INTERPRETED else typical_points(), ids=str)
 def test_attention(point):
-    test_paged_decode.check_point(point, [1, 17, 0, 70])
-    test_paged_decode.check_point(point, [5, 17, 70], [0, 1, 2])
-    test_paged_prefill.check_point(point, [5, 0, 20], [0, 7, 70])
+    test_paged_decode.check_lengths(point, [1, 17, 0, 70])
+    test_paged_decode.check_few(point, [5, 17, 70], [0, 1, 2])
+    test_paged_prefill.check_chunks(point, [5, 0, 20], [0, 7, 70])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,6 +66,7 @@ def test_linear(dtype):
     check_tokens(fp8_linear, 3, 48, dtype)
     if dtype != torch.float16:
         check_packed_linear(packed_linear, (3, 65, 33), dtype)
+        check_products(packed_codes_linear, [dtype], [(4, 70, 64, 32), (8, 70, 32, 32)])
 
 
 @only_interpreted
@@ -66,24 +77,28 @@ def test_the_emulator_is_refused():
 
 def bfloat16_calls():
     """Each launch that has one bfloat16 tensor."""
-    yield lambda: test_paged_decode.run(make_case([3], dtype=torch.bfloat16))
-    x, (packed, scales, minima) = small_layer(32)
-    args = {"x": x, "packed": packed, "scales": scales, "minima": minima, "bias": torch.zeros(20)}
-    for which in ("x", "scales", "minima", "bias"):
-        yield lambda which=which: quantized_linear.quantized_linear(**args | {which: args[which].bfloat16()})
-    rows = layer()
-    for changed in (
-        {"dtype": torch.bfloat16},
-        {"scales": rows["scales"].bfloat16()},
-        {"bias": torch.zeros(20).bfloat16()},
-    ):
-        yield lambda changed=changed: fp8_linear.fp8_linear(**rows | changed)
+    x, narrow = torch.ones(2, 16), torch.ones(2, 16, dtype=torch.bfloat16)
+    yield lambda: mode(torch.bfloat16)
+    yield lambda: silu_mul(narrow)
+    yield lambda: rmsnorm_residual(narrow, None, narrow[0], 1e-5)
+    yield lambda: rmsnorm_residual(x, None, narrow[0], 1e-5)
+    cos, index = torch.ones(1, 8), torch.zeros(2, dtype=torch.int64)
+    for heads, caches in ((narrow[:, None], x), (x[:, None], narrow)):
+        cache = caches[:, None, None]
+        yield partial(rope_kv_write, *[heads] * 3, cos, cos, index, index, cache, cache)
+    yield lambda: test_paged_decode.decode(make_case([3], dtype=torch.bfloat16))
+    for kind, names in (("int4", ("x", "scales", "minima", "bias")), ("fp8", ("scales", "bias"))):
+        arguments = layer(kind) | {"bias": torch.zeros(20)}
+        for name in names:
+            yield partial(multiply, kind, **arguments | {name: arguments[name].bfloat16()})
+    yield partial(multiply, "fp8", **layer("fp8") | {"dtype": torch.bfloat16})
     yield lambda: fp8_linear.quantise_tokens(torch.ones(2, 16).bfloat16())
 
 
 @only_interpreted
 def test_bfloat16_is_refused():
-    """In which the interpreter computes garbage; what the element-wise kernels say, test_triton_mode.py has."""
+    """In which the interpreter computes garbage."""
     for launch in bfloat16_calls():
         with pytest.raises(KernelsUnavailableError, match="interpreter computes garbage in bfloat16"):
             launch()
+    assert mode(torch.float16) == mode(torch.float32) == mode(torch.int8) == "interpreted"

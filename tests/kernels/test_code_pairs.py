@@ -9,7 +9,6 @@ from tests.kernels.cases import HERE
 from tests.mutation import KillTable, Mutant
 from twophase_kernels import code_pairs
 from twophase_kernels._triton import tl, triton
-from twophase_kernels.code_pairs import pair_decoder
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -102,18 +101,6 @@ def test_fp16_queries_are_taken_as_they_are():
     out, inverse = run_to_fp16(code_pairs, q)
     assert torch.equal(out, q)
     assert inverse == 1
-
-
-def test_who_reads_pairs():
-    """16-bit models on NVIDIA's GPUs; fp32 keeps its digits, AMD its way."""
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    assert pair_decoder("int8", bf16, 128, "ampere") == "packed"
-    assert [pair_decoder("fp8_e4m3", fp16, 64, generation) for generation in ("ada", "hopper")] == ["hardware"] * 2
-    assert pair_decoder("int8", fp16, 64, "cpu") == "plain"
-    assert pair_decoder("none", bf16, 128, "hopper") == "no"
-    assert pair_decoder("int8", fp32, 128, "hopper") == "no"
-    assert pair_decoder("int8", bf16, 16, "hopper") == "no"
-    assert pair_decoder("int8", bf16, 128, "cdna") == "no"
 
 
 check_int8 = functools.partial(check_codes, kv_format="int8")

@@ -13,10 +13,12 @@ import torch
 
 from ptx_emulator import EmulationError, MemoryFault, emulate, emulated
 from tests.kernels import test_attention_mutants
-from tests.kernels.cases import TOLERANCE, assert_close, attention_oracle, far_away_case, make_case
-from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL, check_decode, check_prefill
+from tests.kernels.cases import attend, check_attention, make_case
+from tests.kernels.planting import noticed_emulated, record_there
+from tests.kernels.test_compiled import BF16, COMPILED_FOR, SMALL
+from tests.kernels.test_paged_decode import check_lengths
+from tests.kernels.test_paged_prefill import check_chunks
 from tests.mutation import KillTable, Mutant
-from twophase_kernels import paged_decode as decode_module
 from twophase_kernels._triton import mode, tl, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -26,8 +28,8 @@ pytest.importorskip("triton", reason="not run here: no triton")
 
 LOOPING = dataclasses.replace(SMALL, heads=(4, 2), num_splits=1)
 CHECKS = {
-    "paged_decode": functools.partial(check_decode, LOOPING, [300, 17]),
-    "paged_prefill": functools.partial(check_prefill, LOOPING, [150, 33], [160, 70]),
+    "paged_decode": functools.partial(check_lengths, LOOPING, [300, 17]),
+    "paged_prefill": functools.partial(check_chunks, LOOPING, [150, 33], [160, 70]),
 }
 ORDERS = re.compile(
     r"bar\.sync|cp\.async\.(?:wait|commit)_group|fence\.proxy\.async|wgmma\.(?:fence|commit_group|wait_group)"
@@ -92,21 +94,13 @@ def check_shifted_queries(module, dtype=torch.float16):
     """Queries that start 2 bytes after a multiple of 16."""
     case = make_case([33, 2], heads=(6, 2), dtype=dtype)
     q = torch.empty(case.q.numel() + 1, dtype=dtype)[1:].view(case.q.shape).copy_(case.q)
-    out = module.paged_decode(q, *case.cache, scale=case.scale, num_splits=1, tiles=test_attention_mutants.TILES)
-    assert_close(out, attention_oracle(case)[0], TOLERANCE[dtype])
+    check_attention(attend, module.paged_decode, case, q=q, num_splits=1, tiles=test_attention_mutants.TILES)
 
 
 def check_table_of_two_rows(module):
     """The last sequence's table ends where its storage does."""
     case = make_case([16 * 16, 255], heads=(2, 1), dtype=BF16)
-    out = module.paged_decode(case.q, *case.cache, scale=case.scale, num_splits=1)
-    assert_close(out, attention_oracle(case)[0], TOLERANCE[BF16])
-
-
-def check_far_away(module):
-    case = far_away_case()
-    out = module.paged_decode(case.q, *case.cache, scale=case.scale, **case.scales, num_splits=1)
-    assert_close(out, attention_oracle(case)[0], TOLERANCE[torch.float32])
+    check_attention(attend, module.paged_decode, case, num_splits=1)
 
 
 DECODE, RANGE = "twophase_kernels.paged_decode", "twophase_kernels.attend_range"
@@ -118,7 +112,7 @@ ALIGNMENT_LIE = Mutant(
 )
 SOURCE_MUTANTS = [
     (ALIGNMENT_LIE, check_shifted_queries),
-    (Mutant("32-bit offsets, compiled", RANGE, "page_ids.to(tl.int64)", "page_ids", DECODE), check_far_away),
+    (Mutant("32-bit offsets, compiled", RANGE, "page_ids.to(tl.int64)", "page_ids", DECODE), test_attention_mutants.check_far_away),
     (Mutant("page ids after the table's end", RANGE, "mask=positions < end", "mask=positions < end + 64", DECODE),
      check_table_of_two_rows),
     (Mutant("keys after the pool's end", RANGE, "in_range = positions < hi\n", "in_range = positions < hi + 4096\n", DECODE),
@@ -127,28 +121,13 @@ SOURCE_MUTANTS = [
 ]  # fmt: skip
 
 
-def noticed(target, mutant, check):
-    """What the emulator, or the comparison, says of the mutant; None if nothing. The original must pass."""
-    with emulated(target):
-        check(decode_module)
-    try:
-        with emulated(target):
-            check(mutant.load())
-    except (EmulationError, AssertionError) as error:
-        return str(error).splitlines()[0]
-    return None
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("target", COMPILED_FOR)
 @pytest.mark.parametrize(("mutant", "check"), SOURCE_MUTANTS, ids=lambda value: getattr(value, "name", ""))
 def test_mutants_of_the_source(compiling, target, mutant, check):
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    how = compiling.call(noticed, target, mutant, check)
-    KillTable.rows.append((mutant.module, f"{mutant.name} ({target})", how))
-    assert how is not None, f"mutant survived: {mutant.name}"
+    record_there(
+        compiling, noticed_emulated, dataclasses.replace(mutant, name=f"{mutant.name} ({target})"), check, target
+    )
 
 
 @pytest.mark.full
@@ -156,7 +135,7 @@ def test_a_cpu_accepts_a_false_alignment(compiling):
     """The negative control: the same check, the same mutant, the other way to run it."""
     assert mode() == "cpu"
     check_shifted_queries(ALIGNMENT_LIE.load())
-    assert "misaligned" in compiling.call(noticed, "sm_80", ALIGNMENT_LIE, check_shifted_queries)
+    assert "misaligned" in compiling.call(noticed_emulated, ALIGNMENT_LIE, check_shifted_queries, "sm_80")
 
 
 # -- masks ------------------------------------------------------------------------------------------------------------

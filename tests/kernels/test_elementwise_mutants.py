@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from tests.kernels.planting import mutants_of
 from tests.kernels.test_rmsnorm_residual import check_rmsnorm
 from tests.kernels.test_rope_kv_write import check_rope_kv_write
 from tests.kernels.test_silu_mul import check_silu_mul
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -97,13 +98,6 @@ MUTANTS = {
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("check", "mutant"),
-    [
-        pytest.param(check, Mutant(name, f"twophase_kernels.{module}", old, new), id=f"{module}: {name}")
-        for (module, check), rows in MUTANTS.items()
-        for name, old, new in rows
-    ],
-)
+@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
 def test_mutants_are_killed(check, mutant):
     KillTable.record(mutant, check)

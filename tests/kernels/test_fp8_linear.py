@@ -9,15 +9,9 @@ from tests.kernels.cases import DTYPES, HERE, generator
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import poisoned_memory
 from tests.kernels.linear_cases import activations, check_fp8_linear
+from tests.kernels.test_linear_layers import layer
 from twophase_kernels import fp8_linear as module
-from twophase_kernels.fp8_linear import (
-    E4M3,
-    fp8_linear,
-    fp8_linear_reference,
-    fp8_linear_tiles,
-    fp8_way,
-    quantise_tokens,
-)
+from twophase_kernels.fp8_linear import E4M3, fp8_linear, fp8_linear_reference, quantise_tokens
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -86,13 +80,6 @@ def test_a_token_that_is_not_finite_is_loud(value):
     assert y[[0, 2]].isfinite().all()
 
 
-def layer(num_tokens=5, num_outputs=20, num_inputs=64):
-    rng = generator(0)
-    x, x_scales = quantise_tokens(torch.randn(num_tokens, num_inputs, generator=rng).to(HERE))
-    weight, scales = quantise_tokens(torch.randn(num_outputs, num_inputs, generator=rng).to(HERE))
-    return {"x": x, "x_scales": x_scales, "weight": weight, "scales": scales, "dtype": torch.float32}
-
-
 def test_the_error_of_quantising():
     """Of a product of normal numbers, e4m3 on both sides: 2^-4 at most of each factor, and by far less on average."""
     rng = generator(0)
@@ -103,7 +90,7 @@ def test_the_error_of_quantising():
 
 
 def test_the_reference():
-    args = layer()
+    args = layer("fp8", num_inputs=64)
     bias = torch.arange(20.0, device=HERE)
     want = (args["x"].double() * args["x_scales"][:, None]) @ (
         args["weight"].double() * args["scales"][:, None]
@@ -111,50 +98,9 @@ def test_the_reference():
     torch.testing.assert_close(fp8_linear_reference(**args, bias=bias).double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_call_gives_the_same_bits():
-    args = layer(num_inputs=1024)
-    first = fp8_linear(**args, num_splits=4)
-    for _ in range(3):
-        with poisoned_memory():
-            assert torch.equal(fp8_linear(**args, num_splits=4), first)
-
-
-def test_nothing_to_do():
-    for shape in ({"num_tokens": 0}, {"num_outputs": 0}):
-        args = layer(**shape)
-        assert fp8_linear(**args).shape == (len(args["x"]), len(args["weight"]))
+def test_no_tokens():
     codes, scales = quantise_tokens(torch.empty(0, 8, device=HERE))
     assert (codes.shape, scales.shape) == ((0, 8), (0,))
-
-
-REFUSALS = {
-    "x not in e4m3": ({"x": lambda x: x.float()}, "x must be contiguous float8_e4m3fn"),
-    "weight in bytes": ({"weight": lambda w: w.view(torch.uint8)}, "weight must be contiguous float8_e4m3fn"),
-    "x in columns": ({"x": lambda x: x.T.contiguous().T}, "x must be contiguous"),
-    "other columns": ({"x": lambda x: x[:, :48].contiguous()}, r"weight must be contiguous float8_e4m3fn \[O, I=48\]"),
-    "unaligned rows": (
-        {"x": lambda x: x[:, :24].contiguous(), "weight": lambda w: w[:, :24].contiguous()},
-        "a multiple of 16 columns, got 24",
-    ),
-    "scales of x": ({"x_scales": lambda s: s[:4]}, r"x_scales must be contiguous float32 \[T=5\]"),
-    "scales of x in fp16": (
-        {"x_scales": lambda s: s.half()},
-        r"x_scales must be contiguous float32 \[T=5\]",
-    ),
-    "scales": ({"scales": lambda s: s[:4]}, r"scales must be contiguous .*\[O=20\]"),
-    "dtype": ({"dtype": lambda _: torch.int8}, "dtype must be float32, float16 or bfloat16"),
-    "bias": ({"bias": lambda _: torch.zeros(4, device=HERE)}, r"bias must be contiguous .*\[O=20\]"),
-    "splits": ({"num_splits": lambda _: 0}, "num_splits must be 1 to 16"),
-    "out": ({"out": lambda _: torch.zeros(5, 2, device=HERE)}, "out must be contiguous"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refuses(case):
-    changes, message = REFUSALS[case]
-    args = layer()
-    with pytest.raises(ValueError, match=message):
-        fp8_linear(**args | {name: change(args.get(name)) for name, change in changes.items()})
 
 
 @pytest.mark.parametrize(
@@ -165,10 +111,3 @@ def test_refuses(case):
 def test_tokens_refuse(x):
     with pytest.raises(ValueError, match=r"x must be .* \[T, I\], contiguous from I on|1 to 65536 elements"):
         quantise_tokens(x.to(HERE))
-
-
-def test_ways_and_tiles():
-    assert fp8_way("ampere") == "packed"
-    assert {fp8_way("ada"), fp8_way("hopper")} == {"hardware"}
-    assert {fp8_way("cdna"), fp8_way("cpu")} == {"plain"}
-    assert [fp8_linear_tiles(n, 4096, "hopper").block_t for n in (1, 9, 64, 4096)] == [8, 16, 64, 64]

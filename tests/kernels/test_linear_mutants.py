@@ -3,25 +3,21 @@
 Those that read out of bounds and use nothing of it, and those in PTX, only the emulator notices.
 """
 
-import dataclasses
-import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ptx_emulator import EmulationError, emulated
 from tests.kernels.cases import HERE
 from tests.kernels.linear_cases import SMALL_TILES, LinearPoint, check_fp8_linear, check_linear
+from tests.kernels.planting import mutants_of, noticed_emulated, record_there
 from tests.kernels.test_fp8_linear import check_tokens
 from tests.kernels.test_linear_splits import check_choice, check_order, check_sum
 from tests.kernels.test_packed_codes import check_pack, check_round_trip
-from tests.mutation import KillTable, Mutant
+from tests.mutation import KillTable
 
 pytest.importorskip("triton", reason="not run here: no triton")
 pytestmark = pytest.mark.skipif(HERE == "cuda", reason="a mutant that reads astray would take the CUDA context with it")
-
-QUANTIZED, PACKED = "twophase_kernels.quantized_linear", "twophase_kernels.packed_codes"
-SPLITS, FP8 = "twophase_kernels.linear_splits", "twophase_kernels.fp8_linear"
 
 
 def groups_check(module):
@@ -32,7 +28,7 @@ def groups_check(module):
 
 
 def bytes_check(module):
-    tiles = dataclasses.replace(SMALL_TILES, block_i=128)
+    tiles = replace(SMALL_TILES, block_i=128)
     check_linear(module, LinearPoint(9, 40, 456, 0, False, num_splits=3, has_bias=True, tiles=tiles))
     check_linear(module, LinearPoint(17, 33, 64, 0, False, torch.float16, has_bias=True, tiles=tiles))
 
@@ -66,7 +62,7 @@ def tokens_check(module):
 
 
 MUTANTS = {
-    (QUANTIZED, weights_check, None): [
+    ("quantized_linear", weights_check): [
         ("row's words half as far", "(outputs * 32)[:, None]", "(outputs * 16)[:, None]"),
         ("runs at any outputs' distance", "(run * 32).to(tl.int64)[None, :] * num_outputs", "(run * 32).to(tl.int64)[None, :]"),
         ("columns of a run", "columns = run * RUN + word", "columns = run * 32 + word"),
@@ -107,7 +103,7 @@ MUTANTS = {
         ("first tile of tokens", "tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)", "tl.arange(0, BLOCK_T)"),
         ("first tile of outputs", "tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)", "tl.arange(0, BLOCK_O)"),
     ],
-    (PACKED, weights_check, QUANTIZED): [
+    ("packed_codes", weights_check, "quantized_linear"): [
         ("sign of another part", "(32 - BITS * (part + 1))", "(32 - BITS * part - 1)"),
         ("signs not spread", ")) >> (32 - BITS)", ")) >> (31 - BITS)"),
         ("unsigned parts too low", "(wide >> (BITS * part))", "(wide >> part)"),
@@ -115,7 +111,7 @@ MUTANTS = {
         ("bytes exchanged", "unpack_part(words, x_ptr, 0, 8, SIGNED), unpack_part(words, x_ptr, 1, 8, SIGNED)", "unpack_part(words, x_ptr, 1, 8, SIGNED), unpack_part(words, x_ptr, 0, 8, SIGNED)"),
         ("a part twice", "unpack_part(words, x_ptr, 2, 4, SIGNED)", "unpack_part(words, x_ptr, 1, 4, SIGNED)"),
     ],
-    (PACKED, pack_check, None): [
+    ("packed_codes", pack_check): [
         ("parts not shifted", "(parts << shifts[:, None])", "(parts << 0)"),
         ("signs run over", "codes.to(torch.int32) & ((1 << bits) - 1)", "codes.to(torch.int32)"),
         ("rows first", "words.transpose(0, 1).contiguous()", "words.reshape(runs, num_outputs, WORDS_PER_RUN)"),
@@ -127,12 +123,12 @@ MUTANTS = {
         ("rows for runs", "parts.permute(1, 0, 2, 3).flatten(1)", "parts.permute(1, 2, 0, 3).flatten(1)"),
         ("unmasked parts", "(packed.to(torch.int32)[:, :, None] >> shifts[:, None]) & ((1 << bits) - 1)", "(packed.to(torch.int32)[:, :, None] >> shifts[:, None])"),
     ],
-    (SPLITS, groups_check, QUANTIZED): [
+    ("linear_splits", groups_check, "quantized_linear"): [
         ("bias in each split", "launch(grid, partial, None)", "launch(grid, partial, bias)"),
         ("bias not in the sum", "sum_splits(partial, bias, out)", "sum_splits(partial, None, out)"),
         ("splits not summed", "    sum_splits(partial, bias, out)\n", "    pass\n"),
     ],
-    (SPLITS, sum_check, None): [
+    ("linear_splits", sum_check): [
         ("the first split only", "partial_ptr + split * numel + offs", "partial_ptr + offs"),
         ("the last split dropped", "tl.static_range(NUM_SPLITS)", "tl.static_range(NUM_SPLITS - 1)"),
         ("the other way round", "split * numel + offs", "(NUM_SPLITS - 1 - split) * numel + offs"),
@@ -142,7 +138,7 @@ MUTANTS = {
         ("last result dropped", "mask = offs < numel", "mask = offs < numel - 1"),
         ("a rest dropped", "cdiv(out.numel(), SUM_BLOCK)", "out.numel() // SUM_BLOCK"),
     ],
-    (SPLITS, check_choice, None): [
+    ("linear_splits", check_choice): [
         ("splits of a step", "cdiv(num_inputs, tiles.block_i) // MIN_STEPS_PER_SPLIT", "cdiv(num_inputs, tiles.block_i)"),
         ("any number of splits", "next_power_of_2(most + 1) // 2", "most"),
         ("tiles of tokens not counted", "num_tiles = tiles_of_tokens * tiles_of_outputs", "num_tiles = tiles_of_outputs"),
@@ -150,7 +146,7 @@ MUTANTS = {
         ("no limit", ", MAX_SPLITS)\n", ")\n"),
         ("none at all", "if most else 1", "if most else 0"),
     ],
-    (FP8, fp8_check, None): [
+    ("fp8_linear", fp8_check): [
         ("codes after the row", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(columns >= 0)[None, :], other=0)"),
         ("last column dropped", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(first + columns < num_inputs - 1)[None, :], other=0)"),
         ("a rest never masked", "IS_EVEN=num_inputs % tiles.block_i == 0", "IS_EVEN=True"),
@@ -171,7 +167,7 @@ MUTANTS = {
         ("tokens after the last", "(offs_t < num_tokens)[None, :]", "(offs_t >= 0)[None, :]"),
         ("first tile of outputs", "tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)", "tl.arange(0, BLOCK_O)"),
     ],
-    (FP8, tokens_check, None): [
+    ("fp8_linear", tokens_check): [
         ("not scaled", "encode_e4m3(x * factor[:, None])", "encode_e4m3(x)"),
         ("divided by the factor", "scale, factor = row_scales", "factor, scale = row_scales"),
         ("the scale of int8", 'row_scales(absmax_bits(x), "fp8_e4m3")', 'row_scales(absmax_bits(x), "int8")'),
@@ -185,14 +181,7 @@ MUTANTS = {
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("check", "mutant"),
-    [
-        pytest.param(check, Mutant(name, module, old, new, through), id=f"{module.partition('.')[2]}: {name}")
-        for (module, check, through), rows in MUTANTS.items()
-        for name, old, new in rows
-    ],
-)
+@pytest.mark.parametrize(("check", "mutant"), mutants_of(MUTANTS))
 def test_mutants_are_killed(check, mutant):
     KillTable.record(mutant, check)
 
@@ -242,20 +231,20 @@ def exact_tokens_check(module):
 
 
 COMPILED_MUTANTS = {
-    (QUANTIZED, exact_groups_check, None): [
+    ("quantized_linear", exact_groups_check): [
         ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)"),
         ("outputs that are not there", "outputs = tl.minimum(offs_o, num_outputs - 1)", "outputs = offs_o"),
         ("columns that are not there", "mask=(first_column + columns < num_inputs)[:, None]", "mask=(columns >= 0)[:, None]"),
         ("groups that are not there", "group = tl.minimum(group, num_inputs // GROUP - 1)", "group = group + 0"),
     ],
-    (QUANTIZED, exact_bytes_check, None): [
+    ("quantized_linear", exact_bytes_check): [
         ("runs that are not there", "mask=(step * BLOCK_I + run * RUN < num_inputs)[None, :]", "mask=(run >= 0)[None, :]"),
     ],
-    (QUANTIZED, compiled_groups_check, None): [
+    ("quantized_linear", compiled_groups_check): [
         ("PTX for signed codes", "unpacking_code(bits, minima is None, x.dtype", "unpacking_code(bits, True, x.dtype"),
         ("PTX for unsigned codes", "unpacking_code(bits, minima is None, x.dtype", "unpacking_code(bits, False, x.dtype"),
     ],
-    (PACKED, compiled_groups_check, QUANTIZED): [
+    ("packed_codes", compiled_groups_check, "quantized_linear"): [
         ("bf16, the base of unsigned codes", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC300)", "(torch.bfloat16, False): (0x4300, 0x3F80, 0xC308)"),
         ("bf16, the base of signed codes", "(torch.bfloat16, True): (0x4308, 0x3F80, 0xC308)", "(torch.bfloat16, True): (0x4300, 0x3F80, 0xC308)"),
         ("fp16, the base of unsigned codes", "(torch.float16, False): (0x6400, 0x3C00, 0xE400)", "(torch.float16, False): (0x6400, 0x3C00, 0xE408)"),
@@ -265,60 +254,34 @@ COMPILED_MUTANTS = {
         ("3 bits of a code", "mov.b32 mask, 0x000F000F;", "mov.b32 mask, 0x00070007;"),
         ("fp16's instruction for both", 'kind = "f16x2" if dtype == torch.float16 else "bf16x2"', 'kind = "f16x2"'),
     ],
-    (PACKED, compiled_bytes_check, QUANTIZED): [
+    ("packed_codes", compiled_bytes_check, "quantized_linear"): [
         ("bytes of another order", "prmt.b32 $0, f0, f2, 0x7632;", "prmt.b32 $0, f2, f0, 0x7632;"),
         ("neighbours for parts", "prmt.b32 $0, f0, f2, 0x7632;", "prmt.b32 $0, f0, f1, 0x7632;"),
         ("lower halves", "prmt.b32 $1, f1, f3, 0x7632;", "prmt.b32 $1, f1, f3, 0x5410;"),
         ("unsigned bytes", "xor.b32 u, $2, 0x80808080;", "mov.b32 u, $2;"),
         ("a base without the sign's", "sub.f32 f3, f3, 0f4B000080;", "sub.f32 f3, f3, 0f4B000000;"),
     ],
-    (FP8, exact_fp8_check, None): [
+    ("fp8_linear", exact_fp8_check): [
         ("tokens that are not there", "tl.minimum(offs_t, num_tokens - 1).to(tl.int64)", "offs_t.to(tl.int64)"),
         ("outputs that are not there", "outputs = tl.minimum(offs_o, num_outputs - 1)", "outputs = offs_o"),
         ("columns that are not there", "mask=(first + columns < num_inputs)[None, :], other=0)", "mask=(columns >= 0)[None, :], other=0)"),
     ],
-    (FP8, compiled_fp8_check, None): [
+    ("fp8_linear", compiled_fp8_check): [
         ("the unit of pairs", '65536.0 if FP8 == "packed" else 1.0', '256.0 if FP8 == "packed" else 1.0'),
         ("even columns only", 'tl.static_range(2 if FP8 == "packed" else 1)', "tl.static_range(1)"),
         ("codes for words", "num_inputs // codes_per_element, num_outputs", "num_inputs, num_outputs"),
     ],
-    (FP8, exact_tokens_check, None): [
+    ("fp8_linear", exact_tokens_check): [
         ("rows that are not there", "mask_rows = rows < num_rows", "mask_rows = rows >= 0"),
         ("padding of the last row", "& (offs_i < num_inputs)[None, :]", "& (offs_i < BLOCK_I)[None, :]"),
     ],
-    (SPLITS, compiled_sum_check, None): [
+    ("linear_splits", compiled_sum_check): [
         ("elements that are not there", "mask = offs < numel", "mask = offs < numel + 16"),
     ],
 }  # fmt: skip
 
 
-def noticed(mutant, check):
-    """What the emulator, or the comparison, says of the mutant; None if nothing. The original must pass."""
-    with emulated("sm_80"):
-        check(importlib.import_module(mutant.checked_module))
-    try:
-        with emulated("sm_80"):
-            check(mutant.load())
-    except (EmulationError, AssertionError) as error:
-        return str(error).splitlines()[0]
-    return None
-
-
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("check", "mutant"),
-    [
-        pytest.param(
-            check, Mutant(f"{name}, compiled", module, old, new, through), id=f"{module.partition('.')[2]}: {name}"
-        )
-        for (module, check, through), rows in COMPILED_MUTANTS.items()
-        for name, old, new in rows
-    ],
-)
+@pytest.mark.parametrize(("check", "mutant"), mutants_of(COMPILED_MUTANTS))
 def test_mutants_of_compiled_code(compiling, check, mutant):
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    how = compiling.call(noticed, mutant, check)
-    KillTable.rows.append((mutant.module, mutant.name, how))
-    assert how is not None, f"mutant survived: {mutant.name}"
+    record_there(compiling, noticed_emulated, replace(mutant, name=f"{mutant.name}, compiled"), check, "sm_80")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.kernels.cases import HERE, LSE_TOLERANCE, TOLERANCE, assert_close, generator
+from tests.kernels.cases import HERE, TOLERANCE, assert_attention, assert_close, generator
 from twophase_kernels import merge_splits as module
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -31,16 +31,15 @@ def merged(partial, partial_lse, module=module, dtype=torch.float32):
     return out, lse
 
 
-def check(got, want):
-    assert_close(got[0], want[0], TOLERANCE[torch.float32])
-    assert_close(got[1], want[1], LSE_TOLERANCE, "LSE")
+def check_merge(module, num_splits, head_dim):
+    inputs, want = partials_of(num_splits, head_dim)
+    assert_attention(merged(*inputs, module), want)
 
 
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 7, 16, 17, 128])
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_merge(num_splits, head_dim):
-    inputs, want = partials_of(num_splits, head_dim)
-    check(merged(*inputs), want)
+    check_merge(module, num_splits, head_dim)
 
 
 def test_empty_splits_weigh_nothing_and_are_not_read():
@@ -48,7 +47,7 @@ def test_empty_splits_weigh_nothing_and_are_not_read():
     empty = torch.tensor([True, False, True, False, False, True], device=HERE)
     want = merged(partial[:, :, ~empty].contiguous(), lse[:, :, ~empty].contiguous())
     partial[:, :, empty], lse[:, :, empty] = math.nan, -math.inf
-    check(merged(partial, lse), (want[0].double(), want[1].double()))
+    assert_attention(merged(partial, lse), (want[0].double(), want[1].double()))
     # A row without any key.
     lse[1, 2] = -math.inf
     out, total = merged(partial, lse)

@@ -5,7 +5,6 @@ import torch
 
 from tests.kernels.linear_cases import make_codes
 from twophase_kernels import packed_codes as module
-from twophase_kernels.code_pairs import INT8_PAIRS
 
 RANGES = {"unsigned": (4, 0, 15), "signed": (4, -8, 7), "int8": (8, -128, 127)}
 SHAPES = [(1, 1), (3, 32), (5, 128), (2, 129), (33, 576)]
@@ -84,19 +83,3 @@ def test_refuses_codes(bits, codes, message):
 def test_refuses_packed(packed):
     with pytest.raises(ValueError, match=r"packed must be contiguous int16 \[runs=5, O, 32\]"):
         module.unpack_codes(packed, 4, 576)
-
-
-def test_how_kernels_unpack():
-    """No PTX where none can run: for fp32, on AMD, on a CPU."""
-    for bits in (4, 8):
-        assert module.unpacking_code(bits, True, torch.float32, "hopper") == "plain"
-        assert module.unpacking_code(bits, True, torch.float16, "cdna") == "plain"
-        assert module.unpacking_code(bits, True, torch.float16, "cpu") == "plain"
-    assert module.unpacking_code(8, True, torch.float16, "ampere") == INT8_PAIRS.value
-    codes = {
-        module.unpacking_code(4, signed, dtype, "ampere")
-        for signed in (True, False)
-        for dtype in (torch.float16, torch.bfloat16)
-    }
-    assert len(codes) == 4
-    assert all(code.count("lop3.b32") == 4 for code in codes)

@@ -6,21 +6,17 @@ import math
 import pytest
 import torch
 
-from tests.kernels.attention_grid import (
-    AXES,
-    SPLITS,
-    WINDOWS,
-    grid_points,
-    grid_slices,
-    of_the_whole_grid,
-)
+from tests.kernels.attention_grid import AXES, grid_points, grid_slices, of_the_whole_grid
 from tests.kernels.cases import (
     HERE,
     LSE_TOLERANCE,
     TOLERANCE,
     assert_attention,
     assert_close,
+    attend,
+    attend_ragged,
     attention_oracle,
+    check_attention,
     far_away_case,
     make_case,
 )
@@ -33,10 +29,9 @@ from twophase_kernels.paged_decode import choose_num_splits, decode_tiles
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
-
-def run(case, decode=module.paged_decode, **options):
-    options = {"return_lse": True, **options}
-    return decode(case.q, *case.cache, scale=case.scale, **case.scales, **options)
+decode, decode_few = (functools.partial(how, module.paged_decode) for how in (attend, attend_ragged))
+check = functools.partial(check_attention, attend, module.paged_decode)
+check_ragged = functools.partial(check_attention, attend_ragged, module.paged_decode)
 
 
 @pytest.fixture
@@ -45,41 +40,34 @@ def small_gpu(monkeypatch):
     monkeypatch.setattr(module, "num_multiprocessors", lambda device: 1)
 
 
-def check_point(point, seq_lens, query_lens=None):
-    case = make_case(
-        seq_lens, query_lens, heads=point.heads, head_dim=point.head_dim, page=point.page, dtype=point.dtype,
-        kv_format=point.kv_format, device=HERE,
-    )  # fmt: skip
-    decode = run if query_lens is None else run_few
-    got = decode(case, window=point.window, num_sinks=point.num_sinks, num_splits=point.num_splits)
-    assert_attention(got, attention_oracle(case, point.window, point.num_sinks))
+def check_lengths(point, seq_lens=None, **options):
+    """Around pages and tiles, from none to more than a window; more splits than tiles, too."""
+    page = point.page
+    case = point.case(seq_lens or [1, page - 1, page, page + 1, 63, 64, 65, 127, 128, 129, 0, 1100])
+    check(case, num_splits=point.num_splits, **point.windows, **options)
 
 
-def check_lengths(point):
-    """Around pages and tiles, from none to more than a window."""
-    check_point(point, [1, point.page - 1, point.page, point.page + 1, 63, 64, 65, 127, 128, 129, 0, 1100])
+def check_few(point, seq_lens=None, query_lens=None):
+    """Drafts to verify: no token, one, as many as the tile holds, all tokens of a sequence."""
+    most = min(9, module.max_rows(point.head_dim) // point.group)
+    case = point.case(seq_lens or [5, point.page + 1, 129, most], query_lens or [0, 1, most, most])
+    check_ragged(case, num_splits=point.num_splits, **point.windows)
 
 
-@pytest.mark.parametrize("point", grid_points("decode", 2), ids=str)
-def test_every_pair_of_values(point):
-    check_lengths(point)
+CHECKS = {"decode": check_lengths, "few": check_few}
+
+
+@pytest.mark.parametrize(("name", "point"), [(name, p) for name in CHECKS for p in grid_points(name, 2)], ids=str)
+def test_every_pair_of_values(name, point):
+    CHECKS[name](point)
 
 
 @of_the_whole_grid
-@pytest.mark.parametrize("points", grid_slices("decode"))
-def test_whole_grid(points, subtests):
+@pytest.mark.parametrize(("name", "points"), grid_slices(*CHECKS))
+def test_whole_grid(name, points, subtests):
     for point in points:
         with subtests.test(str(point)):
-            check_lengths(point)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("window", "num_sinks"), WINDOWS)
-@pytest.mark.parametrize("num_splits", SPLITS)
-def test_long_and_mixed_lengths(window, num_sinks, num_splits):
-    case = make_case([2011, 3, 1024, 1025, 0, 700], device=HERE)
-    got = run(case, window=window, num_sinks=num_sinks, num_splits=num_splits)
-    assert_attention(got, attention_oracle(case, window, num_sinks))
+            CHECKS[name](point)
 
 
 def test_the_points_have_every_two_or_three_values():
@@ -92,84 +80,50 @@ def test_the_points_have_every_two_or_three_values():
 
 def test_default_splits():
     case = make_case([300, 5, 0], device=HERE)
-    assert_attention(run(case), attention_oracle(case))
-    assert_attention(run(case, max_seq_len=300), attention_oracle(case))
-
-
-def test_reference_equals_oracle():
-    case = make_case([65, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run(case, paged_attention_reference, window=24, num_sinks=5)
-    assert_attention(got, attention_oracle(case, 24, 5))
+    for options in ({}, {"max_seq_len": 300}):
+        check(case, **options)
 
 
 # What must not change the result.
 
 
-@pytest.mark.parametrize("num_splits", SPLITS)
-def test_split_invariance(num_splits):
-    """More splits than tiles, too: empty ones weigh nothing."""
-    case = make_case([150, 64, 1, 0], device=HERE)
-    assert_attention(run(case, num_splits=num_splits), attention_oracle(case))
-
-
-def test_deterministic_mode_is_bitwise_whatever_the_batch():
-    """Alone or in a batch, with a tight or a loose bound on lengths; and even splits do differ."""
+def test_chunks_are_fixed_where_splits_are_not():
+    """With a tight or a loose bound on lengths; and even splits do differ."""
     case = make_case([1100, 40, 513], device=HERE)
-    together, lse = run(case, deterministic=True)
-    loose, _ = run(case, deterministic=True, max_seq_len=4096)
-    assert torch.equal(together, loose)
-    for s, n in enumerate([1100, 40, 513]):
-        alone, alone_lse = module.paged_decode(
-            case.q[s : s + 1], case.k_cache, case.v_cache, case.block_tables[s : s + 1], case.seq_lens[s : s + 1],
-            scale=case.scale, deterministic=True, max_seq_len=n, return_lse=True,
-        )  # fmt: skip
-        assert torch.equal(alone[0], together[s])
-        assert torch.equal(alone_lse[0], lse[s])
-    assert_attention((together, lse), attention_oracle(case))
-    outs = [run(case, num_splits=n)[0] for n in (1, 2, 7)]
-    assert not all(torch.equal(out, outs[0]) for out in outs), "this test could not fail"
+    tight, loose = (decode(case, deterministic=True, **options)[0] for options in ({}, {"max_seq_len": 4096}))
+    assert torch.equal(tight, loose)
+    outs = [decode(case, num_splits=n)[0] for n in (1, 2, 7)]
+    assert not all(torch.equal(out, outs[0]) for out in outs), "the test of the rest of the batch could not fail"
 
 
 def test_a_wrong_bound_on_lengths_loses_no_token():
     case = make_case([700, 600, 3], heads=(2, 1), device=HERE)
     for options in ({"deterministic": True}, {"deterministic": True, "window": 550}, {}):
-        got = run(case, max_seq_len=20, **options)
-        assert_attention(got, attention_oracle(case, options.get("window")))
-
-
-@pytest.mark.parametrize("kv_format", ["none", "fp8_e4m3"])
-def test_page_order_does_not_matter(kv_format):
-    a, b = (make_case([100, 33], kv_format=kv_format, device=HERE, page_seed=seed) for seed in (1, 2))
-    assert not torch.equal(a.block_tables, b.block_tables)
-    for x, y in zip(run(a), run(b), strict=True):
-        assert torch.equal(x, y)
+        check(case, max_seq_len=20, **options)
 
 
 def test_a_window_as_long_as_the_sequence_is_no_window():
+    """Window and sinks that meet or overlap see everything, once."""
     case = make_case([100, 33], device=HERE)
-    assert_attention(run(case, window=100), attention_oracle(case))
-    # Window and sinks that meet or overlap see everything, once.
-    for window, num_sinks in [(60, 40), (60, 90)]:
-        assert_attention(run(case, window=window, num_sinks=num_sinks), attention_oracle(case))
+    for window, num_sinks in [(100, 0), (60, 40), (60, 90)]:
+        got = decode(case, window=window, num_sinks=num_sinks)
+        assert_attention(got, attention_oracle(case))
 
 
 def test_only_padding():
     """A replayed graph may hold padding alone: zeros and -inf, no NaN."""
     case = make_case([0, 0, 0], device=HERE)
     for num_splits in (1, 4):
-        out, lse = run(case, num_splits=num_splits)
+        out, lse = decode(case, num_splits=num_splits)
         assert torch.equal(out, torch.zeros_like(out))
         assert torch.equal(lse, torch.full_like(lse, -math.inf))
 
 
 def test_no_sequences():
     case = make_case([5], device=HERE)
-    out, lse = module.paged_decode(
-        case.q[:0], case.k_cache, case.v_cache, case.block_tables[:0], case.seq_lens[:0],
-        scale=1.0, num_splits=2, return_lse=True,
-    )  # fmt: skip
-    assert out.shape == (0, 4, 64)
-    assert lse.shape == (0, 4)
+    nothing = case.q[:0], *case.cache[:2], case.block_tables[:0], case.seq_lens[:0]
+    out, lse = module.paged_decode(*nothing, scale=1.0, num_splits=2, return_lse=True)
+    assert (out.shape, lse.shape) == ((0, 4, 64), (0, 4))
 
 
 def test_strided_queries_and_results_in_place():
@@ -179,7 +133,7 @@ def test_strided_queries_and_results_in_place():
     fused[:, :4] = case.q
     result = torch.full((5, 4, 64), math.nan, device=HERE)
     with kept_workspace(module, guard=7) as kept:
-        out = module.paged_decode(fused[:, :4], *case.cache, scale=case.scale, num_splits=2, out=result[1:4])
+        out, _ = decode(case, q=fused[:, :4], num_splits=2, out=result[1:4])
     assert out.data_ptr() == result[1:4].data_ptr()
     assert_close(result[1:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
     assert result[[0, 4]].isnan().all()
@@ -192,66 +146,17 @@ def test_quantisation_error(kv_format, bound):
     """Relative L2 error against the unquantised cache: peaky scores amplify the rounding of K about threefold."""
     plain, quantised = (make_case([200] * 4, kv_format=f, device=HERE) for f in ("none", kv_format))
     want = attention_oracle(plain)[0]
-    error = (run(quantised)[0].double().cpu() - want).norm() / want.norm()
+    error = (decode(quantised)[0].double().cpu() - want).norm() / want.norm()
     assert bound / 8 < error < bound
 
 
 def test_more_than_2_to_the_31_elements():
     case = far_away_case()
     assert case.k_cache.numel() > 2**31
-    assert_attention(run(case), attention_oracle(case))
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
-def test_no_host_sync():
-    case = make_case([300, 5, 0], device="cuda")
-    run(case)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run(case, num_splits=3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    check(case)
 
 
 # Several tokens per sequence: drafts to verify.
-
-
-def run_few(case, decode=module.paged_decode, **options):
-    """`case` with its cumulative query lengths."""
-    options = {"cu_query_lens": case.cu_query_lens, "max_query_len": max(case.query_lens)} | options
-    return run(case, decode, **options)
-
-
-def check_few(point):
-    """No token, one, as many as the tile holds, all tokens of a sequence."""
-    most = min(9, module.max_rows(point.head_dim) // (point.heads[0] // point.heads[1]))
-    check_point(point, [5, point.page + 1, 129, most], [0, 1, most, most])
-
-
-@pytest.mark.parametrize("point", grid_points("few", 2), ids=str)
-def test_few_tokens(point):
-    check_few(point)
-
-
-@of_the_whole_grid
-@pytest.mark.parametrize("points", grid_slices("few"))
-def test_few_tokens_of_the_whole_grid(points, subtests):
-    for point in points:
-        with subtests.test(str(point)):
-            check_few(point)
-
-
-@pytest.mark.usefixtures("small_gpu")
-@pytest.mark.parametrize("query_lens", [[1, 1, 1, 1, 1, 1], [2, 5, 0, 3, 1, 4], [1, 8, 0, 0, 8, 5]], ids=str)
-@pytest.mark.parametrize(
-    ("kv_format", "dtype", "window", "num_sinks"),
-    [("none", torch.float32, None, 0), ("fp8_e4m3", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
-)
-def test_few_tokens_of_ragged_contexts_split_by_length(kv_format, dtype, window, num_sinks, query_lens):
-    case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    got = run_few(case, window=window, num_sinks=num_sinks)
-    assert_attention(got, attention_oracle(case, window, num_sinks))
 
 
 @pytest.mark.usefixtures("small_gpu")
@@ -259,19 +164,7 @@ def test_windows_of_few_tokens_at_the_edge_of_a_chunk():
     """A window as long as a chunk: the keys of all tokens' windows together are one chunk more, or are not."""
     for window in (508, 510, 512, 513):
         case = make_case([1100, 600, 514, 0], [5, 4, 3, 0], heads=(3, 1), device=HERE)
-        assert_attention(run_few(case, window=window), attention_oracle(case, window))
-
-
-def test_few_tokens_are_bitwise_the_same_whatever_the_batch():
-    case = make_case([1100, 600], [5, 3], heads=(3, 1), device=HERE)
-    together = run_few(case, deterministic=True)[0]
-    part = {"cu_query_lens": case.cu_query_lens[1:] - 5, "max_query_len": 3}
-    alone = module.paged_decode(
-        case.q[5:], *case.cache[:2], case.block_tables[1:], case.seq_lens[1:], scale=case.scale, deterministic=True,
-        max_seq_len=600, **part,
-    )  # fmt: skip
-    assert torch.equal(alone, together[5:])
-    assert_close(together, attention_oracle(case)[0], TOLERANCE[torch.float32])
+        check_ragged(case, window=window)
 
 
 @pytest.mark.usefixtures("small_gpu")
@@ -281,26 +174,21 @@ def test_few_tokens_padded_like_a_graph(num_splits):
     case = make_case([700, 9], [3, 1], heads=(3, 1), device=HERE)
     q = torch.cat([case.q, torch.full((6, 3, 64), math.nan, device=HERE)])
     q[4] = 1
-    tables, lens = (
-        torch.cat([case.block_tables, case.block_tables[:1]]),
-        torch.cat([case.seq_lens, case.seq_lens[:1] * 0]),
+    tables, lens, bounds = (
+        torch.cat([x, last])
+        for x, last in (
+            (case.block_tables, case.block_tables[:1]),
+            (case.seq_lens, case.seq_lens[:1] * 0),
+            (case.cu_query_lens, case.cu_query_lens[-1:] + 1),
+        )
     )
-    cu_query_lens = torch.cat([case.cu_query_lens, case.cu_query_lens[-1:] + 1])
-    for decode in (module.paged_decode, paged_attention_reference):
+    for function in (module.paged_decode, paged_attention_reference):
         out = torch.full_like(q, 7.0)
-        decode(
-            q, *case.cache[:2], tables, lens, cu_query_lens, max_query_len=4, scale=case.scale, out=out,
-            num_splits=num_splits,
-        )  # fmt: skip
+        options = {"max_query_len": 4, "scale": case.scale, "num_splits": num_splits}
+        function(q, *case.cache[:2], tables, lens, bounds, out=out, **options)
         assert_close(out[:4], attention_oracle(case)[0], TOLERANCE[torch.float32])
         assert (out[4] == 0).all()
         assert (out[5:] == 7).all()
-
-
-def test_reference_of_few_tokens_equals_oracle():
-    case = make_case([65, 0, 1, 20], [4, 0, 1, 20], kv_format="int8", device=HERE)
-    got = run_few(case, paged_attention_reference, window=24, num_sinks=5)
-    assert_attention(got, attention_oracle(case, 24, 5))
 
 
 @pytest.mark.parametrize(
@@ -316,12 +204,7 @@ def test_reference_of_few_tokens_equals_oracle():
 def test_few_tokens_refuses(options, message):
     case = make_case([9, 4], [3, 2], heads=(4, 2), device=HERE)
     with pytest.raises(ValueError, match=message):
-        run_few(case, **{"max_query_len": 5} | options)
-
-
-def test_rows_of_a_tile():
-    assert module.max_rows(64) == module.max_rows(128) == 64
-    assert module.max_rows(256) == 32
+        decode_few(case, **{"max_query_len": 5} | options)
 
 
 # Heuristics and counts.
@@ -393,13 +276,13 @@ def test_refuses(changes, message):
 def test_refuses_rows_that_are_no_multiple_of_16_bytes():
     case = make_case([3], head_dim=20, dtype=torch.float16, device=HERE)
     with pytest.raises(ValueError, match=r"multiple of 16 bytes.* D=20 in torch\.float16 is 40 bytes"):
-        run(case)
+        decode(case)
 
 
 def test_a_cache_of_another_float_type():
     """A model in fp32 may keep its cache in fp16."""
     case = make_case([70], dtype=torch.float16, device=HERE)
-    out, lse = module.paged_decode(case.q.float(), *case.cache, scale=case.scale, return_lse=True)
+    out, lse = decode(case, q=case.q.float())
     want = attention_oracle(case)
     assert out.dtype == torch.float32
     assert_close(out, want[0], TOLERANCE[torch.float32])
@@ -413,14 +296,19 @@ RAGGED = [3, 1800, 0, 513, 512, 5]  # by their mean chunks of 512 keys, the fewe
 
 
 @pytest.mark.usefixtures("small_gpu")
+@pytest.mark.parametrize("query_lens", [None, [2, 5, 0, 3, 1, 4], [1, 8, 0, 0, 8, 5]], ids=str)
 @pytest.mark.parametrize(
-    ("kv_format", "dtype", "window", "num_sinks"),
-    [("none", torch.float32, None, 0), ("int8", torch.float16, None, 0), ("none", torch.float32, 600, 4)],
+    ("kv_format", "dtype", "windows"),
+    [
+        ("none", torch.float32, {}),
+        ("int8", torch.float16, {}),
+        ("fp8_e4m3", torch.float16, {}),
+        ("none", torch.float32, {"window": 600, "num_sinks": 4}),
+    ],
 )
-def test_ragged_batches_are_split_by_length(kv_format, dtype, window, num_sinks):
-    case = make_case(RAGGED, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
-    got = run(case, window=window, num_sinks=num_sinks)
-    assert_attention(got, attention_oracle(case, window, num_sinks))
+def test_ragged_batches_are_split_by_length(kv_format, dtype, windows, query_lens):
+    case = make_case(RAGGED, query_lens, heads=(2, 1), kv_format=kv_format, dtype=dtype, device=HERE)
+    (check if query_lens is None else check_ragged)(case, **windows)
 
 
 @pytest.mark.usefixtures("small_gpu")
@@ -429,7 +317,7 @@ def test_long_last_and_buffers_of_the_caller():
     case = make_case([1, 0, 1500], heads=(1, 1), device=HERE)
     out = torch.full_like(case.q, math.nan)
     with kept_workspace(module, guard=3) as kept:
-        got = run(case, out=out)
+        got = decode(case, out=out)
     assert got[0] is out
     assert_attention(got, attention_oracle(case))
     assert kept[0][-9:-3].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 3]
@@ -477,11 +365,5 @@ def test_find_chunk(seq_lens, window):
 def test_equal_lengths_are_not_split():
     case = make_case([600] * 3, heads=(1, 1), device=HERE)
     with kept_workspace(module) as kept:
-        assert_attention(run(case), attention_oracle(case))
+        check(case)
     assert kept[0][-6:].view(torch.int32).tolist() == [0, 1, 1, 1, 2, 1]
-
-
-def test_who_is_split_by_length():
-    assert module.is_split_by_length(64, 513)
-    assert not module.is_split_by_length(64, 512), "no chunk is shorter"
-    assert not module.is_split_by_length(1, 10**6), "nothing to even out"

@@ -127,16 +127,9 @@ def check_quantise(module, kv_format):
     torch.testing.assert_close(data, want_data, rtol=0, atol=0)
 
 
-def test_decode_every_code():
-    check_decode(quant)
-
-
-def test_encode_dense():
-    check_encode(quant)
-
-
-def test_encode_int8():
-    check_encode_int8(quant)
+@pytest.mark.parametrize("check", [check_decode, check_encode, check_encode_int8], ids=lambda check: check.__name__)
+def test_every_code_and_number(check):
+    check(quant)
 
 
 @pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3"])
@@ -175,18 +168,6 @@ def test_a_row_with_nan_or_infinity_reads_back_as_nan(kv_format, bad):
     torch.testing.assert_close(back[1], x[1])
     want = quant.dequantise_reference(*quant.quantise_reference(x, kv_format), kv_format, torch.float32)
     assert not want[0].isfinite().any()
-
-
-@pytest.mark.parametrize(("kv_format", "bound"), [("int8", 0.5 / 127), ("fp8_e4m3", 2.0**-4)])
-def test_quantisation_error_bound(kv_format, bound):
-    """int8: half a step of absmax/127. e4m3: 3 mantissa bits, so at most 2^-4 relative (normals)."""
-    x = torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
-    data, scale = quant.quantise_reference(x, kv_format)
-    back = quant.dequantise_reference(data, scale, kv_format, torch.float32)
-    absmax = x.abs().amax(-1, keepdim=True)
-    allowed = bound * absmax if kv_format == "int8" else torch.maximum(bound * x.abs(), absmax / 448 * 2.0**-10)
-    assert ((back - x).abs() <= allowed * (1 + 1e-5)).all()
-    assert ((back - x).norm() / x.norm()) < {"int8": 0.01, "fp8_e4m3": 0.03}[kv_format]
 
 
 def test_none_passes_through():
@@ -228,20 +209,10 @@ MUTANTS = [
     ("signed maximum", "bitcast=True) & MAGNITUDE_MASK, axis=1)", "bitcast=True), axis=1)", check_quantise_int8),
     ("no floor on absmax", "tl.maximum(row_absmax_bits, MIN_ABSMAX_BITS)", "row_absmax_bits", check_quantise_int8),
     ("int8 scale of 128", "tl.constexpr(127.0)", "tl.constexpr(128.0)", check_quantise_int8),
-    (
-        "scale and factor swapped",
-        "return tl.div_rn(absmax, Q_MAX), tl.div_rn(Q_MAX, absmax)",
-        "return tl.div_rn(Q_MAX, absmax), tl.div_rn(absmax, Q_MAX)",
-        check_quantise_int8,
-    ),
-    (
-        "the reference multiplies by a reciprocal",
-        "(q_max / absmax)[..., None]",
-        "(q_max * (1 / absmax))[..., None]",
-        functools.partial(check_ties, q_max=127.0, kv_format="int8"),
-    ),
+    ("scale and factor swapped", "return tl.div_rn(absmax, Q_MAX), tl.div_rn(Q_MAX, absmax)", "return tl.div_rn(Q_MAX, absmax), tl.div_rn(absmax, Q_MAX)", check_quantise_int8),
+    ("the reference multiplies by a reciprocal", "(q_max / absmax)[..., None]", "(q_max * (1 / absmax))[..., None]", functools.partial(check_ties, q_max=127.0, kv_format="int8")),
     ("e4m3 scaled as int8", 'if KV_FORMAT == "int8" else E4M3_MAX', "", check_quantise_e4m3),
-]
+]  # fmt: skip
 
 
 @pytest.mark.mutants

@@ -6,11 +6,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE, moved
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
-from twophase_kernels._triton import row_tile
-from twophase_kernels.rmsnorm_residual import (
-    rmsnorm_residual,
-    rmsnorm_residual_reference,
-)
+from twophase_kernels.rmsnorm_residual import rmsnorm_residual, rmsnorm_residual_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -103,9 +99,3 @@ def test_wrong_arguments(change, message):
     }
     with pytest.raises(ValueError, match=message):
         rmsnorm_residual(**arguments)
-
-
-def test_row_tile():
-    assert row_tile(128) == (8, 128, 2), "short rows share a program"
-    assert row_tile(4096) == (1, 4096, 8)
-    assert row_tile(8192) == (1, 8192, 16)

@@ -6,7 +6,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE, moved
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import GuardedCache, assert_rounded_once, awkward_slots, new_kv
-from twophase_kernels.rope_kv_write import head_tile, rope_kv_write, rope_kv_write_reference
+from twophase_kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -200,9 +200,3 @@ def test_wrong_arguments(change, message):
     arguments = {name: x if x.is_meta else moved(x, HERE) for name, x in (arguments | change).items()}
     with pytest.raises(ValueError, match=message):
         rope_kv_write(**arguments)
-
-
-def test_head_tile():
-    assert head_tile(8, 128, 4096) == (8, 128, 2)
-    assert head_tile(3, 80, 4096) == (4, 128, 1)
-    assert head_tile(40, 128, 4096) == (32, 128, 8), "a tile of at most 4096 elements"

@@ -6,7 +6,7 @@ import torch
 from tests.kernels.cases import DTYPES, HERE
 from tests.kernels.covering import selected
 from tests.kernels.elementwise import assert_rounded_once, poisoned_memory
-from twophase_kernels.silu_mul import row_block, silu_mul, silu_mul_reference
+from twophase_kernels.silu_mul import silu_mul, silu_mul_reference
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -57,8 +57,3 @@ def test_nothing_to_do():
 def test_wrong_arguments(gate_up):
     with pytest.raises(ValueError, match=r"gate_up must be .*\[T, 2I\]"):
         silu_mul(gate_up.to(HERE))
-
-
-def test_row_block():
-    assert row_block(1536) == (1024, 4)
-    assert row_block(63) == (64, 1)

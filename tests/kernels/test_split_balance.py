@@ -61,11 +61,7 @@ def test_uniform_batches_are_as_before():
 
 @pytest.mark.parametrize(
     ("seq_lens", "least_gain"),
-    [
-        ([32768] + [1024] * 63, 9),
-        ([1024] * 63 + [32768], 9),
-        ([131072, 16384] + [2048] * 126, 10),
-    ],
+    [([32768] + [1024] * 63, 9), ([1024] * 63 + [32768], 9), ([131072, 16384] + [2048] * 126, 10)],
     ids=["1 long of 64", "the last of 64 long", "2 long of 128"],
 )
 def test_one_long_sequence_among_short_ones(seq_lens, least_gain):

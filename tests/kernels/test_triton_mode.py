@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.mutation import KillTable, Mutant
-from twophase_kernels import KernelsUnavailableError, _triton
+from twophase_kernels import _triton
 from twophase_kernels._triton import cdiv, next_power_of_2, triton
 from twophase_kernels.choice import Choice, choose, has_compiler
 
@@ -92,22 +92,6 @@ def test_without_triton_modules_import_and_launching_says_so():
     assert "attention_backend='torch'" in message
 
 
-def ask(*values):
-    """Code that sets TRITON_INTERPRET to each value in turn (None: not set) and prints what `mode` then says."""
-    return f"""
-import os
-from twophase_kernels import KernelsUnavailableError, mode
-for value in {values!r}:
-    os.environ.pop("TRITON_INTERPRET", None)
-    if value is not None:
-        os.environ["TRITON_INTERPRET"] = value
-    try:
-        print(mode())
-    except KernelsUnavailableError as error:
-        print(error)
-"""
-
-
 SAY = """
 from twophase_kernels import KernelsUnavailableError, mode
 try:
@@ -117,70 +101,61 @@ except KernelsUnavailableError as error:
 """
 
 
-def test_process_started_without_the_interpreter():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    lines = run(ask(None, "", "0", "OFF", "1", "yes", "2"))
-    assert lines[:4] == ["cpu"] * 4
-    for line, value in zip(lines[4:6], ("1", "yes"), strict=True):
-        assert line.startswith(
-            f"Kernels are to be interpreted, because TRITON_INTERPRET={value}, but triton was imported"
-        )
-        assert "restart the kernel" in line
-    assert lines[6].startswith("TRITON_INTERPRET='2' is a value that triton does not understand")
+def ask(*values):
+    """Code that sets TRITON_INTERPRET to each value in turn (None: not set) and prints what `mode` then says."""
+    setting = "os.environ.pop('TRITON_INTERPRET', None)", "os.environ['TRITON_INTERPRET'] = {!r}"
+    return "import os\n" + "".join(setting[value is not None].format(value) + SAY for value in values)
 
 
-def test_process_started_with_the_interpreter():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    lines = run(ask("true", "1", "ON", "y", "0", None, "ja", "t"), TRITON_INTERPRET="true")
-    assert lines[:4] == ["interpreted"] * 4
-    for line in lines[4:6]:
-        assert line.startswith(
-            "Kernels are to be compiled for the CPU, because there is no GPU, but triton was imported"
-        )
-    assert lines[6].startswith("TRITON_INTERPRET='ja' is a value that triton does not understand")
-    assert lines[7].startswith("TRITON_INTERPRET='t' is a value that triton does not understand")
-
-
-def test_set_between_the_imports_of_triton_and_of_this_package():
-    """triton's own functions are decorated one way, ours the other: neither value is right."""
-    pytest.importorskip("triton", reason="not run here: no triton")
-    lines = run("import triton, os; os.environ['TRITON_INTERPRET'] = '1'" + ask("1", "0"))
-    assert all("but triton was imported before that was decided" in line for line in lines)
-    lines = run("import triton, os; del os.environ['TRITON_INTERPRET']" + SAY, TRITON_INTERPRET="1")
-    assert "but triton was imported before that was decided" in lines[0]
-
-
-def test_the_other_variable_changed_later():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    lines = run(f"{SAY}\nimport os; os.environ['TWOPHASE_KERNELS'] = 'interpreted'{SAY}")
-    assert lines[0] == "cpu"
-    assert lines[1].startswith("Kernels are to be interpreted, because TWOPHASE_KERNELS=interpreted, but triton was")
-
-
-def test_a_driver_set_by_hand_counts():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    code = """
+TOO_LATE = "Kernels are to be interpreted, because {}, but triton was imported before that was decided"
+TOO_LATE_FOR_THE_CPU = "Kernels are to be compiled for the CPU, because there is no GPU, but triton was imported"
+UNKNOWN = "TRITON_INTERPRET={!r} is a value that triton does not understand"
+OTHER_DRIVER = """
 import triton
 from ptx_emulator.targets import TARGETS, CompileOnlyDriver
 triton.runtime.driver.set_active(CompileOnlyDriver(TARGETS["sm_90"]))
 """
-    assert run(code + ask(None)) == ["cuda"]
-    assert run("import triton_on_cpu; triton_on_cpu.install()" + SAY, TWOPHASE_KERNELS="cuda") == ["cpu"]
+MODES = {
+    "started without the interpreter": (
+        ask(None, "", "0", "OFF", "1", "yes", "2"), {},
+        ["cpu"] * 4 + [TOO_LATE.format(f"TRITON_INTERPRET={value}") for value in ("1", "yes")] + [UNKNOWN.format("2")],
+    ),
+    "started with the interpreter": (
+        ask("true", "1", "ON", "y", "0", None, "ja", "t"), {"TRITON_INTERPRET": "true"},
+        ["interpreted"] * 4 + [TOO_LATE_FOR_THE_CPU] * 2 + [UNKNOWN.format(value) for value in ("ja", "t")],
+    ),
+    # Triton's own functions are decorated one way, ours the other: neither value is right.
+    "set between the imports of triton and of this package": (
+        "import triton, os; os.environ['TRITON_INTERPRET'] = '1'\n" + ask("1", "0"), {},
+        [TOO_LATE.format("TRITON_INTERPRET=1"), TOO_LATE_FOR_THE_CPU],
+    ),
+    "unset between them": (
+        "import triton, os; del os.environ['TRITON_INTERPRET']" + SAY, {"TRITON_INTERPRET": "1"}, [TOO_LATE_FOR_THE_CPU]
+    ),
+    "the other variable changed later": (
+        f"{SAY}\nimport os; os.environ['TWOPHASE_KERNELS'] = 'interpreted'{SAY}", {},
+        ["cpu", TOO_LATE.format("TWOPHASE_KERNELS=interpreted")],
+    ),
+    "a driver set by hand": (OTHER_DRIVER + SAY, {}, ["cuda"]),
+    "the CPU's driver set by hand": (
+        "import triton_on_cpu; triton_on_cpu.install()" + SAY, {"TWOPHASE_KERNELS": "cuda"}, ["cpu"]
+    ),
+    # What cannot be chosen is said when kernels are asked for, not at the import.
+    "the interpreter by name": (SAY, {"TWOPHASE_KERNELS": "interpreted"}, ["interpreted"]),
+    "a GPU by name": (SAY, {"TWOPHASE_KERNELS": "cuda"}, ["No GPU that triton can use (0 active drivers"]),
+    "a name that is none": (
+        SAY, {"TWOPHASE_KERNELS": "gpu"}, ["TWOPHASE_KERNELS='gpu' is not a mode: set it to cuda, cpu or interpreted, or unset it."]
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("named", "expected"),
-    [
-        ("interpreted", "interpreted"),
-        ("cuda", "No GPU that triton can use (0 active drivers"),
-        ("gpu", "TWOPHASE_KERNELS='gpu' is not a mode: set it to cuda, cpu or interpreted, or unset it."),
-    ],
-)
-def test_chosen_by_the_environment(named, expected):
-    """What cannot be chosen is said when kernels are asked for, not at the import."""
+@pytest.mark.parametrize("case", MODES)
+def test_mode(case):
     pytest.importorskip("triton", reason="not run here: no triton")
-    (line,) = run(SAY, TWOPHASE_KERNELS=named)
-    assert line.startswith(expected)
+    code, environment, expected = MODES[case]
+    for line, beginning in zip(run(code, **environment), expected, strict=True):
+        assert line.startswith(beginning)
+        assert "but triton was imported" not in line or "restart the kernel" in line
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "1", "yes"])
@@ -192,12 +167,6 @@ def test_two_variables(named, value):
     else:
         with pytest.raises(ValueError, match=f"={named} and TRITON_INTERPRET={value} are both set, and contradict"):
             choose(given, has_gpu=True, has_compiler=True)
-
-
-def test_bfloat16_is_compiled_right():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    code = "import torch; from twophase_kernels.silu_mul import silu_mul as f; print(f(torch.ones(1, 2).bfloat16()).tolist())"
-    assert run(code) == [str(torch.nn.functional.silu(torch.ones(1, 1)).bfloat16().tolist())]
 
 
 def test_without_a_compiler(tmp_path):
@@ -320,42 +289,6 @@ def test_a_mutant_that_expects_one_kind_of_error_is_killed(gpu_without_a_helper,
     )
 
 
-REFUSED = """
-import torch
-from twophase_kernels import KernelsUnavailableError, mode
-from twophase_kernels.rmsnorm_residual import rmsnorm_residual
-from twophase_kernels.rope_kv_write import rope_kv_write
-from twophase_kernels.silu_mul import silu_mul
-
-def write(x, cache):
-    cos, index = torch.ones(1, 8), torch.zeros(2, dtype=torch.int64)
-    return rope_kv_write(x, x, x, cos, cos, index, index, cache, cache)
-
-x = torch.ones(2, 1, 16, dtype=torch.bfloat16)
-for launch in (
-    lambda: mode(x.dtype),
-    lambda: silu_mul(x[:, 0]),
-    lambda: rmsnorm_residual(x[:, 0], None, x[0, 0], 1e-5),
-    lambda: rmsnorm_residual(x[:, 0].float(), None, x[0, 0], 1e-5),
-    lambda: write(x, x[:, :, None].float()),
-    lambda: write(x.float(), x[:, :, None]),
-):
-    try:
-        print("ran:", launch())
-    except KernelsUnavailableError as error:
-        print(error)
-print(mode(torch.float16), mode(torch.float32), mode(torch.int8))
-"""
-
-
-def test_bfloat16_is_refused_in_the_interpreter():
-    pytest.importorskip("triton", reason="not run here: no triton")
-    *refused, others = run(REFUSED, TRITON_INTERPRET="1")
-    assert len(refused) == 6
-    assert all("interpreter computes garbage in bfloat16" in line for line in refused)
-    assert others == "interpreted interpreted interpreted"
-
-
 ADD = """
 import torch, triton, triton.language as tl
 
@@ -379,10 +312,6 @@ def test_the_interpreter_still_computes_garbage_in_bfloat16(tmp_path):
     code = f"import runpy; runpy.run_path({str(file)!r})"
     assert run(code, TRITON_INTERPRET="1") == ["True", "False"]
     assert run(f"import twophase_kernels; {code}") == ["True", "True"]
-
-
-def test_error_is_a_runtime_error():
-    assert issubclass(KernelsUnavailableError, RuntimeError)
 
 
 def test_integer_helpers():

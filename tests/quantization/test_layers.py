@@ -221,7 +221,7 @@ def test_a_stored_layer_dequantises_in_the_call(name):
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "int8_dynamic"])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_kernel_layer_multiplies_as_stored(name, shuffled):
-    """What a GPU gets, in Triton's interpreter."""
+    """What a GPU gets, with kernels as they run here."""
     rounded = quantize(random_weight(), SCHEMES[name])
     if shuffled:
         order = torch.randperm(INPUTS)

@@ -1,27 +1,38 @@
-"""Random Triton kernels: `python -m tests.kernels.cpu.fuzz MODE FOLDER SEED ...` runs some and keeps what they wrote.
+"""Random Triton kernels: `python -m tests.kernels.cpu.fuzz FILE SEED ...` runs some in Triton's interpreter.
 
-MODE is 'interpreted', 'compiled' or 'emulated'; each needs a process of its own. A kernel takes integers and floats
-from memory and combines them at random: arithmetic, broadcasts, reductions, scans, products, masks, gathers, loops and
-branches. All of its floats are whole numbers within [-64, 64], so that every result is exact, in any order of sums.
+A kernel takes integers and floats from memory and combines them at random: arithmetic, broadcasts, reductions, scans,
+products, masks, gathers, loops and branches. All of its floats are whole numbers within [-64, 64], so that every result
+is exact, in any order of sums.
 """
 
-import importlib.util
-import os
 import random
 import sys
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
-M = N = 16  # of tiles; products need 16
-SHAPES = {"tile": "[16, 16]", "rows": "[16]", "columns": "[16]", "scalar": "[]"}
-HEADER = """import triton
-import triton.language as tl
+import torch
 
+from ptx_emulator import emulate
+from tests.kernels.cpu.harness import run
+from tests.kernels.cpu.small_kernels import written
 
-@triton.jit
-def fuzzed(int_ptr, float_ptr, out_int_ptr, out_float_ptr, n, half_ptr):
-    m = tl.arange(0, 16)
-    place = m[:, None] * 16 + m[None, :]
-"""
+SHAPES = ("tile", "rows", "columns", "scalar")  # [16, 16], [16], [16], []
+SIGNATURE = "fuzzed(int_ptr, float_ptr, out_int_ptr, out_float_ptr, n, half_ptr)"
+BEGIN = ["m = tl.arange(0, 16)", "place = m[:, None] * 16 + m[None, :]"]
+INTEGERS = [
+    "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} & {b}", "{a} | {b}", "{a} ^ {b}", "tl.minimum({a}, {b})",
+    "tl.maximum({a}, {b})", "({a} & 0xFFFFF) // (({b} & 7) + 1)", "({a} & 0xFFFFF) % (({b} & 7) + 1)", "{a} << ({b} & 7)",
+    "{a} >> ({b} & 7)", "{a} // 5 + 0 * {b}", "{a} % 16 + 0 * {b}", "({a} + 0 * {b}).to(tl.int8).to(tl.int32)",
+    "({a} * 1 + {b}).to(tl.int64).to(tl.int32)",
+]  # fmt: skip
+FLOATS = [
+    "{a} + {b}", "{a} - {b}", "{a} * {b}", "tl.minimum({a}, {b})", "tl.maximum({a}, {b})", "tl.abs({a}) - {b}",
+    "tl.floor({a} / 4.0) + {b}",
+]  # fmt: skip
+ROUNDED = ["({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.float16).to(tl.float32)"]
+COMPARISONS = [f"{{a}} {sign} {{b}}" for sign in ("<", "<=", ">", ">=", "==", "!=")]
+LOGIC = ["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]
+ARRANGED = ["tl.trans({a})", "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])"]
 
 
 class Writer:
@@ -43,7 +54,7 @@ class Writer:
         self.values.append((name, kind, shape))
         return name
 
-    def pick(self, kind: str, shapes: tuple[str, ...] = tuple(SHAPES)) -> tuple[str, str]:
+    def pick(self, kind: str, shapes: tuple[str, ...] = SHAPES) -> tuple[str, str]:
         """(name, shape) of a value, the newest more often; one is loaded if there is none."""
         found = [(name, shape) for name, k, shape in self.values if k == kind and shape in shapes]
         if not found:
@@ -78,23 +89,21 @@ class Writer:
 
     # ---- statements
 
+    def combine(self, kind: str, forms: list[str], answer: str = "") -> None:
+        a, b, shape = self.pair(kind)
+        self.add(answer or kind, shape, self.random.choice(forms).format(a=a, b=b))
+
     def arithmetic(self) -> None:
-        a, b, shape = self.pair("int")
-        forms = ["{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} & {b}", "{a} | {b}", "{a} ^ {b}", "tl.minimum({a}, {b})",
-                 "tl.maximum({a}, {b})", "({a} & 0xFFFFF) // (({b} & 7) + 1)", "({a} & 0xFFFFF) % (({b} & 7) + 1)",
-                 "{a} << ({b} & 7)", "{a} >> ({b} & 7)", "{a} // 5", "{a} % 16", "({a} + 0 * {b}).to(tl.int8).to(tl.int32)",
-                 "({a} * 1 + {b}).to(tl.int64).to(tl.int32)"]  # fmt: skip
-        self.add(
-            "int", shape, self.random.choice(forms).format(a=a, b=b) + (f" + 0 * {b}" if shape != "scalar" else "")
-        )
+        self.combine("int", INTEGERS)
 
     def float_arithmetic(self) -> None:
-        a, b, shape = self.pair("float")
-        forms = ["{a} + {b}", "{a} - {b}", "{a} * {b}", "tl.minimum({a}, {b})", "tl.maximum({a}, {b})", "tl.abs({a}) - {b}",
-                 "tl.floor({a} / 4.0) + {b}", "({a} + {b}).to(tl.bfloat16).to(tl.float32)", "({a} - {b}).to(tl.float16).to(tl.float32)"]  # fmt: skip
-        self.add(
-            "float", shape, self.random.choice(forms[:-2] if self.random.random() < 0.7 else forms).format(a=a, b=b)
-        )
+        self.combine("float", FLOATS if self.random.random() < 0.7 else FLOATS + ROUNDED)
+
+    def compare(self) -> None:
+        self.combine(self.random.choice(["int", "float"]), COMPARISONS, "bool")
+
+    def logic(self) -> None:
+        self.combine("bool", LOGIC)
 
     def convert(self) -> None:
         if self.random.random() < 0.5:
@@ -104,18 +113,6 @@ class Writer:
             a, shape = self.pick("float")
             self.add("int", shape, f"{a}.to(tl.int32)")
 
-    def compare(self) -> None:
-        a, b, shape = self.pair(self.random.choice(["int", "float"]))
-        self.add("bool", shape, f"{a} {self.random.choice(['<', '<=', '>', '>=', '==', '!='])} {b}")
-
-    def logic(self) -> None:
-        a, b, shape = self.pair("bool")
-        self.add(
-            "bool",
-            shape,
-            self.random.choice(["{a} & {b}", "{a} | {b}", "{a} ^ {b}", "({a}) & ({b} == 0)"]).format(a=a, b=b),
-        )
-
     def select(self) -> None:
         kind = self.random.choice(["int", "float"])
         a, b, shape = self.pair(kind)
@@ -123,16 +120,11 @@ class Writer:
         self.add(kind, shape, f"tl.where({c}, {a}, {b})")
 
     def reduce(self) -> None:
-        kind = self.random.choice(["int", "float"])
-        a, _ = self.pick(kind, ("tile",))
-        how = self.random.choice(["sum", "max", "min"])
-        axis = self.random.choice([0, 1])
-        self.add(kind, "rows" if axis else "columns", f"tl.{how}({a}, axis={axis})")
-
-    def reduce_row(self) -> None:
-        kind = self.random.choice(["int", "float"])
-        a, _ = self.pick(kind, ("rows", "columns"))
-        self.add(kind, "scalar", f"tl.{self.random.choice(['sum', 'max', 'min'])}({a}, axis=0)")
+        kind, how = self.random.choice(["int", "float"]), self.random.choice(["sum", "max", "min"])
+        a, shape = self.pick(kind, self.random.choice([("tile",), ("tile",), ("rows", "columns")]))
+        axis = self.random.choice([0, 1]) if shape == "tile" else 0
+        answer = ("rows" if axis else "columns") if shape == "tile" else "scalar"
+        self.add(kind, answer, f"tl.{how}({a}, axis={axis})")
 
     def scan(self) -> None:
         a, shape = self.pick("int", ("tile", "rows"))
@@ -140,14 +132,7 @@ class Writer:
 
     def arrange(self) -> None:
         kind = self.random.choice(["int", "float"])
-        a, _ = self.pick(kind, ("tile",))
-        forms = [
-            "tl.trans({a})",
-            "tl.reshape(tl.trans(tl.reshape({a}, [8, 32])), [16, 16])",
-            "tl.reshape(tl.join(tl.reshape({a}, [256]), tl.reshape({a} + 1, [256])), [32, 16])",
-        ]
-        text = self.random.choice(forms[:2]).format(a=a)
-        self.add(kind, "tile", text)
+        self.add(kind, "tile", self.random.choice(ARRANGED).format(a=self.pick(kind, ("tile",))[0]))
 
     def product(self) -> None:
         (a, _), (b, _) = self.pick("float", ("tile",)), self.pick("float", ("tile",))
@@ -210,63 +195,42 @@ class Writer:
 
     def statement(self) -> None:
         choices = [self.arithmetic] * 5 + [self.float_arithmetic] * 5 + [self.select] * 3 + [self.reduce] * 2
-        choices += [self.convert, self.compare, self.compare, self.logic, self.reduce_row, self.scan, self.arrange]
+        choices += [self.convert, self.compare, self.compare, self.logic, self.reduce, self.scan, self.arrange]
         choices += [self.product, self.gather, self.store, self.loop, self.branch]
         self.random.choice(choices)()
 
-    def write(self) -> str:
+    def write(self) -> list[str]:
+        """The lines of the kernel."""
         self.load("int", "tile")
         self.load("float", "tile")
         for _ in range(self.random.randrange(6, 18)):
             self.statement()
-        row = 1
-        for name, kind, shape in self.values[2:]:
-            if kind == "bool":
-                continue
-            pointer = f"out_{kind}_ptr + {256 * row}"
-            place = {"tile": "place", "rows": "m", "columns": "m", "scalar": "0"}[shape]
-            self.lines.append(f"    tl.store({pointer} + {place}, {name})")
-            row += 1
-        return HEADER + "\n".join(self.lines) + "\n"
+        results = [value for value in self.values[2:] if value[1] != "bool"]
+        for row, (name, kind, shape) in enumerate(results, 1):
+            place = {"tile": "place", "scalar": "0"}.get(shape, "m")
+            self.lines.append(f"    tl.store(out_{kind}_ptr + {256 * row} + {place}, {name})")
+        return [line.removeprefix("    ") for line in self.lines]
 
 
-def inputs(seed: int) -> tuple:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
+def outputs(seed: int, how: str) -> list[Any]:
+    """What a kernel writes: [int32, float]. `how` is 'interpreted', 'compiled' or 'emulated'."""
+    kernel, generator = written(SIGNATURE, BEGIN, Writer(seed).write()), torch.Generator().manual_seed(seed)
     ints = torch.randint(-1000, 1000, (1024,), dtype=torch.int32, generator=generator)
     floats = torch.randint(-20, 20, (1024,), generator=generator).float()
-    return ints, floats, torch.zeros(256 * 80, dtype=torch.int32), torch.zeros(256 * 80), seed % 13 + 2, floats.half()
-
-
-def main() -> None:
-    mode, folder, *seeds = sys.argv[1:]
-    if mode == "interpreted":
-        os.environ["TRITON_INTERPRET"] = "1"
+    written_to = [torch.zeros(256 * 80, dtype=torch.int32), torch.zeros(256 * 80)]
+    arguments = ints, floats, *written_to, seed % 13 + 2, floats.half()
+    if how == "compiled":
+        assert run(kernel, *arguments) is None
+    elif how == "emulated":
+        emulate(kernel, (1,), arguments)
     else:
-        os.environ.pop("TRITON_INTERPRET", None)
-    import torch
+        kernel[(1,)](*arguments)
+    return written_to
 
-    if mode == "compiled":
-        import triton_on_cpu
 
-        triton_on_cpu.install()
-    results = {}
-    for seed in map(int, seeds):
-        path = Path(folder, f"fuzzed_{seed}.py")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        arguments = inputs(seed)
-        if mode == "emulated":
-            from ptx_emulator import emulate
-
-            emulate(module.fuzzed, (1,), arguments)
-        else:
-            module.fuzzed[(1,)](*arguments)
-        results[seed] = arguments[2:4]
-    torch.save(results, Path(folder, f"{mode}.pt"))
+def all_outputs(seeds: Iterable[int], how: str) -> list[list[Any]]:
+    return [outputs(seed, how) for seed in seeds]
 
 
 if __name__ == "__main__":
-    main()
+    torch.save(all_outputs(map(int, sys.argv[2:]), "interpreted"), sys.argv[1])

@@ -7,8 +7,6 @@ C headers can have bugs too (`HeaderMutant`). Shared objects are kept by their t
 import ctypes
 import faulthandler
 import functools
-import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -19,19 +17,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-from tests.kernels.cpu import small_kernels
 from tests.mutation import Mutant
 from triton_on_cpu import checks, compile, generate
+from triton_on_cpu.driver import CpuBackend, Options, make_ttir
 
 PACKAGE = Path(compile.HERE)
-ROOT = Path(__file__).parents[3]
 MODULES = ("ttir", "nest", "plan", "kernel", "elements", "memory", "products", "reductions", "control", "generate")
 KINDS = {0: None, 1: "load", 2: "store", 3: "atomic", 4: "assert"}
 
@@ -45,27 +44,28 @@ class Fault:
     element: int
 
 
+NAMES = {
+    torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv", torch.bool: "i1", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32",
+    torch.int64: "i64", torch.uint8: "u8", torch.uint32: "u32", torch.uint64: "u64",
+}  # fmt: skip
+SCALARS = {
+    ctypes.c_bool: "i1", ctypes.c_int8: "i8", ctypes.c_int16: "i16", ctypes.c_int32: "i32", ctypes.c_int64: "i64",
+    ctypes.c_float: "fp32",
+}  # fmt: skip
+
+
 @functools.cache
-def all_ttir() -> dict[str, str]:
-    """TTIR of all of `small_kernels`, from one process; kept for other processes in the folder for temporary files."""
-    wanted = json.dumps({name: (p.function, p.signature, p.constants) for name, p in small_kernels.PROGRAMS.items()})
-    files = (Path(small_kernels.__file__), Path(__file__).with_name("front_end.py"), PACKAGE / "driver.py")
-    sources = [*(file.read_text() for file in files), wanted, version("triton"), str(files[0])]
-    key = hashlib.sha256("".join(sources).encode()).hexdigest()[:16]
-    kept = Path(tempfile.gettempdir(), f"triton_on_cpu_tests_{os.getuid()}_{key}.json")
-    if not kept.exists():
-        text = front_end("tests.kernels.cpu.small_kernels", wanted)
-        compile.replace_file(kept, text.encode())
-    return json.loads(kept.read_text())
-
-
-def front_end(module: str, wanted: str) -> str:
-    path = os.pathsep.join([str(ROOT), str(PACKAGE.parent), *sys.path])
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": path}
-    command = [sys.executable, "-m", "tests.kernels.cpu.front_end", module]
-    done = subprocess.run(command, input=wanted, capture_output=True, text=True, env=env, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def ttir_of(kernel: Any, types: tuple[str, ...], **constants: object) -> str:
+    """As Triton's own compilation makes it for this backend; `types` are those of the arguments that are no constants."""
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = dict(zip(names, types, strict=True)) | dict.fromkeys(constants, "constexpr")
+    backend, options = CpuBackend(GPUTarget("cpu", 0, 1)), Options(debug=True)  # which keeps device_assert
+    context = ir.context()
+    ir.load_dialects(context)
+    implementations = backend.get_codegen_implementation(options)
+    source = ASTSource(kernel, signature, constants)
+    return str(make_ttir(source.make_ir(None, options, implementations, backend.get_module_map(), context), {}))
 
 
 class Headers:
@@ -86,51 +86,49 @@ def _loaded(source: str, folder: Path, level: str, headers: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(so))
 
 
-def build(ttir: str, checked: bool = False) -> tuple[Any, generate.Generated]:
-    generated = generate.generate(ttir, checked)
+def build(kernel: Any, *values: object, checked: bool = False, **constants: object) -> tuple[Any, generate.Generated]:
+    """(the compiled kernel, what was generated) for arguments of these types."""
+    types = tuple(f"*{NAMES[v.dtype]}" if isinstance(v, torch.Tensor) else SCALARS[type(v)] for v in values)
+    generated = generate.generate(ttir_of(kernel, types, **constants), checked)
     headers = "".join(path.read_text() for path in sorted(Headers.folder.glob("*.h")))
     return _loaded(generated.c_source, Headers.folder, Headers.level, headers), generated
 
 
-SCALARS = {
-    "i1": ctypes.c_bool, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64,
-    "f32": ctypes.c_float, "f64": ctypes.c_double,
-}  # fmt: skip
+def as_argument(value: Any) -> Any:
+    """A tensor, or a number of C."""
+    kinds = {bool: ctypes.c_bool, int: ctypes.c_int32, float: ctypes.c_float}
+    return kinds[type(value)](value) if type(value) in kinds else value
 
 
 def run(
-    program: str,
+    kernel: Any,
     *values: object,
     grid: Sequence[int] = (1,),
     checked: bool = False,
-    ttir: str | None = None,
     programs_per_call: int = 0,
     extents: dict[int, int] | None = None,
     limit_s: float | None = None,
+    **constants: object,
 ) -> Fault | None:
-    """Runs a kernel on tensors, in place, and on numbers; the fault that a checked one has met.
+    """Runs a kernel on tensors, in place, and on numbers (int32, float, or ctypes'); the fault that a checked one has met.
 
     Args:
-        program: A name in `small_kernels.PROGRAMS`.
-        ttir: Instead of that program's.
         programs_per_call: Calls `run_programs` several times, on so many programs each.
         extents: Bytes that an argument may touch, where its tensor is larger.
         limit_s: Tells a checked kernel to stop after so long.
     """
-    library, generated = build(ttir or all_ttir()[program], checked)
-    assert len(values) == len(generated.arguments), [a.name for a in generated.arguments]
-    kept, bounds = [], (checks.Extent * max(1, len(values)))()
-    for i, (value, argument) in enumerate(zip(values, generated.arguments, strict=True)):
-        if argument.is_pointer:
-            kept.append(ctypes.c_uint64(value.data_ptr()))
-            storage = value.untyped_storage()
+    given = [as_argument(value) for value in values]
+    library, generated = build(kernel, *given, checked=checked, **constants)
+    assert len(given) == len(generated.arguments), [a.name for a in generated.arguments]
+    bounds = (checks.Extent * max(1, len(given)))()
+    for i, value in enumerate(given):
+        if isinstance(value, torch.Tensor):
+            given[i], storage = ctypes.c_uint64(value.data_ptr()), value.untyped_storage()
             bounds[i] = checks.Extent(storage.data_ptr(), (extents or {}).get(i, storage.nbytes()))
-        else:
-            kept.append(SCALARS[argument.type](value))
-    pointers = (ctypes.c_void_p * max(1, len(kept)))(*[ctypes.addressof(word) for word in kept])
+    pointers = (ctypes.c_void_p * max(1, len(given)))(*[ctypes.addressof(word) for word in given])
     fault, stop = checks.Fault(), ctypes.c_int32(0)
     grid = (*grid, 1, 1)[:3]
-    launch = checks.Launch(grid, len(values), ctypes.addressof(bounds), ctypes.addressof(fault), ctypes.addressof(stop))
+    launch = checks.Launch(grid, len(given), *map(ctypes.addressof, (bounds, fault, stop)))
     if limit_s is not None:
         threading.Timer(limit_s, setattr, (stop, "value", 1)).start()
     total = grid[0] * grid[1] * grid[2]

@@ -1,135 +1,47 @@
-"""Small Triton kernels for the tests of the compiler, and the types each is compiled for.
+"""Small Triton kernels for the tests of the compiler."""
 
-`PROGRAMS` names them: `add[f32]` is the function `add` for fp32. They are compiled to TTIR all at once, by front_end.py.
-"""
-
-from dataclasses import dataclass
+import functools
+import itertools
+import linecache
+import math
+from zlib import crc32
 
 import triton
 import triton.language as tl
 
-TRITON_NAMES = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16", "e4m3": "fp8e4nv"}
+# ---- elementwise
 
 
-@dataclass(frozen=True)
-class Program:
-    function: str
-    signature: dict[str, str]
-    constants: dict[str, object]
+def written(signature: str, *parts: list[str]):
+    """The kernel of a text; Triton looks for its source in the cache of lines."""
+    text = "\n    ".join([f"@triton.jit\ndef {signature}:", *itertools.chain(*parts)]) + "\n"
+    file, names = f"<kernel {crc32(text.encode())}>", dict(globals())
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), names)
+    return names[signature.partition("(")[0]]
 
 
-PROGRAMS: dict[str, Program] = {}
+@functools.cache
+def table(*expressions: str, inputs: str = "ab"):
+    """A kernel that stores each expression of its inputs' elements as a row of N elements of `out`."""
+    return written(
+        f"table({', '.join(f'{x}_ptr' for x in inputs)}, out_ptr, N: tl.constexpr)",
+        ["i = tl.arange(0, N)", *(f"{x} = tl.load({x}_ptr + i)" for x in inputs)],
+        [f"tl.store(out_ptr + {row} * N + i, {text})" for row, text in enumerate(expressions)],
+    )
 
 
-def program(name: str, function: str, types: str, **constants: object) -> None:
-    """types: those of the arguments that are not constants, '*f32 *f32 i32'."""
-    jit = globals()[function]
-    names = [n for n in jit.arg_names if n not in constants]
-    kinds = [("*" if t[0] == "*" else "") + TRITON_NAMES.get(t.lstrip("*"), t.lstrip("*")) for t in types.split()]
-    PROGRAMS[name] = Program(function, dict(zip(names, kinds, strict=True)), constants)
-
-
-# ---- elementwise: each result is a row of `out`
-
-
-@triton.jit
-def integers(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, a + b)
-    tl.store(out_ptr + N + i, a - b)
-    tl.store(out_ptr + 2 * N + i, a * b)
-    tl.store(out_ptr + 3 * N + i, a & b)
-    tl.store(out_ptr + 4 * N + i, a | b)
-    tl.store(out_ptr + 5 * N + i, a ^ b)
-    tl.store(out_ptr + 6 * N + i, tl.minimum(a, b))
-    tl.store(out_ptr + 7 * N + i, tl.maximum(a, b))
-    tl.store(out_ptr + 8 * N + i, -a)
-    tl.store(out_ptr + 9 * N + i, ~a)
-
-
-@triton.jit
-def division(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, a // b)
-    tl.store(out_ptr + N + i, a % b)
-    tl.store(out_ptr + 2 * N + i, a // 7)
-    tl.store(out_ptr + 3 * N + i, a % 8)
-
-
-@triton.jit
-def shifts(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, a << b)
-    tl.store(out_ptr + N + i, a >> b)
-    tl.store(out_ptr + 2 * N + i, a << 3)
-    tl.store(out_ptr + 3 * N + i, a >> 3)
-
-
-@triton.jit
-def comparisons(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, a < b)
-    tl.store(out_ptr + N + i, a <= b)
-    tl.store(out_ptr + 2 * N + i, a > b)
-    tl.store(out_ptr + 3 * N + i, a >= b)
-    tl.store(out_ptr + 4 * N + i, a == b)
-    tl.store(out_ptr + 5 * N + i, a != b)
-
-
-@triton.jit
-def floats(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, a + b)
-    tl.store(out_ptr + N + i, a - b)
-    tl.store(out_ptr + 2 * N + i, a * b)
-    tl.store(out_ptr + 3 * N + i, (a / b).to(out_ptr.dtype.element_ty))
-    tl.store(out_ptr + 4 * N + i, tl.minimum(a, b))
-    tl.store(out_ptr + 5 * N + i, tl.maximum(a, b))
-    tl.store(out_ptr + 6 * N + i, tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL))
-    tl.store(out_ptr + 7 * N + i, tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL))
-    tl.store(out_ptr + 8 * N + i, -a)
-    tl.store(out_ptr + 9 * N + i, tl.abs(a))
-    tl.store(out_ptr + 10 * N + i, tl.where(a < b, a, b))
-    tl.store(out_ptr + 11 * N + i, tl.clamp(a, -1.0, 1.0))
-
-
-@triton.jit
-def functions(x_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    tl.store(out_ptr + i, tl.exp(x))
-    tl.store(out_ptr + N + i, tl.exp2(x))
-    tl.store(out_ptr + 2 * N + i, tl.log(x))
-    tl.store(out_ptr + 3 * N + i, tl.log2(x))
-    tl.store(out_ptr + 4 * N + i, tl.sqrt(x))
-    tl.store(out_ptr + 5 * N + i, tl.rsqrt(x))
-    tl.store(out_ptr + 6 * N + i, tl.sin(x))
-    tl.store(out_ptr + 7 * N + i, tl.cos(x))
-    tl.store(out_ptr + 8 * N + i, tl.floor(x))
-    tl.store(out_ptr + 9 * N + i, tl.ceil(x))
-    tl.store(out_ptr + 10 * N + i, tl.sigmoid(x))
-    tl.store(out_ptr + 11 * N + i, tl.erf(x))
-    tl.store(out_ptr + 12 * N + i, tl.fma(x, x, x))
-    if x_ptr.dtype.element_ty == tl.float32:
-        tl.store(out_ptr + 13 * N + i, tl.div_rn(x, x + 1.0))
-        tl.store(out_ptr + 14 * N + i, tl.sqrt_rn(x))
-
-
-@triton.jit
-def convert(x_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out_ptr + i, tl.load(x_ptr + i).to(out_ptr.dtype.element_ty))
-
-
-@triton.jit
-def reinterpret(x_ptr, out_ptr, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out_ptr + i, tl.load(x_ptr + i).to(out_ptr.dtype.element_ty, bitcast=True))
+@functools.cache
+def of_a_tile(rows: int, columns: int, *parts: tuple[str, tuple[int, ...]]):
+    """A kernel that stores expressions of a tile x, each of a shape, one after the other."""
+    lines, at = [], 0
+    for text, shape in parts:
+        place = {0: "", 1: " + i", 2: " + i[:, None] * {} + j[None, :]"}[len(shape)].format(*shape[1:])
+        ranges = [f"{name} = tl.arange(0, {n})" for name, n in zip("ij", shape, strict=False)]
+        lines += [*ranges, f"tl.store(out_ptr + {at}{place}, {text})"]
+        at += math.prod(shape)
+    load = f"x = tl.load(x_ptr + tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :])"
+    return written("of_a_tile(x_ptr, out_ptr)", [load], lines)
 
 
 @triton.jit
@@ -163,19 +75,6 @@ def grid_ids(out_ptr):
     nx, ny, nz = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
     place = (z * ny + y) * nx + x
     tl.store(out_ptr + place, x + 10 * y + 100 * z + 1000 * nz)
-
-
-@triton.jit
-def truth(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    """Truth values as numbers: loaded, compared, added."""
-    i = tl.arange(0, N)
-    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
-    tl.store(out_ptr + i, (a & b).to(tl.int32))
-    tl.store(out_ptr + N + i, (a | b).to(tl.int32))
-    tl.store(out_ptr + 2 * N + i, (a ^ b).to(tl.int32))
-    tl.store(out_ptr + 3 * N + i, (not a).to(tl.int32) if N == 1 else (~a).to(tl.int32))
-    tl.store(out_ptr + 4 * N + i, tl.where(a, 5, 6))
-    tl.store(out_ptr + 5 * N + i, a.to(tl.float32).to(tl.int32))
 
 
 @triton.jit
@@ -215,21 +114,16 @@ def tile(x_ptr, out_ptr, rows, columns, x_row, x_column, out_row, out_column, M:
     tl.store(out_ptr + m[:, None] * out_row + n[None, :] * out_column, x + x, mask=mask)
 
 
-@triton.jit
-def bounds(x_ptr, out_ptr, n, N: tl.constexpr):
-    """Each way to write the comparison of an index with a bound, one row of `out` each."""
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i)
-    tl.store(out_ptr + i, x, mask=i < n)
-    tl.store(out_ptr + N + i, x, mask=i <= n)
-    tl.store(out_ptr + 2 * N + i, x, mask=i > n)
-    tl.store(out_ptr + 3 * N + i, x, mask=i >= n)
-    tl.store(out_ptr + 4 * N + i, x, mask=n > i)
-    tl.store(out_ptr + 5 * N + i, x, mask=n <= i)
-    tl.store(out_ptr + 6 * N + i, x, mask=i + 3 < n)
-    tl.store(out_ptr + 7 * N + i, x, mask=2 * i < n)
-    tl.store(out_ptr + 8 * N + i, x, mask=(i != n) & (i < N - 1))
-    tl.store(out_ptr + 9 * N + i, x, mask=(i < N) & (i >= 0) & (n > 4))
+BOUNDS = (
+    "i < n", "i <= n", "i > n", "i >= n", "n > i", "n <= i", "i + 3 < n", "2 * i < n", "(i != n) & (i < N - 1)",
+    "(i < N) & (i >= 0) & (n > 4)",
+)  # fmt: skip
+# Each way to write the comparison of an index with a bound, one row of `out` each.
+bounds = written(
+    "bounds(x_ptr, out_ptr, n, N: tl.constexpr)",
+    ["i = tl.arange(0, N)", "x = tl.load(x_ptr + i)"],
+    [f"tl.store(out_ptr + {row} * N + i, x, mask={mask})" for row, mask in enumerate(BOUNDS)],
+)
 
 
 @triton.jit
@@ -264,24 +158,6 @@ def through_pointers(table_ptr, out_ptr, N: tl.constexpr):
     for row in range(2):
         source = tl.load(table_ptr + row).to(tl.pointer_type(tl.float32))
         tl.store(out_ptr + row * N + i, tl.load(source + i))
-
-
-@triton.jit
-def shapes(x_ptr, out_ptr, half_ptr, M: tl.constexpr, N: tl.constexpr):
-    """Reshape, transposition, join, split, each on its way from memory to memory."""
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    place = m[:, None] * N + n[None, :]
-    x = tl.load(x_ptr + place)
-    flat = tl.arange(0, M * N)
-    tl.store(out_ptr + flat, tl.reshape(tl.trans(x), [M * N]))
-    even, odd = tl.split(tl.reshape(x, [M, N // 2, 2]))
-    half = m[:, None] * (N // 2) + tl.arange(0, N // 2)[None, :]
-    tl.store(half_ptr + half, even - odd)
-    both = tl.reshape(tl.join(odd, even), [M, N])
-    tl.store(out_ptr + M * N + place, both)
-    cube = tl.permute(tl.reshape(x, [2, M // 2, N]), [2, 0, 1])
-    tl.store(out_ptr + 2 * M * N + flat, tl.reshape(cube, [M * N]))
-    tl.store(out_ptr + 3 * M * N + flat, tl.reshape(tl.reshape(x, [N, M]) * 2, [M * N]))
 
 
 @triton.jit
@@ -464,22 +340,6 @@ def exchanged(a_ptr, b_ptr, out_ptr, n, N: tl.constexpr):
 
 
 @triton.jit
-def reduce_all(x_ptr, rows_ptr, columns_ptr, all_ptr, M: tl.constexpr, N: tl.constexpr):
-    """Along the last dimension, the first, and both; sum, max and min of each."""
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    x = tl.load(x_ptr + m[:, None] * N + n[None, :])
-    tl.store(rows_ptr + m, tl.sum(x, axis=1))
-    tl.store(rows_ptr + M + m, tl.max(x, axis=1))
-    tl.store(rows_ptr + 2 * M + m, tl.min(x, axis=1))
-    tl.store(columns_ptr + n, tl.sum(x, axis=0))
-    tl.store(columns_ptr + N + n, tl.max(x, axis=0))
-    tl.store(columns_ptr + 2 * N + n, tl.min(x, axis=0))
-    tl.store(all_ptr, tl.sum(x))
-    tl.store(all_ptr + 1, tl.max(x))
-    tl.store(all_ptr + 2, tl.min(x))
-
-
-@triton.jit
 def larger_with_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -492,44 +352,6 @@ def smaller_with_nan(a, b):
 @triton.jit
 def times(a, b):
     return a * b
-
-
-@triton.jit
-def nan_rules(x_ptr, rows_ptr, columns_ptr, M: tl.constexpr, N: tl.constexpr):
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    x = tl.load(x_ptr + m[:, None] * N + n[None, :])
-    tl.store(rows_ptr + m, tl.reduce(x, 1, larger_with_nan))
-    tl.store(rows_ptr + M + m, tl.reduce(x, 1, smaller_with_nan))
-    tl.store(rows_ptr + 2 * M + m, tl.reduce(x, 1, times))
-    tl.store(columns_ptr + n, tl.reduce(x, 0, larger_with_nan))
-    tl.store(columns_ptr + N + n, tl.reduce(x, 0, smaller_with_nan))
-    tl.store(columns_ptr + 2 * N + n, tl.reduce(x, 0, times))
-
-
-@triton.jit
-def other_reductions(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    x = tl.load(x_ptr + m[:, None] * N + n[None, :])
-    tl.store(out_ptr + m, tl.argmax(x, axis=1))
-    tl.store(out_ptr + M + m, tl.argmin(x, axis=1))
-    tl.store(out_ptr + 2 * M + m, tl.xor_sum(x, axis=1))
-    tl.store(out_ptr + 3 * M + m, tl.max(x.to(tl.int64), axis=1).to(tl.int32))
-    tl.store(out_ptr + 4 * M + m, tl.sum((x > 0).to(tl.int32), axis=1))
-    best, where = tl.max(x, axis=0, return_indices=True)
-    tl.store(out_ptr + 5 * M + n, best)
-    tl.store(out_ptr + 5 * M + N + n, where)
-    tl.store(out_ptr + 5 * M + 2 * N + n, tl.xor_sum(x, axis=0))
-
-
-@triton.jit
-def scans(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    place = m[:, None] * N + n[None, :]
-    x = tl.load(x_ptr + place)
-    tl.store(out_ptr + place, tl.cumsum(x, axis=1))
-    tl.store(out_ptr + M * N + place, tl.cumsum(x, axis=0))
-    tl.store(out_ptr + 2 * M * N + place, tl.cumsum(x, axis=1, reverse=True))
-    tl.store(out_ptr + 3 * M * N + place, tl.cumprod(x, axis=1))
 
 
 @triton.jit
@@ -584,15 +406,6 @@ def flash(q_ptr, k_ptr, v_ptr, out_ptr, n, scale, M: tl.constexpr, N: tl.constex
         top = new
     out = acc / total[:, None]
     tl.store(out_ptr + m[:, None] * D + d[None, :], out.to(out_ptr.dtype.element_ty), mask=(m < n)[:, None])
-
-
-@triton.jit
-def half_sums(x_ptr, rows_ptr, columns_ptr, N: tl.constexpr):
-    """Sums in fp16, to which something is added in fp16."""
-    i = tl.arange(0, N)
-    x = tl.load(x_ptr + i[:, None] * N + i[None, :])
-    tl.store(rows_ptr + i, tl.sum(x, axis=1) + 1)
-    tl.store(columns_ptr + i, tl.sum(x, axis=0) + 1)
 
 
 # ---- control
@@ -750,120 +563,3 @@ def narrow_constants(out_ptr):
     i = tl.arange(0, 2)
     tl.store(out_ptr + i, tl.full([2], float("-inf"), tl.bfloat16))
     tl.store(out_ptr + 2 + i, tl.full([2], 1.5, tl.bfloat16))
-
-
-for kind in ("i8", "i16", "i32", "i64"):
-    program(f"integers[{kind}]", "integers", " ".join([f"*{kind}"] * 3), N=32)
-    program(f"shifts[{kind}]", "shifts", " ".join([f"*{kind}"] * 3), N=32)
-for kind in ("i8", "i16", "i32", "i64", "u8", "u32", "u64"):
-    program(f"division[{kind}]", "division", " ".join([f"*{kind}"] * 3), N=32)
-for kind in ("i32", "u32", "f32", "i8", "bf16"):
-    program(f"comparisons[{kind}]", "comparisons", f"*{kind} *{kind} *i8", N=32)
-program("shifts[u32]", "shifts", "*u32 *u32 *u32", N=32)
-for kind in ("f32", "f16", "bf16", "f64"):
-    program(f"floats[{kind}]", "floats", " ".join([f"*{kind}"] * 3), N=64)
-program("functions[f32]", "functions", "*f32 *f32", N=128)
-program("functions[f64]", "functions", "*f64 *f64", N=128)
-CONVERSIONS = [
-    ("f32", "f16"), ("f32", "bf16"), ("f32", "e4m3"), ("f32", "i32"), ("f32", "i8"), ("f32", "i64"),
-    ("f32", "u32"), ("f16", "f32"), ("bf16", "f32"), ("e4m3", "f32"), ("f16", "bf16"), ("e4m3", "f16"),
-    ("i32", "f32"), ("i64", "f32"), ("u32", "f32"), ("i8", "i32"), ("u8", "i32"), ("i32", "i8"), ("i64", "i32"),
-    ("i32", "bf16"), ("f64", "f32"), ("f64", "i64"), ("f32", "f64"), ("f16", "e4m3"), ("f64", "bf16"),
-]  # fmt: skip
-for source, target in CONVERSIONS:
-    program(f"convert[{source} {target}]", "convert", f"*{source} *{target}", N=256)
-BITCASTS = [
-    ("f32", "i32"),
-    ("i32", "f32"),
-    ("f16", "i16"),
-    ("i16", "bf16"),
-    ("f64", "i64"),
-    ("i64", "f64"),
-    ("i8", "e4m3"),
-]
-for source, target in BITCASTS:
-    program(f"reinterpret[{source} {target}]", "reinterpret", f"*{source} *{target}", N=256)
-program("constants", "constants", "*f32 *i64 *f16")
-program("scalars", "scalars", "*i64 i8 i16 i32 i64 f32 i1")
-program("grid_ids", "grid_ids", "*i32")
-program("truth", "truth", "*i1 *i1 *i32", N=32)
-program("inline_ptx", "inline_ptx", "*i32")
-program("histogram", "histogram", "*i32 *i32")
-program("prints", "prints", "*i32")
-
-for kind in ("f32", "f16", "bf16", "i32", "i8", "i1"):
-    program(f"copy_masked[{kind}]", "copy_masked", f"*{kind} *{kind} i32 i32", N=64)
-for kind in ("f32", "bf16"):
-    program(f"tile[{kind}]", "tile", f"*{kind} *{kind} i32 i32 i32 i32 i32 i32", M=8, N=32)
-program("rows[f32]", "tile", "*f32 *f32 i32 i32 i32 i32", x_column=1, out_column=1, M=8, N=32)
-program("turned[f32]", "tile", "*f32 *f32 i32 i32 i32 i32", x_column=1, out_row=1, M=8, N=32)
-program("bounds", "bounds", "*f32 *f32 i32", N=16)
-program("gathered", "gathered", "*f32 *i32 *f32 i32", N=16)
-program("shift_in_place", "shift_in_place", "*f32 i32", N=64)
-program("read_twice", "read_twice", "*f32 *f32", N=16)
-program("through_pointers", "through_pointers", "*i64 *f32", N=16)
-program("shapes", "shapes", "*f32 *f32 *f32", M=4, N=8)
-program("atomics", "atomics", "*i32 *i32 *i32 *i32 i32", N=32)
-program("add_floats", "add_floats", "*f32 *f32", N=16)
-program("ticket", "ticket", "*i32 *i32 i32")
-SHAPES = [(16, 32, 64), (4, 64, 32), (2, 64, 32), (2, 16, 16), (4, 8, 16), (16, 8, 16), (64, 16, 32)]  # (M, N, K)
-for m, n, k in SHAPES:
-    for turned in (False, True):
-        for kind, suffix in (("f32", ""), ("bf16", " bf16")):
-            program(
-                f"product[{m} {n} {k} {turned}{suffix}]",
-                "product",
-                f"*{kind} *{kind} *f32",
-                M=m,
-                N=n,
-                K=k,
-                TRANSPOSED=turned,
-                ACC="tl.float32",
-            )
-for kind in ("bf16", "f16", "e4m3"):
-    program(f"product[{kind}]", "product", f"*{kind} *{kind} *f32", M=16, N=16, K=32, TRANSPOSED=True, ACC="tl.float32")
-for turned in (False, True):
-    program(f"product[i8 {turned}]", "product", "*i8 *i8 *i32", M=16, N=16, K=32, TRANSPOSED=turned, ACC="tl.int32")
-program("matmul", "matmul", "*f32 *f32 *f32 i32 i32 i32", BM=16, BN=32, BK=16)
-for kind in ("f32", "bf16"):
-    for m in (1, 2, 4, 8, 16):
-        for number in (1, 2, 4):
-            program(f"pairs[{kind} {m} {number}]", "pairs", f"*{kind} *{kind} *f32 i32 i32", M=m, N=64, K=16, IN=number)
-program("of_rows", "of_rows", "*f32 *f32 *f32 *i32 *f32", N=16)
-program("exchanged", "exchanged", "*f32 *f32 *f32 i32", N=16)
-for kind in ("f32", "i32", "f64"):
-    program(f"reduce_all[{kind}]", "reduce_all", f"*{kind} *{kind} *{kind} *{kind}", M=8, N=64)
-program("reduce_all[f16]", "reduce_all", "*f16 *f16 *f16 *f16", M=8, N=64)
-program("reduce_all[one row]", "reduce_all", "*f32 *f32 *f32 *f32", M=1, N=64)
-program("nan_rules", "nan_rules", "*f32 *f32 *f32", M=4, N=16)
-program("other_reductions", "other_reductions", "*i32 *i32", M=8, N=16)
-for kind in ("f32", "i32"):
-    program(f"scans[{kind}]", "scans", f"*{kind} *{kind}", M=4, N=16)
-program("softmax", "softmax", "*f32 *f32 i32", N=64)
-program("layer_norm", "layer_norm", "*f16 *f32 *f32 *f16 *f32 i32 f32", N=32)
-program("flash", "flash", "*bf16 *bf16 *bf16 *bf16 i32 f32", M=16, N=32, D=16)
-program("collatz", "collatz", "*i32 *i32")
-program("fibonacci", "fibonacci", "*i32 i32", N=16)
-program("nested", "nested", "*f32 *f32 i32 i32", N=8)
-program("early", "early", "*i32 *i32 i32")
-program("choose", "choose", "*i32 *i32 i32", N=16)
-program("counts", "counts", "*i32 i32 i32 i32")
-program("rolling", "rolling", "*f32 *f32 i32", N=16)
-program("turning", "turning", "*f32 *f32 i32", N=16)
-program("endless", "endless", "*i32")
-program("asserts", "asserts", "*i32 *i32", N=16)
-program("read_more", "read_more", "*f32 *f32 i32", N=16)
-program("backwards", "backwards", "*f32 *f32 i32", N=16)
-program("gathered_rows", "gathered_rows", "*f32 *i32 *f32", M=4, N=16)
-program("known_bounds", "known_bounds", "*f32 *f32", N=16)
-program("half_sums", "half_sums", "*f16 *f16 *f16", N=16)
-program("change_places", "change_places", "*i32 i32")
-program("drift", "drift", "*i32 *i32 i32", N=16)
-program("doubled", "doubled", "*f32 *f32 i32", N=16)
-program("ranges", "ranges", "*i32")
-program("overwritten", "overwritten", "*f32 *f32", N=16)
-program("unread", "unread", "*f32 *f32 i32", N=16)
-program("narrow_constants", "narrow_constants", "*bf16")
-program("filtered", "filtered", "*f32 *i32 *f32", N=16)
-program("on_condition", "on_condition", "*f32 *i32 *f32 *f32 i32", N=16)
-program("huge", "scans", "*f32 *f32", M=512, N=2048)

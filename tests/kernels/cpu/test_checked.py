@@ -13,8 +13,9 @@ import torch
 import triton_on_cpu
 from tests.kernels.cpu import programs
 from tests.kernels.cpu.test_driver import child
-from tests.mutation import KillTable, Mutant, is_killed
-from triton_on_cpu import OutOfBoundsError, TimeLimitError
+from tests.kernels.planting import record_there
+from tests.mutation import Mutant, is_killed
+from triton_on_cpu import OutOfBoundsError, TimeLimitError, launch
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
@@ -54,29 +55,20 @@ def check_reads_and_writes():
 
 
 def check_indices():
-    x = torch.ones(5, 10)[:, :8]
-    index = torch.tensor([0, 47, 48, 1], dtype=torch.int32)
-    with pytest.raises(
-        OutOfBoundsError,
-        match=r"reads x_ptr \+ 48, that is \[4, 8\], outside of x_ptr, which has shape \[5, 8\] and strides \[10, 1\]",
-    ):
-        programs.gather[(1,)](x, index, torch.zeros(4), 4, BLOCK=4)
-    with pytest.raises(
-        OutOfBoundsError, match=r"reads x_ptr\[-1\](.|\n)*index is negative: an index tensor that holds -1"
-    ):
-        programs.gather[(1,)](torch.ones(9), torch.tensor([0, -1]), torch.zeros(2), 2, BLOCK=2)
-    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[9000\](.|\n)*far outside: usually a stride is wrong"):
-        programs.gather[(1,)](torch.ones(9), torch.tensor([0, 9000]), torch.zeros(2), 2, BLOCK=2)
-    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[9\](.|\n)*although the line may have a mask"):
-        programs.gather[(1,)](torch.ones(9), torch.tensor([0, 9]), torch.zeros(2), 2, BLOCK=2)
-    with pytest.raises(OutOfBoundsError, match=r"reads x_ptr\[0\](.|\n)*The tensor is empty"):
-        programs.double[(1,)](torch.ones(0), torch.zeros(8), 8, BLOCK=8)
-    with pytest.raises(OutOfBoundsError, match=r"program \(2, 0, 0\) reads x_ptr \+ 22, that is \[2, 6\]"):
-        programs.rows[(3,)](torch.ones(3, 8)[:, :6], torch.zeros(3), 9, 6, BLOCK=8)
-    with pytest.raises(
-        OutOfBoundsError, match=r"although the line may have a mask(.|\n)*or a stride is another tensor's"
-    ):
-        programs.rows[(3,)](torch.ones(3, 8), torch.zeros(3), 9, 8, BLOCK=8)
+    """What is read or written, and what usually is the cause."""
+    x, numbers, out = torch.ones(5, 10)[:, :8], torch.ones(9), torch.zeros(8)
+    rows, index = torch.ones(3, 8), torch.tensor([0, 47, 48, 1])
+    for kernel, grid, arguments, block, message in (
+        (programs.gather, 1, (x, index, out, 4), 4, r"x_ptr \+ 48, that is \[4, 8\], outside of x_ptr, which has shape \[5, 8\] and strides \[10, 1\]"),
+        (programs.gather, 1, (numbers, index - 1, out, 2), 2, r"reads x_ptr\[-1\](.|\n)*index is negative: an index tensor that holds -1"),
+        (programs.gather, 1, (numbers, 9000 + index, out, 2), 2, r"reads x_ptr\[9000\](.|\n)*far outside: usually a stride is wrong"),
+        (programs.gather, 1, (numbers, 9 + index, out, 1), 1, r"reads x_ptr\[9\](.|\n)*although the line may have a mask"),
+        (programs.double, 1, (torch.ones(0), out, 8), 8, r"reads x_ptr\[0\](.|\n)*The tensor is empty"),
+        (programs.rows, 3, (rows[:, :6], out, 9, 6), 8, r"program \(2, 0, 0\) reads x_ptr \+ 22, that is \[2, 6\]"),
+        (programs.rows, 3, (rows, out, 9, 8), 8, r"although the line may have a mask(.|\n)*or a stride is another tensor's"),
+    ):  # fmt: skip
+        with pytest.raises(OutOfBoundsError, match=message):
+            kernel[(grid,)](*arguments, BLOCK=block)
     with pytest.raises(OutOfBoundsError, match=r"writes x_ptr\[1099511627776\]"):
         programs.far[(1,)](torch.ones(3), 2**40)
 
@@ -202,7 +194,6 @@ def test_nothing_else_is_printed(tmp_path):
     assert "offset is not defined" in second
 
 
-CHECKS_MODULE = "triton_on_cpu.checks"
 MUTANTS = [
     ("extents of elements", "return (last + 1) * tensor.element_size()", "return last + 1", check_right_kernels),
     ("extents of what is seen", "sum((size - 1) * stride for", "sum((size - 1) for", check_right_kernels),
@@ -220,29 +211,18 @@ MUTANTS = [
 
 
 def noticed(mutant, check):
-    def with_module(module):
-        if module.__name__ == "triton_on_cpu.launch":
-            return with_driver(check)
-        original = sys.modules["triton_on_cpu.launch"]
-        sys.modules["triton_on_cpu.launch"] = module  # where the driver finds its launcher
+    def in_its_place(module):
+        sys.modules[launch.__name__] = module  # where the driver finds its launcher
         try:
             with_driver(check)
         finally:
-            sys.modules["triton_on_cpu.launch"] = original
+            sys.modules[launch.__name__] = launch
 
-    return is_killed(mutant, with_module)
+    return is_killed(mutant, in_its_place)
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(compiling, name, old, new, check):
-    mutant = Mutant(name, CHECKS_MODULE, old, new, through="triton_on_cpu.launch")
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    try:
-        how = compiling.call(noticed, mutant, check)
-    except RuntimeError as crashed:
-        how = str(crashed)
-    KillTable.rows.append((CHECKS_MODULE, name, how))
-    assert how is not None, f"mutant survived: {name}"
+    mutant = Mutant(name, "triton_on_cpu.checks", old, new, through=launch.__name__)
+    record_there(compiling, noticed, mutant, check)

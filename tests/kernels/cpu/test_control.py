@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.kernels.cpu import small_kernels as kernels
 from tests.kernels.cpu.harness import run
 
 CHECKED = pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
@@ -12,7 +13,7 @@ CHECKED = pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "c
 def test_while(checked):
     x = torch.tensor([1, 2, 7, 27], dtype=torch.int32)
     out = torch.zeros_like(x)
-    assert run("collatz", x, out, grid=(4,), checked=checked) is None
+    assert run(kernels.collatz, x, out, grid=(4,), checked=checked) is None
     assert out.tolist() == [0, 1, 16, 111]
 
 
@@ -20,7 +21,7 @@ def test_while(checked):
 @pytest.mark.parametrize("n", [0, 1, 7])
 def test_carried_tensors_change_places(n, checked):
     out = torch.zeros(3, 16, dtype=torch.int32)
-    run("fibonacci", out, n, checked=checked)
+    run(kernels.fibonacci, out, n, N=16, checked=checked)
     a, b = torch.arange(16), torch.arange(16) + 1
     for _ in range(n):
         a, b = b, a + b
@@ -31,7 +32,7 @@ def test_carried_tensors_change_places(n, checked):
 def test_loops_and_branches_within_loops(checked):
     x = torch.randn(5, 21)
     out = torch.zeros(8)
-    run("nested", x, out, 5, 21, checked=checked)
+    run(kernels.nested, x, out, 5, 21, N=8, checked=checked)
     padded = torch.full((5, 24), -1000.0)
     padded[:, :21] = x
     best = padded.view(5, 3, 8).amax(1)
@@ -45,7 +46,7 @@ def test_loops_and_branches_within_loops(checked):
 def test_early_return(checked):
     x = torch.tensor([3, -4, 5, -6, 7], dtype=torch.int32)
     out = torch.zeros(5, dtype=torch.int32)
-    run("early", x, out, 4, grid=(5,), checked=checked)
+    run(kernels.early, x, out, 4, grid=(5,), checked=checked)
     assert out.tolist() == [6, -1, 10, -1, 0]
 
 
@@ -53,7 +54,7 @@ def test_early_return(checked):
 def test_if_with_results(n):
     x = torch.arange(16, dtype=torch.int32)
     out = torch.zeros_like(x)
-    run("choose", x, out, n)
+    run(kernels.choose, x, out, n, N=16)
     assert torch.equal(out, x + 1 + n if n > 0 else x * 3 + n - 5)
 
 
@@ -67,7 +68,7 @@ LIMIT = 2**31 - 1
 def test_counters(low, high, step):
     """A counter that would pass the largest int32 ends the loop all the same."""
     out = torch.zeros(2, dtype=torch.int32)
-    run("counts", out, low, high, step, checked=True, limit_s=5)
+    run(kernels.counts, out, low, high, step, checked=True, limit_s=5)
     turns = list(range(low, high, step))
     assert out.tolist() == [len(turns), turns[-1] if turns else -1]
 
@@ -76,7 +77,7 @@ def test_counters(low, high, step):
 def test_a_carried_tensor_that_reads_its_other_elements(n):
     x = torch.randn(16)
     out = torch.zeros(2, 16)
-    run("rolling", x, out, n)
+    run(kernels.rolling, x, out, n, N=16)
     y = x
     for _ in range(n):
         x, y = x.view(2, 8).T.reshape(16), x + y
@@ -85,7 +86,7 @@ def test_a_carried_tensor_that_reads_its_other_elements(n):
 
 def test_a_carried_tensor_that_is_arranged_anew():
     x, out = torch.randn(16), torch.zeros(16)
-    run("turning", x, out, 3)
+    run(kernels.turning, x, out, 3, N=16)
     for _ in range(3):
         x = x.view(2, 8).T.reshape(16)
     assert torch.equal(out, x)
@@ -94,11 +95,11 @@ def test_a_carried_tensor_that_is_arranged_anew():
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_scalars_change_places(n):
     out = torch.zeros(2, dtype=torch.int32)
-    run("change_places", out, n)
+    run(kernels.change_places, out, n)
     assert out.tolist() == ([2, 1] if n % 2 else [1, 2])
 
 
 def test_a_tensor_that_moves_by_a_tensor():
     x, out = torch.arange(16, dtype=torch.int32) % 5, torch.zeros(16, dtype=torch.int32)
-    run("drift", x, out, 4)
+    run(kernels.drift, x, out, 4, N=16)
     assert torch.equal(out, torch.arange(16, dtype=torch.int32) + 4 * x)

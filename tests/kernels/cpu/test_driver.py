@@ -13,7 +13,8 @@ import triton_on_cpu
 from ptx_emulator import emulated
 from tests.kernels.cpu import programs
 from tests.kernels.cpu.programs import with_driver
-from tests.mutation import KillTable, Mutant, installed, is_killed
+from tests.kernels.planting import record_there
+from tests.mutation import Mutant, installed, is_killed
 from twophase_kernels._triton import mode, triton
 
 pytest.importorskip("triton", reason="not run here: no triton")
@@ -236,13 +237,4 @@ def noticed(mutant, check):
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "module", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(compiling, name, module, old, new, check):
-    mutant = Mutant(name, module, old, new)
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    try:
-        how = compiling.call(noticed, mutant, check)
-    except RuntimeError as crashed:  # a wrong address, say
-        how = str(crashed)
-    KillTable.rows.append((module, name, how))
-    assert how is not None, f"mutant survived: {name}"
+    record_there(compiling, noticed, Mutant(name, module, old, new), check)

@@ -1,10 +1,18 @@
-"""Elementwise operations, compiled: against torch and numpy, in every type, over edge cases."""
+"""Elementwise operations, compiled: against torch and numpy, in every type, over edge cases.
+
+An expression is compiled as a kernel has it, and evaluated with numpy's or torch's functions in place of `tl`'s.
+"""
+
+import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.kernels.cpu.harness import all_ttir, run
+from tests.kernels.cpu import small_kernels as kernels
+from tests.kernels.cpu.harness import run, ttir_of
+from tests.kernels.cpu.small_kernels import table
 from triton_on_cpu.generate import generate
 from triton_on_cpu.ttir import NotSupportedError
 
@@ -15,6 +23,29 @@ DTYPES = {
 }  # fmt: skip
 INF, NAN = float("inf"), float("nan")
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1.5, -2.75, 3e-8, 1e-40, 65504.0, -1e30, 3e38, INF, -INF, NAN, 0.1, 1e-3]
+IN_NUMPY = SimpleNamespace(minimum=np.minimum, maximum=np.maximum)
+IN_TORCH = SimpleNamespace(
+    minimum=lambda a, b, propagate_nan=False: (torch.minimum if propagate_nan else torch.fmin)(a, b),
+    maximum=lambda a, b, propagate_nan=False: (torch.maximum if propagate_nan else torch.fmax)(a, b),
+    PropagateNan=SimpleNamespace(ALL=True), fma=lambda a, b, c: a * b + c, div_rn=torch.divide, sqrt_rn=torch.sqrt,
+    **{name: getattr(torch, name) for name in ("abs", "where", "clamp", "exp", "exp2", "log", "log2", "sqrt", "rsqrt")},
+    **{name: getattr(torch, name) for name in ("sin", "cos", "floor", "ceil", "sigmoid", "erf")},
+)  # fmt: skip
+
+
+def evaluated(expressions, tl, *inputs):
+    """What each expression is of a, or of a and b."""
+    names = dict(zip("ab", inputs, strict=False)) | {"tl": tl}
+    return [eval(text, names) for text in expressions]
+
+
+def compiled(expressions, dtype, *inputs):
+    """The same, of a kernel: [expressions, elements]."""
+    kernel = table(*expressions, inputs="ab"[: len(inputs)])
+    n = inputs[0].numel()
+    out = torch.zeros(len(expressions), n * dtype.itemsize, dtype=torch.uint8).view(dtype)
+    assert run(kernel, *inputs, out, N=n) is None
+    return out
 
 
 def pairs_of_integers(kind, n=32):
@@ -23,29 +54,10 @@ def pairs_of_integers(kind, n=32):
     info = np.iinfo(numpy_kind)
     rng = np.random.default_rng(0)
     special = [info.min, info.max, 0, 1, 7, 8, info.max - 1, info.min + 1, 3, 2]
-    a = np.concatenate(
-        [np.array(special, dtype=numpy_kind), rng.integers(info.min, info.max, n - 10, numpy_kind, endpoint=True)]
-    )
+    a = np.array([*special, *rng.integers(info.min, info.max, n - 10, numpy_kind, endpoint=True)], dtype=numpy_kind)
     b = np.roll(a, 3)
     b[b == 0] = 1
-    return a.astype(numpy_kind), b.astype(numpy_kind)
-
-
-def as_tensor(array):
-    signed = {"uint32": np.int32, "uint64": np.int64}.get(array.dtype.name)
-    return torch.from_numpy(array.copy() if signed is None else array.view(signed).copy())
-
-
-def outputs(name, rows, dtype, *inputs, fill=0):
-    """The rows that a program writes."""
-    n = inputs[0].numel()
-    out = (
-        torch.full((rows, n), fill, dtype=torch.float32).to(dtype)
-        if dtype.itemsize == 1 and dtype.is_floating_point
-        else torch.zeros(rows, n, dtype=dtype)
-    )
-    assert run(name, *inputs, out) is None
-    return out
+    return a, b
 
 
 def same_bits(actual, expected):
@@ -56,89 +68,73 @@ def same_bits(actual, expected):
         assert torch.equal(torch.signbit(actual.float())[numbers], torch.signbit(expected.float())[numbers])
 
 
+INTEGERS = ("a + b", "a - b", "a * b", "a & b", "a | b", "a ^ b", "tl.minimum(a, b)", "tl.maximum(a, b)", "-a", "~a")
+
+
 @pytest.mark.parametrize("kind", ["i8", "i16", "i32", "i64"])
 def test_integers_wrap_around(kind):
     a, b = pairs_of_integers(kind)
     with np.errstate(over="ignore"):
-        expected = [
-            a + b,
-            a - b,
-            a * b,
-            a & b,
-            a | b,
-            a ^ b,
-            np.minimum(a, b),
-            np.maximum(a, b),
-            (0 - a).astype(a.dtype),
-            ~a,
-        ]
-    found = outputs(f"integers[{kind}]", 10, DTYPES[kind], as_tensor(a), as_tensor(b))
-    same_bits(found, torch.from_numpy(np.stack(expected)))
+        expected = np.stack(evaluated(INTEGERS, IN_NUMPY, a, b))
+    same_bits(compiled(INTEGERS, DTYPES[kind], *map(torch.from_numpy, (a, b))), torch.from_numpy(expected))
+
+
+def wrapped(rows, dtype):
+    """Python's integers in so many bits."""
+    bits = 8 * dtype.itemsize
+    return [[(x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for x in row] for row in rows]
+
+
+def signed(out):
+    return out.numpy().view(f"int{8 * out.itemsize}").tolist()
+
+
+def truncated(a, b):
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+DIVISION = ("a // b", "a % b", "a // 7", "a % 8")
 
 
 @pytest.mark.parametrize("kind", ["i8", "i16", "i32", "i64", "u8", "u32", "u64"])
 def test_division_truncates(kind):
     a, b = pairs_of_integers(kind)
-    big_a, big_b = [int(x) for x in a], [int(x) for x in b]
-
-    def quotients(divisors):
-        return [abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1) for x, y in zip(big_a, divisors, strict=True)]
-
-    q = quotients(big_b)
-    rows = [q, [x - y * z for x, y, z in zip(big_a, big_b, q, strict=True)], quotients([7] * len(a))]
-    rows.append([x - 8 * y for x, y in zip(big_a, quotients([8] * len(a)), strict=True)])
-    bits = 8 * a.dtype.itemsize
-    wrapped = [[(x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for x in row] for row in rows]
-    signed = np.dtype(f"int{bits}")
-    found = outputs(
-        f"division[{kind}]", 4, DTYPES[f"i{bits}"] if kind != "u8" else torch.uint8, as_tensor(a), as_tensor(b)
-    )
-    assert found.numpy().view(signed).tolist() == wrapped
+    pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+    rows = [truncated(x, y) for x, y in pairs], [x - y * truncated(x, y) for x, y in pairs]
+    rows += [truncated(x, 7) for x, _ in pairs], [x - 8 * truncated(x, 8) for x, _ in pairs]
+    found = compiled(DIVISION, DTYPES[kind], *map(torch.from_numpy, (a, b)))
+    assert signed(found) == wrapped(rows, a.dtype)
 
 
 @pytest.mark.parametrize("kind", ["i32", "u32", "i64", "u8"])
 def test_division_by_zero_does_not_trap(kind):
     a, _ = pairs_of_integers(kind)
-    zeros = as_tensor(np.zeros_like(a))
-    found = outputs(f"division[{kind}]", 4, as_tensor(a).dtype, as_tensor(a), zeros)
-    same_bits(
-        found[3].to(torch.int64),
-        torch.fmod(as_tensor(a).to(torch.int64), 8) if kind[0] == "i" else as_tensor(a).to(torch.int64) & 7,
-    )
+    found = compiled(DIVISION, DTYPES[kind], torch.from_numpy(a), torch.from_numpy(np.zeros_like(a)))
+    assert signed(found)[3] == wrapped([[x - 8 * truncated(x, 8) for x in a.tolist()]], a.dtype)[0]
 
 
 @pytest.mark.parametrize("kind", ["i8", "i16", "i32", "i64", "u32"])
 def test_shifts_by_any_number(kind):
     """As on a GPU: by as many bits as there are or more, only the sign is left."""
     a, _ = pairs_of_integers(kind)
-    bits = 8 * a.dtype.itemsize
-    by = (np.arange(32) * 3 % (bits + 3)).astype(a.dtype)
-
-    def row(shift):
-        values = [shift(int(x), int(n)) for x, n in zip(a, by, strict=True)]
-        return [(x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1) for x in values]
-
-    expected = [row(lambda x, n: x << n), row(lambda x, n: x >> n), row(lambda x, n: x << 3), row(lambda x, n: x >> 3)]
-    found = outputs(f"shifts[{kind}]", 4, DTYPES[kind.replace("u", "i")], as_tensor(a), as_tensor(by))
-    assert found.tolist() == expected
+    by = (np.arange(32) * 3 % (8 * a.itemsize + 3)).astype(a.dtype)
+    shifts = ("a << b", "a >> b", "a << 3", "a >> 3")
+    pairs = zip(a.tolist(), by.tolist(), strict=True)
+    expected = zip(*(evaluated(shifts, None, *pair) for pair in pairs), strict=True)
+    assert signed(compiled(shifts, DTYPES[kind], *map(torch.from_numpy, (a, by)))) == wrapped(expected, a.dtype)
 
 
 @pytest.mark.parametrize("kind", ["i32", "u32", "i8", "f32", "bf16"])
 def test_comparisons(kind):
     if kind in ("f32", "bf16"):
-        a = torch.tensor(FLOATS * 2).to(DTYPES[kind])
-        b = torch.cat([torch.tensor(FLOATS).roll(1), torch.tensor(FLOATS)]).to(DTYPES[kind])
+        a, b = (torch.tensor(x * 2).to(DTYPES[kind]) for x in (FLOATS, FLOATS[-1:] + FLOATS[:-1]))
+        b[16:] = a[16:]
     else:
-        a, b = (torch.from_numpy(x.astype(np.int64)) for x in pairs_of_integers(kind))
-        b[:4] = a[:4]
-    expected = torch.stack([a < b, a <= b, a > b, a >= b, a == b, a != b]).to(torch.int8)
-    same_bits(outputs(f"comparisons[{kind}]", 6, torch.int8, *(as_given(x, kind) for x in (a, b))), expected)
-
-
-def as_given(x, kind):
-    """int64 numbers in the bits of a narrower type."""
-    narrow = {"i32": torch.int32, "u32": torch.int32, "i8": torch.int8}
-    return x.to(narrow[kind]) if kind in narrow else x
+        a, b = map(torch.from_numpy, pairs_of_integers(kind))
+        b.view(torch.int8)[:16] = a.view(torch.int8)[:16]
+    comparisons = ("a < b", "a <= b", "a > b", "a >= b", "a == b", "a != b")
+    wide = (x.to(torch.int64 if kind[0] in "iu" else x.dtype) for x in (a, b))
+    same_bits(compiled(comparisons, torch.int8, a, b), torch.stack(evaluated(comparisons, None, *wide)).to(torch.int8))
 
 
 def pairs_of_floats(dtype):
@@ -148,83 +144,79 @@ def pairs_of_floats(dtype):
     return a.to(dtype), b.to(dtype)
 
 
+EITHER_ZERO = (
+    "tl.minimum(a, b)", "tl.maximum(a, b)",
+    "tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)", "tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+)  # fmt: skip
+OF_FLOATS = ("a + b", "a - b", "a * b", "a / b", *EITHER_ZERO, "-a", "tl.abs(a)", "tl.where(a < b, a, b)")
+
+
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "f64"])
 def test_floats_are_rounded_once(kind):
     a, b = pairs_of_floats(DTYPES[kind])
-    found = outputs(f"floats[{kind}]", 12, DTYPES[kind], a, b)
-    wide = [x.double() for x in (a, b)]
-
-    def rounded(x):
-        return x.to(DTYPES[kind])
-
-    expected = [
-        rounded(wide[0] + wide[1]),
-        rounded(wide[0] - wide[1]),
-        rounded(wide[0] * wide[1]),
-        rounded(wide[0] / wide[1]),
-    ]
-    expected += [torch.fmin(a, b), torch.fmax(a, b), torch.minimum(a, b), torch.maximum(a, b)]
-    expected += [0 - a, a.abs(), torch.where(a < b, a, b)]  # (Triton's own -x is 0 - x)
-    for i, row in enumerate(expected):
-        if i in (4, 5, 6, 7):  # of two zeros either will do
-            torch.testing.assert_close(found[i], row, rtol=0, atol=0, equal_nan=True, msg=f"row {i}")
+    clamp = "tl.clamp(a, -1.0, 1.0)"
+    *found, clamped = compiled((*OF_FLOATS, clamp), DTYPES[kind], a, b)
+    exact = evaluated([text.replace("-a", "0 - a") for text in OF_FLOATS], IN_TORCH, a.double(), b.double())
+    for text, row, expected in zip(OF_FLOATS, found, exact, strict=True):
+        if text in EITHER_ZERO:
+            torch.testing.assert_close(row, expected.to(row.dtype), rtol=0, atol=0, equal_nan=True, msg=text)
         else:
-            same_bits(found[i], row)
+            same_bits(row, expected.to(row.dtype))
     numbers = ~torch.isnan(a)
-    same_bits(found[11][numbers], a.clamp(-1.0, 1.0)[numbers])
+    same_bits(clamped[numbers], a.clamp(-1.0, 1.0)[numbers])
 
 
-REFERENCES = [
-    torch.exp, torch.exp2, torch.log, torch.log2, torch.sqrt, torch.rsqrt, torch.sin, torch.cos, torch.floor, torch.ceil,
-    torch.sigmoid, torch.erf, lambda x: x * x + x, lambda x: x / (x + 1), torch.sqrt,
+FUNCTIONS = [
+    *(f"tl.{name}(a)" for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "floor", "ceil")),
+    "tl.sigmoid(a)", "tl.erf(a)", "tl.fma(a, a, a)",
 ]  # fmt: skip
+OF_FP32 = ["tl.div_rn(a, a + 1.0)", "tl.sqrt_rn(a)"]
+# Beside 3 units of the last place: where a result is a difference of larger numbers, or subnormal.
+ABSOLUTE = {"tl.sin(a)": 1e-6, "tl.cos(a)": 1e-6, "tl.sigmoid(a)": 1e-43, "tl.fma(a, a, a)": 2e-6, OF_FP32[0]: 1e-6}
 
 
 @pytest.mark.parametrize(("kind", "rtol"), [("f32", 4e-7), ("f64", 1e-13)])
 def test_functions(kind, rtol):
     """Within 3 units of the last place or so, subnormal results too; special values exactly."""
-    special = torch.tensor(
-        [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 88.7, 89.5, -87.5, -100.0, -104.5, 127.9, 128.1, -130.0, -149.0, -151.0]
-    )
-    generator = torch.Generator().manual_seed(0)
-    x = torch.cat(
-        [special, torch.tensor([1e-40, 1.4e-45, 3e38, 0.999999, 1.000001]), torch.randn(106, generator=generator) * 8]
-    )
-    x = x.to(DTYPES[kind])
-    found = outputs(f"functions[{kind}]", 15, DTYPES[kind], x)
-    for i, reference in enumerate(REFERENCES[: 15 if kind == "f32" else 13]):
-        expected = reference(x.double()).to(x.dtype)
-        smallest = 1e-44 if kind == "f32" else 0
-        atol = {6: 1e-6, 7: 1e-6, 10: 1e-43, 12: 2e-6, 13: 1e-6}.get(i, smallest) if kind == "f32" else 1e-14
-        torch.testing.assert_close(
-            found[i],
-            expected,
-            rtol=rtol * (3 if i == 12 else 1),
-            atol=atol,
-            equal_nan=True,
-            msg=lambda m, i=i: f"row {i}: {m}",
-        )
-
-
-def every_byte():
-    return torch.arange(256, dtype=torch.uint8)
+    special = [
+        0.0,
+        -0.0,
+        INF,
+        -INF,
+        NAN,
+        1.0,
+        -1.0,
+        88.7,
+        89.5,
+        -87.5,
+        -100.0,
+        -104.5,
+        127.9,
+        128.1,
+        -130.0,
+        -149.0,
+        -151.0,
+    ]
+    special = torch.tensor([*special, 1e-40, 1.4e-45, 3e38, 0.999999, 1.000001])
+    x = torch.cat([special, torch.randn(106, generator=torch.Generator().manual_seed(0)) * 8]).to(DTYPES[kind])
+    functions = FUNCTIONS + (OF_FP32 if kind == "f32" else [])
+    expected = evaluated(functions, IN_TORCH, x.double())
+    for text, row, want in zip(functions, compiled(functions, x.dtype, x), expected, strict=True):
+        relative = 3 * rtol if "fma" in text else rtol
+        absolute = ABSOLUTE.get(text, 1e-44) if kind == "f32" else 1e-14
+        message = f"{text}: {{}}".format
+        torch.testing.assert_close(row, want.to(x.dtype), rtol=relative, atol=absolute, equal_nan=True, msg=message)
 
 
 def conversion_inputs(source, target):
     dtype = DTYPES[source]
     if source in ("e4m3", "i8", "u8"):
-        return every_byte().view(dtype)
+        return torch.arange(256, dtype=torch.uint8).view(dtype)
     generator = torch.Generator().manual_seed(1)
     if not dtype.is_floating_point:
-        a, _ = pairs_of_integers(source, 256)
-        return as_tensor(a)
-    x = torch.cat(
-        [
-            torch.tensor(FLOATS * 2),
-            torch.randn(96, generator=generator),
-            torch.randn(128, generator=generator).double().exp().float() ** 3,
-        ]
-    )
+        return torch.from_numpy(pairs_of_integers(source, 256)[0])
+    wide = torch.randn(128, generator=generator).double().exp().float() ** 3
+    x = torch.cat([torch.tensor(FLOATS * 2), torch.randn(96, generator=generator), wide])
     if target in ("e4m3", "f16", "bf16"):  # halves between two numbers, and their neighbours
         grid = torch.arange(-20, 21).float() * 2.0**-10
         x[:82] = torch.cat([grid, grid.nextafter(torch.tensor(INF))])
@@ -232,68 +224,84 @@ def conversion_inputs(source, target):
         x[114:120] = torch.tensor([2049.0, 2051.0, 65519.0, 65520.0, -70000.0, 1e-7])
         x[120:124] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, -5.5e-5, 2.5 * 2.0**-16])
         x[124:126] = torch.tensor([0x7FFFFFFF, 0x7F800001], dtype=torch.int32).view(torch.float32)
-    if target.startswith("u"):
-        x = x.abs()
-    return x.to(dtype)
+    return (x.abs() if target.startswith("u") else x).to(dtype)
+
+
+def whole(x, limits):
+    """A float as an integer, as a GPU has it: towards zero, within the limits, NaN as 0."""
+    if x != x:
+        return 0
+    return limits.max if x == INF else limits.min if x == -INF else max(limits.min, min(limits.max, int(x)))
 
 
 def converted(x, target):
-    """torch's conversion; saturating to fp8, and from floats to integers, as a GPU has it."""
+    """torch's conversion; saturating to fp8, and from floats to integers."""
     dtype = DTYPES[target]
     if target == "e4m3":
         largest = torch.finfo(dtype).max
         return x.float().clamp(-largest, largest).to(dtype)
     if x.dtype.is_floating_point and not dtype.is_floating_point:
-        info = torch.iinfo(torch.int64 if target == "i64" else torch.uint32 if target == "u32" else torch.int32)
-        whole = [
-            0
-            if v != v
-            else max(info.min, min(info.max, int(v) if abs(v) != INF else (info.max if v > 0 else info.min)))
-            for v in x.tolist()
-        ]
-        wide = torch.tensor(whole, dtype=torch.int64)
-        return wide.to(torch.int32 if target == "u32" else dtype)
-    return x.to(dtype)
+        limits = torch.iinfo({"i64": torch.int64, "u32": torch.uint32}.get(target, torch.int32))
+        return torch.tensor([whole(value, limits) for value in x.tolist()]).to(dtype)
+    return x.to(torch.int64).to(dtype) if x.dtype == torch.uint32 else x.to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [(s, t) for name in all_ttir() if name.startswith("convert") for s, t in [name[8:-1].split()]]
-)
+CONVERSIONS = [
+    ("f32", "f16"), ("f32", "bf16"), ("f32", "e4m3"), ("f32", "i32"), ("f32", "i8"), ("f32", "i64"),
+    ("f32", "u32"), ("f16", "f32"), ("bf16", "f32"), ("e4m3", "f32"), ("f16", "bf16"), ("e4m3", "f16"),
+    ("i32", "f32"), ("i64", "f32"), ("u32", "f32"), ("i8", "i32"), ("u8", "i32"), ("i32", "i8"), ("i64", "i32"),
+    ("i32", "bf16"), ("f64", "f32"), ("f64", "i64"), ("f32", "f64"), ("f16", "e4m3"), ("f64", "bf16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target"), CONVERSIONS)
 def test_conversions(source, target):
     x = conversion_inputs(source, target)
-    dtype = {"u32": torch.int32}.get(target, DTYPES[target])
-    out = torch.zeros(256, dtype=torch.uint8).view(dtype) if dtype.itemsize == 1 else torch.zeros(256, dtype=dtype)
-    assert run(f"convert[{source} {target}]", x, out) is None
-    if source == "u32":
-        x = x.to(torch.int64) & 0xFFFFFFFF
+    (out,) = compiled(["a.to(out_ptr.dtype.element_ty)"], DTYPES[target], x)
     expected = converted(x, target)
     if target == "e4m3":
         same_bits(out.float(), expected.float())
+    elif target == "u32":
+        assert torch.equal(out.view(torch.int32), expected.view(torch.int32))
     else:
         same_bits(out, expected)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [(s, t) for name in all_ttir() if name.startswith("reinterpret") for s, t in [name[12:-1].split()]],
-)
+BITCASTS = [
+    ("f32", "i32"),
+    ("i32", "f32"),
+    ("f16", "i16"),
+    ("i16", "bf16"),
+    ("f64", "i64"),
+    ("i64", "f64"),
+    ("i8", "e4m3"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), BITCASTS)
 def test_bits_keep_their_meaning(source, target):
     size = DTYPES[source].itemsize
     bits = torch.randint(0, 256, (256 * size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     bits[: 2 * size] = torch.tensor([0] * (size - 1) + [0x80] + [1] + [0] * (size - 1), dtype=torch.uint8)
     x = bits.view(DTYPES[source])
-    out = torch.zeros(256 * size, dtype=torch.uint8).view(DTYPES[target])
-    assert run(f"reinterpret[{source} {target}]", x, out) is None
-    narrow = {2: torch.int16}.get(size)
+    (out,) = compiled(["a.to(out_ptr.dtype.element_ty, bitcast=True)"], DTYPES[target], x)
     is_number = torch.ones(256, dtype=torch.bool)
-    if narrow:  # NaN may lose its payload
-        is_number = ~torch.isnan(out.float()) if DTYPES[target].is_floating_point else ~torch.isnan(x.float())
+    if size == 2:  # NaN may lose its payload
+        is_number = ~torch.isnan((out if out.is_floating_point() else x).float())
     assert torch.equal(out.view(torch.uint8).view(256, size)[is_number], bits.view(256, size)[is_number])
+
+
+def test_truth_values():
+    """As numbers: loaded, compared, added."""
+    a, b = torch.arange(32) % 2 == 1, torch.arange(32) % 3 == 1
+    expressions = ("a & b", "a | b", "a ^ b", "~a", "tl.where(a, 5, 6)", "a.to(tl.float32).to(tl.int32)")
+    expected = [x.int() for x in evaluated(expressions[:5], IN_TORCH, a, b)]
+    same_bits(compiled(expressions, torch.int32, a, b), torch.stack([*expected, a.int()]))
 
 
 def test_constants():
     out, long, half = torch.zeros(7), torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.float16)
-    run("constants", out, long, half)
+    run(kernels.constants, out, long, half)
     same_bits(out, torch.tensor([INF, -INF, NAN, 1e30, 1.17549435e-38, -1.5, -1.5]))
     assert long.tolist() == [-(2**63), 2**63 - 1, -(2**31)]
     assert half.item() == torch.tensor(0.1).half().item()
@@ -301,44 +309,39 @@ def test_constants():
 
 def test_ranges():
     out = torch.zeros(16, dtype=torch.int32)
-    run("ranges", out)
+    run(kernels.ranges, out)
     assert out.tolist() == [i * i for i in range(16, 32)]
 
 
 def test_bf16_constants():
     out = torch.zeros(4, dtype=torch.bfloat16)
-    run("narrow_constants", out)
+    run(kernels.narrow_constants, out)
     assert out.tolist() == [-INF, -INF, 1.5, 1.5]
 
 
 def test_scalar_arguments():
     out = torch.zeros(7, dtype=torch.int64)
-    run("scalars", out, -5, -300, 2**31 - 7, -(2**40), 1.5, True)
+    narrow = ctypes.c_int8(-5), ctypes.c_int16(-300)
+    run(kernels.scalars, out, *narrow, 2**31 - 7, ctypes.c_int64(-(2**40)), 1.5, True)
     assert out.tolist() == [-5, -300, 2**31 - 7, -(2**40), 3, 1, (2**31 - 7 + 6) // 7]
 
 
 def test_program_ids_run_over_the_grid_x_first():
     out = torch.full((24,), -1, dtype=torch.int32)
-    run("grid_ids", out, grid=(2, 3, 4), programs_per_call=5)
+    run(kernels.grid_ids, out, grid=(2, 3, 4), programs_per_call=5)
     assert out.tolist() == [x + 10 * y + 100 * z + 4000 for z in range(4) for y in range(3) for x in range(2)]
-
-
-def test_truth_values():
-    a, b = torch.arange(32) % 2 == 1, torch.arange(32) % 3 == 1
-    expected = torch.stack([a & b, a | b, a ^ b, ~a, torch.where(a, 5, 6), a]).to(torch.int32)
-    same_bits(outputs("truth", 6, torch.int32, a, b), expected)
 
 
 def test_what_is_not_supported_is_refused_with_its_line_and_advice():
     with pytest.raises(NotSupportedError, match=r"inline PTX.*small_kernels.py, line.*plain variant") as raised:
-        generate(all_ttir()["inline_ptx"])
+        generate(ttir_of(kernels.inline_ptx, ("*i32",)))
     assert raised.value.operation.startswith("inline PTX")
     assert raised.value.line > 0
-    with pytest.raises(
-        NotSupportedError, match=r"scans, whose tiles have 20480 KiB in one program.*smaller tiles: 4096 KiB"
+    huge = kernels.of_a_tile(512, 2048, ("tl.cumsum(x, axis=1)", (512, 2048)))
+    for kernel, types, message in (
+        (huge, ("*fp32",) * 2, r"of_a_tile, whose tiles have 8192 KiB in one program.*smaller tiles: 4096 KiB"),
+        (kernels.histogram, ("*i32",) * 2, r"tt.histogram cannot be compiled.*tl.sum"),
+        (kernels.prints, ("*i32",), r"tt.print cannot be compiled.*TRITON_INTERPRET=1"),
     ):
-        generate(all_ttir()["huge"])
-    with pytest.raises(NotSupportedError, match=r"tt.histogram cannot be compiled.*tl.sum"):
-        generate(all_ttir()["histogram"])
-    with pytest.raises(NotSupportedError, match=r"tt.print cannot be compiled.*TRITON_INTERPRET=1"):
-        generate(all_ttir()["prints"])
+        with pytest.raises(NotSupportedError, match=message):
+            generate(ttir_of(kernel, types))

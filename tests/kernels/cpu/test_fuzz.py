@@ -7,46 +7,41 @@ import sys
 import pytest
 import torch
 
-from tests.kernels.cpu.fuzz import Writer
-from tests.kernels.cpu.harness import PACKAGE, ROOT
+from tests.kernels.cpu.fuzz import BEGIN, Writer, all_outputs
 
 EACH = 40  # kernels of one process: it takes seconds to start
 
 
-def results(mode, folder, seeds):
-    path = os.pathsep.join([str(ROOT), str(PACKAGE.parent), *sys.path])
-    env = os.environ | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.cpu.fuzz", mode, str(folder), *map(str, seeds)]
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+def interpreted(seeds, folder):
+    """In a process of its own, for Triton's mode is fixed per process."""
+    file = folder / "outputs.pt"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.cpu.fuzz", str(file), *map(str, seeds)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(file)
 
 
-def compare(folder, seeds, *modes):
-    for seed in seeds:
-        (folder / f"fuzzed_{seed}.py").write_text(Writer(seed).write())
-    processes = [results(mode, folder, seeds) for mode in modes]
-    for mode, process in zip(modes, processes, strict=True):
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, f"{mode}: {errors[-3000:]}"
-    first, second = (torch.load(folder / f"{mode}.pt") for mode in modes)
-    for seed in seeds:
-        for a, b in zip(first[seed], second[seed], strict=True):
+def compare(seeds, others):
+    for seed, own, other in zip(seeds, all_outputs(seeds, "compiled"), others, strict=True):
+        for a, b in zip(own, other, strict=True):
             wrong = (a != b).nonzero().flatten()
-            text = (folder / f"fuzzed_{seed}.py").read_text()
             assert not len(wrong), (
-                f"seed {seed}: row {wrong[0] // 256}, element {wrong[0] % 256}: {a[wrong[0]]} and {b[wrong[0]]}\n{text}"
+                f"seed {seed}: row {wrong[0] // 256}, element {wrong[0] % 256}: {a[wrong[0]]} and {b[wrong[0]]}\n"
+                + "\n".join(BEGIN + Writer(seed).write())
             )
 
 
 def test_some_as_interpreted(tmp_path):
-    compare(tmp_path, range(200, 208), "compiled", "interpreted")
+    compare(range(200, 208), interpreted(range(200, 208), tmp_path))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(0, 160, EACH))
 def test_as_interpreted(first, tmp_path):
-    compare(tmp_path, range(first, first + EACH), "compiled", "interpreted")
+    compare(range(first, first + EACH), interpreted(range(first, first + EACH), tmp_path))
 
 
 @pytest.mark.full
-def test_as_emulated(tmp_path):
-    compare(tmp_path, range(1000, 1030), "compiled", "emulated")
+def test_as_emulated(compiling):
+    compare(range(1000, 1030), compiling.call(all_outputs, range(1000, 1030), "emulated"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import triton_on_cpu
+from tests.kernels.cases import DTYPES
 from twophase_kernels.attend_range import paged_attention_reference
 from twophase_kernels.rmsnorm_residual import rmsnorm_residual_reference
 from twophase_kernels.rope_kv_write import kv_write_reference
@@ -46,7 +47,7 @@ def merged(partial, lse):
     return torch.einsum("bhs,bhsd->bhd", weights / weights.sum(-1, keepdim=True), partial.float().nan_to_num())
 
 
-def check_lab_kernels(folder, dtype):
+def check_lab_kernels(folder, dtype, lengths=(37, 1, 130), query_lengths=(5, 1, 40)):
     """Labs 2 and 3 against the references, over ragged sequences in a cache poisoned with NaN."""
     from twophase_labs.decode.launch import launch_paged_decode, launch_paged_decode_split
     from twophase_labs.prefill.launch import launch_add_rmsnorm, launch_kv_write, launch_paged_prefill
@@ -59,7 +60,7 @@ def check_lab_kernels(folder, dtype):
     for one, want in zip(got, rmsnorm_residual_reference(x, residual, weight, 1e-5), strict=True):
         assert relative_error(one, want) < limit
 
-    heads, kv_heads, head_dim, page, lengths, query_lengths = 8, 2, 40, 4, [37, 1, 130], [5, 1, 40]
+    heads, kv_heads, head_dim, page = 8, 2, 40, 4
     num_pages = [-(-length // page) for length in lengths]
     pages = torch.randperm(sum(num_pages) + 3, dtype=torch.int32)
     tables = torch.zeros(3, 16 * -(-max(num_pages) // 16), dtype=torch.int32)
@@ -96,7 +97,7 @@ def check_int4_kernel(folder):
 
     lab6 = kernels_of("06_compression", folder)
     codes = torch.randint(16, (100, 192), generator=torch.Generator().manual_seed(0))
-    for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3)):
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)):
         x, scales, minima = (torch.randn(*shape, dtype=dtype) for shape in ((3, 192), (100, 3), (100, 3)))
         got = launch_int4_linear(lab6.int4_linear_kernel, x, pack_words(codes), scales, minima, block_o=32)
         weight = codes.double().unflatten(1, (3, 64)) * scales.double()[..., None] + minima.double()[..., None]
@@ -109,7 +110,7 @@ def with_compiler(is_checked, check, *args):
         check(*args)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("dtype", [DTYPES[0], *(pytest.param(each, marks=pytest.mark.full) for each in DTYPES[1:])])
 def test_labs_2_and_3(compiling, dtype, tmp_path):
     compiling.call(with_compiler, dtype == torch.float32, check_lab_kernels, str(tmp_path), dtype)
 

@@ -1,5 +1,6 @@
 """tl.dot, compiled: every shape of block, transposed or not, every type, against numpy in fp64."""
 
+import ctypes
 import platform
 import re
 from contextlib import contextmanager
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from tests.kernels.covering import selected
-from tests.kernels.cpu import small_kernels
-from tests.kernels.cpu.harness import all_ttir, optimised, run
-from triton_on_cpu import generate
+from tests.kernels.cpu import small_kernels as kernels
+from tests.kernels.cpu.harness import build, optimised, run
+from twophase_kernels._triton import tl
 
+SHAPES = [(16, 32, 64), (4, 64, 32), (2, 64, 32), (2, 16, 16), (4, 8, 16), (16, 8, 16), (64, 16, 32)]  # (M, N, K)
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
 
@@ -20,40 +22,45 @@ def whole_numbers(*shape, dtype=torch.float32, seed=0):
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check(name, m, n, k, turned, dtype, out_dtype):
+def product(a, b, turned, out_dtype=torch.float32):
+    """a b + 1, of which b lies as [n, k] if it is `turned`."""
+    (m, k), n, out = a.shape, b.shape[1], torch.zeros(a.shape[0], b.shape[1], dtype=out_dtype)
+    given = b.view(torch.int8 if b.itemsize == 1 else b.dtype).T.contiguous().view(b.dtype) if turned else b
+    acc = tl.int32 if out_dtype == torch.int32 else tl.float32
+    assert run(kernels.product, a, given, out, M=m, N=n, K=k, TRANSPOSED=turned, ACC=acc) is None
+    return out
+
+
+def check(shape, turned, dtype, out_dtype=torch.float32):
+    m, n, k = shape
     a, b = whole_numbers(m, k, dtype=dtype), whole_numbers(k, n, dtype=dtype, seed=1)
-    out = torch.zeros(m, n, dtype=out_dtype)
-    given = b.to(torch.float64).T.contiguous().to(dtype) if turned else b
-    assert run(name, a, given, out) is None
-    assert torch.equal(out.double(), a.double() @ b.double() + 1)
+    assert torch.equal(product(a, b, turned, out_dtype).double(), a.double() @ b.double() + 1)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product(shape, turned):
-    check(f"product[{' '.join(map(str, shape))} {turned}]", *shape, turned, torch.float32, torch.float32)
+    check(shape, turned, torch.float32)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("shape", small_kernels.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_of_bf16(shape, turned):
     """Numbers that use all bits of bf16, whose products are seldom exact, against sums in fp64."""
     m, n, k = shape
     a, b = (torch.randn(*s, generator=torch.Generator().manual_seed(s[0])).bfloat16() for s in ((m, k), (k, n)))
-    out = torch.zeros(m, n)
-    run(f"product[{m} {n} {k} {turned} bf16]", a, b.T.contiguous() if turned else b, out)
     expected, sizes = a.double() @ b.double() + 1, a.double().abs() @ b.double().abs() + 1
-    assert ((out - expected).abs() <= k * 2**-24 * sizes).all()
+    assert ((product(a, b, turned) - expected).abs() <= k * 2**-24 * sizes).all()
 
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_product_of_narrow_types(kind):
-    check(f"product[{kind}]", 16, 16, 32, True, DTYPES[kind], torch.float32)
+    check((16, 16, 32), True, DTYPES[kind])
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_product_of_integers(turned):
-    check(f"product[i8 {turned}]", 16, 16, 32, turned, torch.int8, torch.int32)
+    check((16, 16, 32), turned, torch.int8, torch.int32)
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -61,34 +68,36 @@ def test_product_of_integers(turned):
 def test_matmul(m, n, k, checked):
     a, b, c = whole_numbers(m, k), whole_numbers(k, n, seed=1), torch.zeros(m, n)
     grid = ((m + 15) // 16, (n + 31) // 32)
-    assert run("matmul", a, b, c, m, n, k, grid=grid, checked=checked) is None
+    assert run(kernels.matmul, a, b, c, m, n, k, BM=16, BN=32, BK=16, grid=grid, checked=checked) is None
     assert torch.equal(c, a @ b)
+
+
+def lying(b, in_word):
+    """Neighbours in k side by side, in groups; beside the 64 columns there are others."""
+    return b.view(len(b) // in_word, in_word, b.shape[1]).transpose(1, 2).contiguous()
 
 
 @pytest.mark.parametrize(
     ("kind", "rows", "in_word", "checked"), selected(("f32", "bf16"), (1, 2, 4, 8, 16), (1, 2, 4), (False, True))
 )
 def test_as_it_lies(kind, rows, in_word, checked):
-    """Neighbours in k lie side by side, or not; beside the 64 columns there are others."""
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[kind]
     a, b = whole_numbers(rows, 48, dtype=dtype), whole_numbers(48, 70, dtype=dtype, seed=1)
-    lying = b.view(48 // in_word, in_word, 70).transpose(1, 2).contiguous()
     out = torch.zeros(rows, 64)
-    name = f"pairs[{kind} {rows} {in_word}]"
-    assert run(name, a, lying, out, 48, 70, checked=checked) is None
+    tiles = {"M": rows, "N": 64, "K": 16, "IN": in_word}
+    assert run(kernels.pairs, a, lying(b, in_word), out, 48, 70, checked=checked, **tiles) is None
     assert torch.equal(out, a.float() @ b[:, :64].float())
 
 
 @pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("pairs[f32 4 1]", "product_in_memory"),
-        ("pairs[bf16 4 2]", "product_of_pairs"),
-        ("pairs[bf16 4 1]", "product_bf16"),
-    ],
+    ("dtype", "in_word", "function"),
+    [(torch.float32, 1, "in_memory"), (torch.bfloat16, 2, "of_pairs"), (torch.bfloat16, 1, "bf16")],
 )
-def test_what_is_not_copied(name, function):
-    assert f"\n{function}(4, 64, 16, " in generate.generate(all_ttir()[name]).c_source
+def test_what_is_not_copied(dtype, in_word, function):
+    x = torch.zeros(1, dtype=dtype)
+    sizes = ctypes.c_int32(48), ctypes.c_int32(70)
+    _, generated = build(kernels.pairs, x, x, torch.zeros(1), *sizes, M=4, N=64, K=16, IN=in_word)
+    assert f"\nproduct_{function}(4, 64, 16, " in generated.c_source
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -96,11 +105,10 @@ def test_the_values_rows_are_asked_for_beside_the_keys(checked):
     """Where two tiles lie at the same offsets, the first one's load prefetches the second."""
     q, k, v = (whole_numbers(*shape, seed=seed) for seed, shape in enumerate(((16, 16), (40, 16), (40, 16))))
     rows, out = torch.randperm(40)[:16].int(), torch.zeros(16, 16)
-    assert run("of_rows", q, k, v, rows, out, checked=checked) is None
+    assert run(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked) is None
     assert torch.equal(out, q @ k[rows].T @ v[rows])
-    asked = re.findall(
-        r"prefetch\(.*arg(\d) \+ .* - .*arg(\d)\)", generate.generate(all_ttir()["of_rows"], checked).c_source
-    )
+    _, generated = build(kernels.of_rows, q, k, v, rows, out, N=16, checked=checked)
+    asked = re.findall(r"prefetch\(.*arg(\d) \+ .* - .*arg(\d)\)", generated.c_source)
     assert asked == ([] if checked else [("2", "1")]), "v's, where k's row begins"
 
 
@@ -136,7 +144,7 @@ def test_pairs_keep_the_sign_and_the_size_of_bf16():
     generator = torch.Generator().manual_seed(2)
     a, b = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((8, 48), (48, 64)))
     out = torch.zeros(8, 64)
-    run("pairs[bf16 8 2]", a, b.view(24, 2, 64).transpose(1, 2).contiguous(), out, 48, 64)
+    run(kernels.pairs, a, lying(b, 2), out, 48, 64, M=8, N=64, K=16, IN=2)
     expected, sizes = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     assert ((out - expected).abs() <= 48 * 2**-24 * sizes).all()
 
@@ -145,7 +153,7 @@ def test_pairs_keep_the_sign_and_the_size_of_bf16():
 def test_accumulators_change_places(turns):
     a, b, out = whole_numbers(16, 16), whole_numbers(16, 16, seed=1), torch.zeros(4, 16, 16)
     given = b.clone()
-    run("exchanged", a, given, out, turns)
+    run(kernels.exchanged, a, given, out, turns, N=16)
     x, y, z, total = torch.ones(16, 16), torch.zeros(16, 16), torch.zeros(16, 16), torch.zeros(16, 16)
     for turn in range(turns):
         product = a @ (a if turn else b)
@@ -158,6 +166,4 @@ def test_sums_are_fp32():
     a, b = torch.ones(16, 32, dtype=torch.float16), torch.full((16, 32), 0.5, dtype=torch.float16)
     a[:, 0] = 2048
     b[:, 0] = 1
-    out = torch.zeros(16, 16)
-    run("product[f16]", a, b, out)
-    assert (out == 2048 + 31 * 0.5 + 1).all()
+    assert (product(a, b.T, turned=True) == 2048 + 31 * 0.5 + 1).all()

@@ -7,21 +7,22 @@ import torch
 
 import triton_on_cpu
 from tests.kernels.cpu import programs
-from tests.mutation import KillTable, Mutant, is_killed
-from triton_on_cpu import TritonOnCpuError
+from tests.kernels.planting import record_there
+from tests.mutation import Mutant, is_killed
+from triton_on_cpu import TritonOnCpuError, recording
 
 pytest.importorskip("triton", reason="not run here: no triton")
 
 MODULE = "triton_on_cpu.recording"
 
 
-def in_child(check, mutant=None):
-    """What the check says of the module, or of a mutant of it."""
+def in_child(mutant, check):
+    """What the check says of a mutant, or (None) of the module itself."""
 
     def run(module):
         programs.with_driver(lambda: check(module))
 
-    return is_killed(mutant, run) if mutant else run(__import__(MODULE, fromlist=["record"]))
+    return is_killed(mutant, run) if mutant else run(recording)
 
 
 def check_replays(module):
@@ -171,7 +172,7 @@ CHECKS = [check_replays, check_more_recordings, check_refusals, check_operations
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_recording(compiling, check):
-    compiling.call(in_child, check)
+    compiling.call(in_child, None, check)
 
 
 MUTANTS = [
@@ -197,13 +198,4 @@ MUTANTS = [
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(compiling, name, old, new, check):
-    mutant = Mutant(name, MODULE, old, new)
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    try:
-        how = compiling.call(in_child, check, mutant)
-    except RuntimeError as crashed:
-        how = str(crashed)
-    KillTable.rows.append((MODULE, name, how))
-    assert how is not None, f"mutant survived: {name}"
+    record_there(compiling, in_child, Mutant(name, MODULE, old, new), check)

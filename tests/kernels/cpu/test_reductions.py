@@ -1,39 +1,86 @@
-"""Reductions and scans, compiled; softmax, layer norm and attention of Triton's tutorials."""
+"""Reductions, scans and shapes of a tile, compiled; softmax, layer norm and attention of Triton's tutorials.
+
+An expression is compiled as a kernel has it, and evaluated with torch's functions in place of `tl`'s.
+"""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.kernels.cpu import small_kernels as kernels
 from tests.kernels.cpu.harness import run
 
 INF, NAN = float("inf"), float("nan")
-DTYPES = {"f32": torch.float32, "i32": torch.int32, "f64": torch.float64, "f16": torch.float16}
+TILES = {"M": 16, "N": 32, "D": 16}
+
+
+def extreme(how, fill):
+    """Of numbers, which step over NaN: NaN only where there is nothing else."""
+
+    def reduced(x, axis=None):
+        dims = axis if axis is not None else tuple(range(x.dim()))
+        if not x.is_floating_point():
+            return how(x, dims)
+        nothing = x.isnan().all() if axis is None else x.isnan().all(axis)
+        return torch.where(nothing, NAN, how(torch.where(x.isnan(), fill, x), dims))
+
+    return reduced
+
+
+def total(x, axis=None):
+    """Exact in fp64, then rounded once; integers wrap around."""
+    wide = x.double() if x.is_floating_point() else x
+    return (wide.sum() if axis is None else wide.sum(axis)).to(x.dtype)
+
+
+def xor(x, axis):
+    answer = torch.zeros_like(x.select(axis, 0))
+    for row in x.unbind(axis):
+        answer ^= row
+    return answer
+
+
+def first(how):
+    """The first of equal extremes."""
+    return lambda x, axis: torch.tensor([row.index(how(row)) for row in (x if axis else x.T).tolist()])
+
+
+IN_TORCH = SimpleNamespace(
+    sum=total, max=extreme(torch.amax, -INF), min=extreme(torch.amin, INF), xor_sum=xor, argmax=first(max),
+    argmin=first(min), reduce=lambda x, axis, combine: combine(x, axis), int64=torch.int64, int32=torch.int32,
+    cumsum=lambda x, axis, reverse=False: x.flip(axis).cumsum(axis).flip(axis) if reverse else x.cumsum(axis),
+    cumprod=lambda x, axis: x.cumprod(axis), trans=torch.t, reshape=torch.reshape, permute=torch.permute,
+    join=lambda a, b: torch.stack([a, b], -1), split=lambda x: x.unbind(-1),
+)  # fmt: skip
+COMBINATIONS = {"larger_with_nan": torch.amax, "smaller_with_nan": torch.amin, "times": torch.prod}
+
+
+def check(expressions, x, checked=False):
+    names = {"tl": IN_TORCH, "x": x, **COMBINATIONS}
+    expected = [eval(text, names).to(x.dtype) for text in expressions]
+    parts = [(text, tuple(one.shape)) for text, one in zip(expressions, expected, strict=True)]
+    out = torch.zeros(sum(one.numel() for one in expected), dtype=x.dtype)
+    assert run(kernels.of_a_tile(*x.shape, *parts), x, out, checked=checked) is None
+    for text, found, one in zip(expressions, out.split([one.numel() for one in expected]), expected, strict=True):
+        torch.testing.assert_close(found, one.flatten(), rtol=0, atol=0, equal_nan=True, msg=text)
+
+
+SUMS_AND_EXTREMES = [f"tl.{name}(x{axis})" for axis in (", axis=1", ", axis=0", "") for name in ("sum", "max", "min")]
 
 
 @pytest.mark.parametrize("kind", ["f32", "i32", "f64", "f16", "one row"])
 def test_sum_max_min(kind):
-    dtype, m = DTYPES.get(kind, torch.float32), 1 if kind == "one row" else 8
-    x = torch.randint(-9, 10, (m, 64), generator=torch.Generator().manual_seed(0))
+    dtypes = {"i32": torch.int32, "f64": torch.float64, "f16": torch.float16}
+    x = torch.randint(-9, 10, (1 if kind == "one row" else 8, 64), generator=torch.Generator().manual_seed(0))
     x[:, 3] = 30
     x[0, 7] = -40
     x[-1] = -1 - x[-1].abs()  # without a positive number
-    x = x.to(dtype)
-    rows, columns, everything = (
-        torch.zeros(3, m, dtype=dtype),
-        torch.zeros(3, 64, dtype=dtype),
-        torch.zeros(3, dtype=dtype),
-    )
-    run(f"reduce_all[{kind}]", x, rows, columns, everything)
-    assert torch.equal(rows, torch.stack([x.double().sum(1).to(dtype), x.amax(1), x.amin(1)]))
-    assert torch.equal(columns, torch.stack([x.double().sum(0).to(dtype), x.amax(0), x.amin(0)]))
-    assert torch.equal(everything, torch.stack([x.double().sum().to(dtype), x.amax(), x.amin()]))
+    check(SUMS_AND_EXTREMES, x.to(dtypes.get(kind, torch.float32)))
 
 
 def test_sums_of_integers_wrap_around():
-    x = torch.full((8, 64), 2**30, dtype=torch.int32)
-    rows, columns, everything = (torch.zeros(3, n, dtype=torch.int32) for n in (8, 64, 1))
-    run("reduce_all[i32]", x, rows, columns, everything)
-    assert (rows[0] == 0).all()
-    assert (columns[0] == 0).all()
+    check(["tl.sum(x, axis=1)", "tl.sum(x, axis=0)"], torch.full((8, 64), 2**30, dtype=torch.int32))
 
 
 def test_extremes_step_over_nan():
@@ -44,55 +91,47 @@ def test_extremes_step_over_nan():
     x[2] = -INF
     x[3], x[4] = INF, torch.where(torch.arange(64) % 2 == 0, NAN, -INF)
     x[:, 9] = NAN
-    rows, columns, everything = torch.zeros(3, 8), torch.zeros(3, 64), torch.zeros(3)
-    run("reduce_all[f32]", x, rows, columns, everything)
-    for i, fill in ((1, -INF), (2, INF)):
-        extreme = torch.amax if i == 1 else torch.amin
-        for found, axis in ((rows[i], 1), (columns[i], 0), (everything[i], (0, 1))):
-            expected = extreme(torch.where(x.isnan(), fill, x), axis)
-            expected = torch.where(x.isnan().all(axis) if axis != (0, 1) else torch.tensor(False), NAN, expected)
-            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    check([text for text in SUMS_AND_EXTREMES if "sum" not in text], x)
 
 
 def test_extremes_that_keep_nan_and_products():
     x = torch.randint(1, 3, (4, 16)).float()
     x[1, 3] = NAN
     x[2, 15], x[3] = -INF, -x[3]
-    rows, columns = torch.zeros(3, 4), torch.zeros(3, 16)
-    run("nan_rules", x, rows, columns)
-    for found, axis in ((rows, 1), (columns, 0)):
-        expected = torch.stack([torch.amax(x, axis), torch.amin(x, axis), torch.prod(x, axis)])
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    check([f"tl.reduce(x, {axis}, {name})" for axis in (1, 0) for name in COMBINATIONS], x)
 
 
 def test_other_reductions():
     x = torch.randint(-50, 50, (8, 16), dtype=torch.int32, generator=torch.Generator().manual_seed(3))
     x[0, 4] = x[0, 9] = 70
     x[5] = x[2]
-    out = torch.zeros(5 * 8 + 3 * 16, dtype=torch.int32)
-    run("other_reductions", x, out)
-
-    def xor(rows):
-        total = torch.zeros_like(rows[:, 0])
-        for column in rows.T:
-            total ^= column
-        return total
-
-    def first(values, extreme):
-        return torch.tensor([row.index(extreme(row)) for row in values.tolist()], dtype=torch.int32)
-
-    expected = [first(x, max), first(x, min), xor(x), x.amax(1), (x > 0).sum(1), x.amax(0), first(x.T, max), xor(x.T)]
-    assert torch.equal(out, torch.cat([row.int() for row in expected]))
+    wide = ["tl.max(x.to(tl.int64), axis=1).to(tl.int32)", "tl.sum((x > 0).to(tl.int32), axis=1)"]
+    check([*(f"tl.{name}(x, axis={axis})" for name in ("argmax", "argmin", "xor_sum") for axis in (1, 0)), *wide], x)
 
 
-@pytest.mark.parametrize("kind", ["f32", "i32"])
-def test_scans(kind):
-    x = torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(0)).to(DTYPES[kind])
-    out = torch.zeros(4, 4, 16, dtype=x.dtype)
-    run(f"scans[{kind}]", x, out)
-    assert torch.equal(
-        out, torch.stack([x.cumsum(1), x.cumsum(0), x.flip(1).cumsum(1).flip(1), x.cumprod(1)]).to(x.dtype)
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
+def test_scans(dtype):
+    x = torch.randint(-2, 3, (4, 16), generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = ["tl.cumsum(x, axis=1)", "tl.cumsum(x, axis=0)", "tl.cumsum(x, axis=1, reverse=True)"]
+    check([*sums, "tl.cumprod(x, axis=1)"], x)
+
+
+def test_totals_of_fp16_are_rounded():
+    """2048.5 is 2048 in fp16, to which the kernel adds 1, and that is 2048 again."""
+    x = torch.zeros(16, 16, dtype=torch.float16)
+    x[0, :], x[1, :], x[:, 0], x[:, 1] = 2048, 0.5, 2048, 0.5
+    check(["tl.sum(x, axis=1) + 1", "tl.sum(x, axis=0) + 1"], x)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_shapes(checked):
+    """Reshape, transposition, join, split, each on its way from memory to memory."""
+    shapes = [
+        "tl.reshape(tl.trans(x), [32])", "tl.reshape(tl.join(x + 1, x), [4, 16])", "tl.reshape(x, [8, 4]) * 2",
+        "tl.reshape(tl.permute(tl.reshape(x, [2, 2, 8]), [2, 0, 1]), [32])",
+        "tl.split(tl.reshape(x, [4, 4, 2]))[0] - tl.split(tl.reshape(x, [4, 4, 2]))[1]", "tl.trans(x)",
+    ]  # fmt: skip
+    check(shapes, torch.randn(4, 8), checked)
 
 
 @pytest.mark.parametrize("columns", [64, 37, 1])
@@ -100,7 +139,7 @@ def test_scans(kind):
 def test_softmax(columns, checked):
     x = torch.randn(5, columns)
     out = torch.zeros_like(x)
-    assert run("softmax", x, out, columns, grid=(5,), checked=checked) is None
+    assert run(kernels.softmax, x, out, columns, N=64, grid=(5,), checked=checked) is None
     torch.testing.assert_close(out, x.softmax(1), rtol=1e-6, atol=1e-7)
 
 
@@ -108,7 +147,7 @@ def test_softmax(columns, checked):
 def test_layer_norm(n):
     x, w, b = torch.randn(3, n).half(), torch.randn(n), torch.randn(n)
     out, mean = torch.zeros_like(x), torch.zeros(3)
-    run("layer_norm", x, w, b, out, mean, n, 1e-5, grid=(3,))
+    run(kernels.layer_norm, x, w, b, out, mean, n, 1e-5, N=32, grid=(3,))
     torch.testing.assert_close(mean, x.float().mean(1), rtol=1e-5, atol=1e-6)
     expected = torch.nn.functional.layer_norm(x.float(), (n,), w, b).half()
     torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
@@ -118,24 +157,10 @@ def test_layer_norm(n):
 @pytest.mark.parametrize("checked", [False, True])
 def test_attention(n, checked):
     q, k, v = (torch.randn(n, 16).bfloat16() for _ in range(3))
-    out = torch.zeros_like(q)
-    assert run("flash", q, k, v, out, n, 0.25, grid=((n + 15) // 16,), checked=checked) is None
+    out, again = torch.zeros_like(q), torch.zeros_like(q)
+    grid = ((n + 15) // 16,)
+    assert run(kernels.flash, q, k, v, out, n, 0.25, **TILES, grid=grid, checked=checked) is None
     scores = q.float() @ k.float().T * 0.25 + torch.full((n, n), -INF).triu(1)
     torch.testing.assert_close(out.float(), scores.softmax(1) @ v.float(), rtol=2e-2, atol=2e-2)
-
-
-def test_two_runs_are_equal_bit_by_bit():
-    q, k, v = (torch.randn(50, 16).bfloat16() for _ in range(3))
-    first, second = torch.zeros_like(q), torch.zeros_like(q)
-    run("flash", q, k, v, first, 50, 0.25, grid=(4,))
-    run("flash", q, k, v, second, 50, 0.25, grid=(4,), programs_per_call=1)
-    assert torch.equal(first, second)
-
-
-def test_totals_of_fp16_are_rounded():
-    """2048.5 is 2048 in fp16, to which the kernel adds 1, and that is 2048 again."""
-    x = torch.zeros(16, 16, dtype=torch.float16)
-    x[0, :], x[1, :], x[:, 0], x[:, 1] = 2048, 0.5, 2048, 0.5
-    rows, columns = torch.zeros(16, dtype=torch.float16), torch.zeros(16, dtype=torch.float16)
-    run("half_sums", x, rows, columns)
-    assert rows[2:].tolist() == columns[2:].tolist() == [2048.0] * 14
+    run(kernels.flash, q, k, v, again, n, 0.25, **TILES, grid=grid, checked=checked, programs_per_call=1)
+    assert torch.equal(again, out), "two runs are equal bit by bit"

@@ -1,9 +1,12 @@
 """From a kernel's launch to its PTX: targets, arguments, and the process that compiles."""
 
+import _thread
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,23 @@ def test_a_process_that_dies_is_replaced():
         with pytest.raises(RuntimeError, match="ended with exit status 3"):
             process.call(die)
         assert process.call(pid_and_mode, 1)[2] == 2
+
+
+def sleep_and_answer(seconds):
+    time.sleep(seconds)
+    return "too late"
+
+
+@pytest.mark.full
+def test_an_interrupted_call_is_not_answered_later():
+    with CompilingProcess() as process:
+        assert process.call(len, "1234") == 4
+        timer = threading.Timer(0.5, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            process.call(sleep_and_answer, 30)
+        timer.join()
+        assert process.call(len, "12345") == 5
 
 
 def test_functions_of_main_are_refused(compiling):

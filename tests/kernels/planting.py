@@ -1,0 +1,54 @@
+"""Tables of planted bugs, and how one is tried where it may take down its process."""
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ptx_emulator import EmulationError, emulated
+from tests.mutation import KillTable, Mutant
+
+Check = Callable[[ModuleType], None]
+# By the module, the check, and (if it is another) the module that is checked: (name, old text, new text).
+Table = dict[tuple[Any, ...], list[tuple[str, str, str]]]
+
+
+def mutants_of(*tables: Table, package: str = "twophase_kernels") -> list[Any]:
+    """(check, mutant), as parameters of a test."""
+    return [
+        pytest.param(
+            check,
+            Mutant(name, f"{package}.{module}", old, new, *(f"{package}.{each}" for each in through)),
+            id=f"{module}: {name}",
+        )
+        for table in tables
+        for (module, check, *through), rows in table.items()
+        for name, old, new in rows
+    ]
+
+
+def record_there(compiling: Any, noticed: Callable[..., str | None], mutant: Mutant, *args: Any) -> None:
+    """As KillTable.record, in the process that compiles: `noticed(mutant, *args)` says how it was noticed, if it was."""
+    mutant.source()
+    if KillTable.only_planted:
+        return
+    try:
+        how = compiling.call(noticed, mutant, *args)
+    except RuntimeError as crashed:  # a wrong address, say
+        how = str(crashed)
+    KillTable.rows.append((mutant.module, mutant.name, how))
+    assert how is not None, f"mutant survived: {mutant.name}"
+
+
+def noticed_emulated(mutant: Mutant, check: Check, target: str) -> str | None:
+    """What the emulator, or the comparison, says of the mutant; None if nothing. The original must pass."""
+    with emulated(target):
+        check(importlib.import_module(mutant.checked_module))
+    try:
+        with emulated(target):
+            check(mutant.load())
+    except (EmulationError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return None
