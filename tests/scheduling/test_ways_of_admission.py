@@ -2,7 +2,6 @@
 
 import random
 from contextlib import contextmanager
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +10,7 @@ from tests.scheduling.harness import Harness, make_request
 from tests.scheduling.test_pressure import groups_of, play, random_window
 from twophase.config import ADMISSIONS
 from twophase.scheduling.planner import Planner
+from twophase.scheduling.sequence import Sequence
 from twophase_features.admission import Estimate
 from twophase_features.windows.sliding_window import SlidingWindow
 
@@ -116,12 +116,13 @@ def estimate():
 
 
 def note(rule, num_tokens, max_tokens):
-    """A completion of an empty prompt ends."""
-    rule.note_end(SimpleNamespace(num_prompt_tokens=0, token_ids=range(num_tokens), max_num_tokens=max_tokens))
+    """A completion of so many tokens ends."""
+    sequence = Sequence.of_request(0, make_request("a", 1, max_tokens), max_model_len=1000)
+    sequence.token_ids += [0] * num_tokens
+    rule.note_end(sequence)
 
 
 class TestEstimate:
-    @pytest.mark.unchecked_types
     def test_the_average_by_hand(self):
         rule = estimate()
         assert rule.mean_length is None
