@@ -318,6 +318,12 @@ def check_device_is_current(module, model):
     assert not entered
 
 
+@pytest.mark.parametrize("cpu_model", ["llama"], indirect=True)
+def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
+    monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
+    check_device_is_current(llama, cpu_model)
+
+
 def test_the_current_device():
     assert isinstance(llama._current(torch.device("cpu")), contextlib.nullcontext)
     guard = llama._current(torch.device("cuda:1"))

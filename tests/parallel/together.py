@@ -49,8 +49,9 @@ def sharded_logits(
         )
         try:
             return [runner.run(chunks) for chunks in steps]
-        except BaseException:
-            barrier.abort()
+        except BaseException as error:  # the others hear of it where they wait for this rank
+            for other in range(world_size):
+                lines[rank, other].put(error)
             raise
 
     with ThreadPoolExecutor(world_size) as pool:
