@@ -3,9 +3,6 @@
 import pytest
 import torch
 
-from tests.cache.histories import NewCache
-from tests.cache.integrity import check_integrity
-from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import keys_of, snapshot
 from tests.cache.test_invariants import computed
 from twophase.cache.kv_cache import KVCache, KVCacheSpec
@@ -14,11 +11,6 @@ from twophase_features.windows import layer_groups as groups_module
 from twophase_features.windows.sliding_window import FREED, SlidingWindow
 
 SEES_ALL = (True, False, False)
-
-
-@pytest.fixture(params=["typed", "plain"])
-def new_cache(request) -> NewCache:
-    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def gemma(num_layers: int) -> list[bool]:
@@ -99,15 +91,8 @@ def test_only_groups_that_see_a_window_free(new_cache):
     for group in (1, 2):
         assert [block_id == FREED for block_id in table.block_ids[group::3]] == [True] * 3 + [False] * 2
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}
-    fork = cache.fork(table)
+    cache.fork(table)
     assert cache.num_in_use_by_kind() == {"full": 5, "sliding": 4}, "shared blocks count once"
-    copies = cache.grow(fork, 18)
-    assert [copy.source for copy in copies] == table.block_ids[-3:], "the tail of each group is copied"
-    assert [copy.target for copy in copies] == fork.block_ids[-3:]
-    check_integrity(cache)
-    cache.close(fork)
-    cache.close(table)
-    assert cache.num_in_use_by_kind() == {"full": 0, "sliding": 0}
 
 
 def test_what_is_needed_is_all_for_one_kind_and_a_window_for_the_other(new_cache):
@@ -134,27 +119,6 @@ def test_what_is_needed_is_all_for_one_kind_and_a_window_for_the_other(new_cache
     assert cache.num_blocks_needed(table, 80) == 18 + 2 * (most - 2)
 
 
-def test_a_reservation_is_enough_to_the_end(new_cache):
-    """Chunk by chunk, each as large as the reservation allows, in a pool that has no other block."""
-    for width, size in ((1, 1), (5, 4), (6, 4), (13, 4), (40, 4)):
-        window = SlidingWindow(width)
-        whole = [i % 3 for i in range(90)]
-        probe = new_cache(1000, size, window=window, sees_all=SEES_ALL)
-        num_blocks = probe.num_blocks_needed(probe.open(whole), 90)
-        cache = new_cache(num_blocks, size, False, window=window, sees_all=SEES_ALL)
-        table, num_computed = cache.open(whole), 0
-        cache.reserve(table, 90)
-        while num_computed < 90:
-            assert cache.num_free_blocks >= 0
-            end = cache.room(table, 90, 0)
-            assert end > num_computed, f"stuck at {num_computed} with {window} in blocks of {size}"
-            cache.grow(table, end)
-            assert cache.num_free_blocks >= 0, "within a step too"
-            cache.publish(table, whole, end)
-            num_computed = end
-            check_integrity(cache)
-
-
 def test_a_hit_is_there_in_every_group(new_cache):
     token_ids = list(range(20))
     # With which blocks (group, index) forgotten how many tokens are hit: all keys in group 0, the last four in group 1.
@@ -171,15 +135,3 @@ def test_a_hit_is_there_in_every_group(new_cache):
         assert len(hit) == num_hit, f"2 blocks for 2 tokens each, without {lacking}"
         unseen = max(0, num_hit - 3) // 2
         assert [index for index, block_id in enumerate(hit) if block_id == FREED] == [2 * i + 1 for i in range(unseen)]
-
-
-def test_what_one_kind_frees_serves_the_other(new_cache):
-    """One pool: two long sequences end up with more blocks of one kind than an even share would be."""
-    cache = new_cache(24, 2, False, window=SlidingWindow(2), sees_all=(True, False))
-    token_ids = [1] * 40
-    table = cache.open(token_ids)
-    for n in range(1, 41):
-        cache.grow(table, n)
-        cache.publish(table, token_ids, n)
-    assert cache.num_in_use_by_kind() == {"full": 20, "sliding": 1}
-    check_integrity(cache)

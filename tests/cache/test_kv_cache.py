@@ -7,7 +7,7 @@ import torch
 
 from twophase import memory
 from twophase.cache import kv_cache as kv_cache_module
-from twophase.cache.kv_cache import KVCache, KVCacheSpec, spec_from_option
+from twophase.cache.kv_cache import KVCache, KVCacheSpec
 from twophase.core.errors import ConfigError
 from twophase.core.plan import BlockCopy
 
@@ -104,26 +104,6 @@ def test_impossible_specs_are_refused(changes, message):
 def test_memory_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"Could not allocate .* GiB on cpu.*num_kv_blocks"):
         KVCache(spec(), 2**45, CPU)
-
-
-@pytest.mark.parametrize(
-    ("option", "dtype", "kv_format"),
-    [
-        ("auto", torch.bfloat16, "none"),
-        ("float32", torch.float32, "none"),
-        ("float16", torch.float16, "none"),
-        ("bfloat16", torch.bfloat16, "none"),
-        ("int8", torch.bfloat16, "int8"),
-        ("fp8_e4m3", torch.bfloat16, "fp8_e4m3"),
-    ],
-)
-def test_the_users_option(option, dtype, kv_format):
-    made = option_spec(option)
-    assert (made.dtype, made.kv_format) == (dtype, kv_format)
-
-
-def option_spec(option: str) -> KVCacheSpec:
-    return spec_from_option(option, num_layers=1, num_kv_heads=1, head_dim=16, block_size=4, model_dtype=torch.bfloat16)
 
 
 def test_blocks_fill_a_fraction_of_free_memory(monkeypatch):

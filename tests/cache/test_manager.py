@@ -6,17 +6,11 @@ import sys
 import pytest
 
 from tests.cache.integrity import check_integrity
-from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.shadow import snapshot
 from tests.cache.test_invariants import computed, num_hit_tokens
 from twophase.cache.block_pool import BlockPool
 from twophase.cache.prefix_cache import block_digest, salt_digest, tokens_to_bytes
 from twophase.core.errors import CacheStateError, ConfigError, OutOfBlocksError
-
-
-@pytest.fixture(params=["typed", "plain"])
-def new_cache(request):
-    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 def test_the_pool_refuses_to_be_empty():
@@ -38,16 +32,6 @@ def test_a_table_cannot_shrink(new_cache):
     for call in (cache.grow, cache.num_blocks_needed):
         with pytest.raises(CacheStateError, match="has 3 tokens, asked for 2"):
             call(table, 2)
-
-
-@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (12, 3)])
-def test_blocks_needed_are_announced(new_cache, num_tokens, num_blocks):
-    cache = new_cache(3, 4)
-    table = cache.open([7] * 13)
-    assert cache.num_blocks_needed(table, num_tokens) == num_blocks
-    assert cache.num_blocks_needed(table, 13) > cache.num_free_blocks
-    cache.grow(table, num_tokens)
-    assert (table.num_tokens, len(table.block_ids), cache.num_free_blocks) == (num_tokens, num_blocks, 3 - num_blocks)
 
 
 def test_more_tokens_than_ids_cannot_be_published(new_cache):
@@ -78,13 +62,6 @@ def test_internal_fragmentation_counts_each_block_once(new_cache):
     cache.close(third)
     assert (cache.stats().num_in_use, cache.stats().num_slots_in_use) == (0, 0)
     assert cache.stats().internal_fragmentation == 0
-
-
-def test_a_hit_on_a_free_block_counts_its_slots_again(new_cache):
-    cache = new_cache(8, 4)
-    cache.close(computed(cache, [1, 2, 3, 4]))
-    cache.open([1, 2, 3, 4, 5])
-    assert cache.stats().num_slots_in_use == 4
 
 
 def test_a_retried_request_counts_once(new_cache):
@@ -136,50 +113,6 @@ def test_digests_are_the_same_in_every_process():
     digest = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert digest == block_digest(salt_digest("s"), token_bytes).hex()
     assert digest != block_digest(salt_digest(""), token_bytes).hex()
-
-
-def test_the_bookkeeping_imports_no_torch():
-    code = "import sys, twophase.cache.manager; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def lines_executed(num_blocks: int) -> int:
-    cache = plain_manager_class()(num_blocks, 2)
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        count += 1
-        return trace
-
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        table = computed(cache, [1, 2, 3])
-        fork = cache.fork(table)
-        cache.grow(fork, 4)
-        cache.stats()
-        cache.close(table)
-        cache.close(fork)
-        cache.open([1, 2, 3])
-    finally:
-        sys.settrace(previous)
-    return count
-
-
-def test_truncate_gives_back_whole_blocks_and_slots(new_cache):
-    """Block size 4: a table of 10 tokens cut to 6 keeps two blocks and 6 slots, and grows again where it was cut."""
-    cache = new_cache(5, 4)
-    table = cache.open([0] * 10)
-    cache.grow(table, 10)
-    first, second, _ = table.block_ids
-    cache.truncate(table, 6)
-    assert (table.block_ids, table.num_tokens) == ([first, second], 6)
-    assert (cache.num_free_blocks, cache.stats().num_slots_in_use, cache.stats().num_cached) == (3, 6, 0)
-    assert cache.grow(table, 9) == ()
-    assert len(table.block_ids) == 3
-    cache.truncate(table, 0)
-    assert (table.block_ids, cache.num_free_blocks) == ([], 5)
 
 
 def test_truncate_refuses_what_others_may_read(new_cache):

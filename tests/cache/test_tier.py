@@ -2,20 +2,11 @@
 
 from dataclasses import dataclass, field
 
-import pytest
-
-from tests.cache.histories import NewCache
 from tests.cache.integrity import check_integrity
-from tests.cache.plain import plain_manager_class, typed_cache
 from tests.cache.test_invariants import computed
 from twophase_features.windows.sliding_window import SlidingWindow
 
 MIXED = {"window": SlidingWindow(6), "sees_all": (True, False)}
-
-
-@pytest.fixture(params=["typed", "plain"])
-def new_cache(request) -> NewCache:
-    return typed_cache if request.param == "typed" else plain_manager_class()
 
 
 @dataclass

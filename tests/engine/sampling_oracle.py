@@ -1,5 +1,6 @@
 """The sampling rules again, written the slow way: one row, fp64, a sort of the whole vocabulary."""
 
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 
@@ -7,8 +8,8 @@ import numpy as np
 import torch
 
 from tests.mutation import installed
-from twophase.core.request import SamplingParams
 from twophase.engine import sampler
+from twophase.engine.sampler import SampleRow
 
 
 def sample_of(module: ModuleType) -> Callable:
@@ -23,11 +24,19 @@ def sample_of(module: ModuleType) -> Callable:
     return sample
 
 
-def probabilities(logits, params: SamplingParams, token_ids=()) -> np.ndarray:
+def probabilities(logits, row: SampleRow) -> np.ndarray:
     """The exact distribution that a token is drawn from. Ties with the last token kept are kept."""
-    x = np.array(torch.as_tensor(logits).tolist())
-    for token in set(token_ids):
+    x, params = np.array(torch.as_tensor(logits).tolist()), row.params
+    for token, bias in params.logit_bias:
+        x[token] += bias
+    for token in set(row.token_ids):
         x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token, count in Counter(row.token_ids[len(row.token_ids) - row.position :]).items():
+        x[token] -= params.presence_penalty + count * params.frequency_penalty
+    if row.allowed is not None:
+        bits = [int(word) >> bit & 1 for word in row.allowed for bit in range(32)]
+        x[[token for token in range(len(x)) if token >= len(bits) or not bits[token]]] = -np.inf
+    x[list(row.banned)] = -np.inf
     if params.temperature == 0:
         return np.eye(len(x))[int(x.argmax())]
     p = softmax(x / params.temperature)

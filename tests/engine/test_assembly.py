@@ -99,22 +99,17 @@ def test_the_first_request_with_structured_outputs_makes_the_compiler(tiny_folde
     check_grammars(tiny_folder)
 
 
+MUTANTS = [
+    ("pairs of nothing", "if model_config.is_mixed or config.uses_features:", "if True:", {}),
+    ("pairs not asked", "if model_config.is_mixed or config.uses_features:", "if False:", ASKED[3][0]),
+    ("a window of nothing", "if model_config.sliding_window is not None or", "if True or", {}),
+    ("speculation not asked for", "config.speculative_config is None and config.drafter is None", "config.speculative_config is None and config.drafter is not None", {}),
+    ("a folder from the store", "if folder.is_dir() and", "if not folder.is_dir() and", {}),
+]  # fmt: skip
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new", "options"),
-    [
-        ("pairs of nothing", "if model_config.is_mixed or config.uses_features:", "if True:", {}),
-        ("pairs not asked", "if model_config.is_mixed or config.uses_features:", "if False:", ASKED[3][0]),
-        ("a window of nothing", "if model_config.sliding_window is not None or", "if True or", {}),
-        (
-            "speculation not asked for",
-            "config.speculative_config is None and config.drafter is None",
-            "config.speculative_config is None and config.drafter is not None",
-            {},
-        ),
-        ("a folder from the store", "if folder.is_dir() and", "if not folder.is_dir() and", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "old", "new", "options"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_of_the_doors_are_killed(name, old, new, options, tiny_folder):
     expected = next(names for each, names in ASKED if each == options)
 
@@ -125,8 +120,8 @@ def test_mutants_of_the_doors_are_killed(name, old, new, options, tiny_folder):
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"), [("a vocabulary for each request", "guidance = cache(lambda:", "guidance = (lambda:")]
-)
-def test_mutants_of_the_compiler_are_killed(name, old, new, tiny_folder):
-    KillTable.record(Mutant(name, "twophase.assembly", old, new), lambda module: check_grammars(tiny_folder, module))
+def test_a_vocabulary_for_each_request_is_noticed(tiny_folder):
+    mutant = Mutant(
+        "a vocabulary for each request", "twophase.assembly", "guidance = cache(lambda:", "guidance = (lambda:"
+    )
+    KillTable.record(mutant, lambda module: check_grammars(tiny_folder, module))

@@ -12,7 +12,7 @@ import twophase_features.beam_search.search as beam_search_module
 from tests.engine.engines import BLOCK_SIZE, check_idle, prompt_of
 from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, BeamSearchParams, SamplingParams
+from twophase import LLM, BeamSearchParams
 from twophase.core.errors import InvalidRequestError
 from twophase.core.request import Request
 from twophase_features.beam_search.search import search_beams
@@ -161,16 +161,6 @@ def test_temperature_divides_the_logits(llama):
     check(output, expected, params)
 
 
-def test_min_tokens_as_in_transformers(llama):
-    """Nothing ends too early, and the probability of what may not come is not shared out among the rest."""
-    llm, oracle = llama
-    for seed, length in enumerate(LENGTHS):
-        params = params_of(3, min_tokens=5)
-        (output,) = search(llm, [prompt_of(seed, length)], params)
-        check(output, by_transformers(oracle, prompt_of(seed, length), params, min_new_tokens=5), params)
-        assert min(len(found.tokens) for found in output.sequences) >= 5
-
-
 def test_stop_tokens_and_reasons(llama):
     """Stop ids end texts as end-of-text does, and say so; with `ignore_eos` the latter ends none."""
     llm, oracle = llama
@@ -265,11 +255,6 @@ class TestLLM:
                 assert found.text == llm.tokenizer.decode(found.tokens)
         check_idle(llm.engine)
 
-    def test_one_beam_is_greedy(self, llm):
-        (output,) = llm.beam_search("Once", BeamSearchParams(beam_width=1, max_tokens=9))
-        (greedy,) = llm.generate("Once", SamplingParams(temperature=0, max_tokens=9))
-        assert output.sequences[0].tokens == greedy.outputs[0].token_ids
-
     def test_a_stop_token_is_left_out_of_the_text_or_kept(self, llm):
         (found,) = llm.beam_search("Once", BeamSearchParams(beam_width=1, max_tokens=3))[0].sequences
         params = BeamSearchParams(beam_width=1, max_tokens=9, stop_token_ids=found.tokens[1:2])
@@ -277,14 +262,6 @@ class TestLLM:
             (output,) = llm.beam_search("Once", replace(params, include_stop_str_in_output=keeps))
             assert output.sequences[0].tokens == found.tokens[:2]
             assert output.sequences[0].text == llm.tokenizer.decode(shown)
-
-    def test_between_the_pieces_of_a_stream(self, llm):
-        drawn = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
-        whole, expected = llm.generate("Twice", drawn)[0].outputs[0].text, llm.beam_search("Once", self.PARAMS)
-        stream = llm.stream("Twice", drawn)
-        first = next(stream)
-        assert texts_of(llm.beam_search("Once", self.PARAMS)) == texts_of(expected)
-        assert first + "".join(stream) == whole
 
     def test_salts_keep_searches_apart(self, llm):
         prompts = [{"prompt_token_ids": [7] * 30, "cache_salt": salt} for salt in ("a", "b", "a")]
@@ -408,34 +385,29 @@ def test_the_rules():
     check_rules(beam_search_module)
 
 
+MUTANTS = [
+    ("scores are not summed", "self.logprob + token.logprob, finish", "token.logprob, finish"),
+    ("no length penalty", "max(1, len(self.tokens)) ** length_penalty", "max(1, len(self.tokens))"),
+    ("the end token is not counted", "max(1, len(self.tokens))", "max(1, len(self.tokens) - 1)"),
+    ("enough is measured without a penalty", "self.beams[0].logprob / length**penalty", "self.beams[0].logprob / length"),
+    ("any end counts", "reason is not None and place < self._width", "reason is not None"),
+    ("ends are not kept best first", "-beam.score(", "beam.score("),
+    ("an end goes on", "if token_id in self._stop_token_ids:", "if False:"),
+    ("a token too many", "self.num_tokens >= self._max_tokens", "self.num_tokens > self._max_tokens"),
+    ("stops at the first end", "if len(self.ended) < self._width:", "if not self.ended:"),
+    ("never stops early", "early_stopping is True", "early_stopping is None"),
+    ("one beam goes on after its end", " or self._width == 1", ""),
+    ("patience is forgotten", "self._max_tokens if is_patient", "self.num_tokens if is_patient"),
+    ("patient whatever the penalty", '== "never" and penalty > 0', '== "never"'),
+    ("too few candidates", "self._width + len(self._stop_token_ids)", "self._width"),
+    ("too few beams", "len(going_on) < self._width:", "len(going_on) < max(1, self._width - 1):"),
+    ("the worst go on", "-(text[0].logprob + text[1].logprob)", "text[0].logprob + text[1].logprob"),
+    ("an end too early", "self.num_tokens <= self._params.min_tokens", "self.num_tokens < self._params.min_tokens"),
+    ("the impossible comes", "logprob > -math.inf and ", ""),
+]  # fmt: skip
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("scores are not summed", "self.logprob + token.logprob, finish", "token.logprob, finish"),
-        ("no length penalty", "max(1, len(self.tokens)) ** length_penalty", "max(1, len(self.tokens))"),
-        ("the end token is not counted", "max(1, len(self.tokens))", "max(1, len(self.tokens) - 1)"),
-        (
-            "enough is measured without a penalty",
-            "self.beams[0].logprob / length**penalty",
-            "self.beams[0].logprob / length",
-        ),
-        ("any end counts", "reason is not None and place < self._width", "reason is not None"),
-        ("ends are not kept best first", "-beam.score(", "beam.score("),
-        ("an end goes on", "if token_id in self._stop_token_ids:", "if False:"),
-        ("a token too many", "self.num_tokens >= self._max_tokens", "self.num_tokens > self._max_tokens"),
-        ("stops at the first end", "if len(self.ended) < self._width:", "if not self.ended:"),
-        ("never stops early", "early_stopping is True", "early_stopping is None"),
-        ("one beam goes on after its end", " or self._width == 1", ""),
-        ("patience is forgotten", "self._max_tokens if is_patient", "self.num_tokens if is_patient"),
-        ("patient whatever the penalty", '== "never" and penalty > 0', '== "never"'),
-        ("too few candidates", "self._width + len(self._stop_token_ids)", "self._width"),
-        ("too few beams", "len(going_on) < self._width:", "len(going_on) < max(1, self._width - 1):"),
-        ("the worst go on", "-(text[0].logprob + text[1].logprob)", "text[0].logprob + text[1].logprob"),
-        ("an end too early", "self.num_tokens <= self._params.min_tokens", "self.num_tokens < self._params.min_tokens"),
-        ("the impossible comes", "logprob > -math.inf and ", ""),
-    ],
-    ids=lambda value: value if " " in value else "",
-)
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(name, old, new):
     KillTable.record(Mutant(name, "twophase_features.beam_search.search", old, new), check_rules)

@@ -121,21 +121,15 @@ def test_who_guesses():
         assert (found.options, found.drafter) == expected
 
 
+MUTANTS = [
+    ("swap blocks of nothing", "or self.num_swap_blocks is not None", "", check_together),
+    ("two sizes of a pool", '("num_kv_blocks", "kv_memory_fraction",', '("num_kv_blocks", "num_swap_blocks",', check_together),
+    ("two schedulers", '("policy", "scheduler_factory",', '("policy", "drafter",', check_together),
+    ("values as they came", "apply_rules(self, rules, ConfigError)", "pass", check_numpy_scalars),
+]  # fmt: skip
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new", "check"),
-    [
-        ("swap blocks of nothing", "or self.num_swap_blocks is not None", "", check_together),
-        (
-            "two sizes of a pool",
-            '("num_kv_blocks", "kv_memory_fraction",',
-            '("num_kv_blocks", "num_swap_blocks",',
-            check_together,
-        ),
-        ("two schedulers", '("policy", "scheduler_factory",', '("policy", "drafter",', check_together),
-        ("values as they came", "apply_rules(self, rules, ConfigError)", "pass", check_numpy_scalars),
-    ],
-    ids=lambda value: value if isinstance(value, str) and len(value) < 26 else "",
-)
+@pytest.mark.parametrize(("name", "old", "new", "check"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_config_mutants_are_killed(name, old, new, check):
     KillTable.record(Mutant(name, "twophase.config", old, new), check)

@@ -7,9 +7,8 @@ token leads by more, drawn ones because the uniforms do not depend on any of thi
 """
 
 import pytest
-import torch
 
-from tests.engine.engines import BLOCK_SIZE, make_engine, prompt_of, run, tokens_of
+from tests.engine.engines import make_engine, prompt_of, run, tokens_of
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable
 from twophase.core.request import SamplingParams
@@ -25,10 +24,6 @@ COMPANY = [prompt_of(seed, length) for seed, length in enumerate((3, 18, 40, 7),
 
 def alone(model, params):
     return run(make_engine(model), [PROMPT], params)[0]
-
-
-def again(model, params):
-    return alone(model, params)
 
 
 def in_a_batch(model, params):
@@ -59,7 +54,7 @@ def after_preemptions(model, params):
 
 
 RUNGS = {
-    again: 0.0,
+    alone: 0.0,
     in_a_batch: TOLERANCE,
     in_chunks: TOLERANCE,
     over_cached_pages: TOLERANCE,
@@ -79,24 +74,18 @@ def check_rung(model, rung, params) -> float:
     return max(differences)
 
 
-@pytest.fixture(scope="module")
-def sparse_model(tmp_path_factory):
-    folder, _ = make_folder("qwen3-moe", tmp_path_factory.mktemp("sparse"), eos_token_id=None)
-    options = {"dtype": torch.float32, "device": torch.device("cpu"), "attention_backend": "torch"}
-    return load_model(folder, block_size=BLOCK_SIZE, **options)
-
-
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("rung", RUNGS, ids=[rung.__name__ for rung in RUNGS])
-def test_rung_of_a_mixture_of_experts(sparse_model, rung, params):
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def model(request, tiny_model, tmp_path_factory):
     """An expert multiplies other rows at once in other company; routes are the same, and so are tokens."""
-    check_rung(sparse_model, rung, params)
+    if request.param == "dense":
+        return tiny_model
+    return load_model(make_folder("qwen3-moe", tmp_path_factory.mktemp("sparse"), eos_token_id=None)[0])
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("rung", RUNGS, ids=[rung.__name__ for rung in RUNGS])
-def test_rung(tiny_model, rung, params):
-    check_rung(tiny_model, rung, params)
+def test_rung(model, rung, params):
+    check_rung(model, rung, params)
 
 
 @pytest.mark.parametrize("rung", list(RUNGS)[1:], ids=[rung.__name__ for rung in list(RUNGS)[1:]])
@@ -154,5 +143,5 @@ class TestSeeds:
 def test_the_ladder_is_measured(tiny_model):
     """How far apart the rungs really are: none is bitwise here but the first, and the tolerance is not slack."""
     measured = {rung.__name__: check_rung(tiny_model, rung, GREEDY) for rung in RUNGS}
-    assert measured["again"] == 0
+    assert measured["alone"] == 0
     assert max(measured.values()) > TOLERANCE / 1000, f"the tolerance could be tighter: {measured}"

@@ -14,7 +14,6 @@ from twophase.core.request import SamplingParams
 from twophase.engine import detokenizer
 from twophase.engine.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
 from twophase_features import stop_strings
-from twophase_features.stop_strings import longest_partial_match, matches
 
 
 def stream(decoder, ids, prompt_ids=(), *, module=detokenizer, **options) -> tuple[list[str], str | None]:
@@ -161,15 +160,6 @@ def token_ids(name) -> st.SearchStrategy:
 
 
 class TestCharacters:
-    def test_whole_and_equal_to_decoding_at_once(self):
-        check_whole_characters(detokenizer)
-
-    def test_the_space_between_prompt_and_output(self):
-        check_space_after_prompt(detokenizer)
-
-    def test_special_tokens(self):
-        check_special_tokens(detokenizer)
-
     @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
     def test_half_a_character_is_shown_at_the_end_only(self, kind):
         decoder = kind()
@@ -177,15 +167,6 @@ class TestCharacters:
         texts, _ = stream(decoder, ids[:-1])
         assert texts[-2] == "dog "
         assert texts[-1] == decoder.decode(ids[:-1])
-
-    def test_every_cut_between_prompt_and_output(self):
-        check_cuts(detokenizer)
-
-    def test_a_prompts_replacement_character_is_the_prompts(self):
-        check_replacement_characters(detokenizer)
-
-    def test_bytes_that_are_no_character_lose_none_beside_them(self):
-        check_junk(detokenizer)
 
     def test_text_is_released_as_soon_as_it_is_whole(self):
         decoder = byte_level()
@@ -218,15 +199,6 @@ class TestCharacters:
         prompt, output = data.draw(st.lists(token, max_size=14)), data.draw(st.lists(token, max_size=20))
         texts, _ = stream(decoder, output, prompt)
         assert texts[-1] == expected_text(name, prompt, output)
-
-    @given(st.text(max_size=30))
-    @settings(max_examples=200, deadline=None)
-    def test_any_text(self, text):
-        for kind in KINDS.values():
-            decoder = kind()
-            ids = decoder.encode(text)
-            texts, _ = stream(decoder, ids)
-            assert texts[-1] == decoder.decode(ids)
 
 
 def check_stop_strings(module) -> None:
@@ -262,9 +234,6 @@ def cut_texts(draw):
 
 
 class TestStopStrings:
-    def test_across_token_boundaries(self):
-        check_stop_strings(stop_strings)
-
     @given(cut_texts(), st.booleans())
     @settings(max_examples=300, deadline=None)
     def test_any_text_cut_anyhow(self, case, include):
@@ -306,18 +275,6 @@ class TestStopStrings:
         assert detok.append(1) is None
         assert (detok.finish(), detok.text) == (f"b{REPLACEMENT_CHARACTER}", "a")
 
-    @pytest.mark.parametrize(
-        ("text", "stops", "held"),
-        [("abc", ("cd",), 1), ("abc", ("abcd", "bc"), 3), ("abc", ("x",), 0), ("", ("ab",), 0)],
-    )
-    def test_longest_partial_match(self, text, stops, held):
-        assert longest_partial_match(text, stops) == held
-
-    def test_matches_are_in_the_order_of_their_ends(self):
-        assert matches("abcdbc", ("abcd", "bc", "c")) == [(3, "bc"), (3, "c"), (4, "abcd"), (6, "bc"), (6, "c")]
-        assert matches("aaa", ("aa",)) == [(2, "aa"), (3, "aa")]
-        assert matches("abcd", ("x",)) == []
-
 
 CHECKS = {
     "characters": check_whole_characters,
@@ -328,6 +285,13 @@ CHECKS = {
     "junk": check_junk,
     "stop": check_stop_strings,
 }
+MODULES = dict.fromkeys(CHECKS, detokenizer) | {"stop": stop_strings}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_texts(check):
+    CHECKS[check](MODULES[check])
+
 
 MUTANTS = [
     ("half characters released", "self._settle(self._pending_text.rstrip(REPLACEMENT_CHARACTER))", "self._settle(self._pending_text)", "characters"),
@@ -356,5 +320,4 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
     name, old, new, check = mutant
-    module = "twophase_features.stop_strings" if check == "stop" else "twophase.engine.detokenizer"
-    KillTable.record(Mutant(name, module, old, new), CHECKS[check])
+    KillTable.record(Mutant(name, MODULES[check].__name__, old, new), CHECKS[check])

@@ -5,19 +5,10 @@ import pytest
 import tests.engine.speculating as speculating_module
 from tests.engine.engines import finish, make_engine, prompt_of, tokens_of
 from tests.engine.speculating import drafting_with, speculating
-from tests.model.tiny import make_folder
 from tests.mutation import KillTable, Mutant
-from twophase import LLM, SamplingParams, SpeculativeConfig
-from twophase.core.errors import ConfigError
+from twophase import SamplingParams
 from twophase_features.parallel.pages import pack_layer
 from twophase_features.parallel.remote_tier import RemoteTier
-
-
-def test_a_model_with_a_window_of_its_own_is_refused(tmp_path):
-    folder, _ = make_folder("mistral", tmp_path, eos_token_id=None)
-    config = SpeculativeConfig(method="draft_model", model=str(folder))
-    with pytest.raises(ConfigError, match="sliding window may have freed"):
-        LLM(folder, device="cpu", skip_tokenizer_init=True, num_kv_blocks=8, speculative_config=config)
 
 
 def test_pages_that_came_from_elsewhere_are_not_taken_for_its_own(tiny_model):

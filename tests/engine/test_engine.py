@@ -110,14 +110,6 @@ class TestStep:
 
 
 class TestEnds:
-    def test_eos_as_the_very_first_token(self, tiny_model):
-        prompt = prompt_of(0, 9)
-        first = tokens_of(run(make_engine(tiny_model), [prompt])[0])[0]
-        engine = make_engine(tiny_model, eos=frozenset({first}))
-        (output,) = run(engine, [prompt], SamplingParams(temperature=0, max_tokens=8))
-        completion = output.outputs[0]
-        assert (completion.token_ids, completion.finish_reason, completion.stop_reason) == ((first,), "stop", None)
-
     def test_a_stop_token_is_in_the_tokens_but_not_in_the_text(self, tiny_model):
         codec = byte_level()
         prompt = {"prompt_token_ids": codec.encode("The quick brown fox")}
@@ -152,20 +144,6 @@ class TestEnds:
         assert stop in codec.decode(completion.token_ids)
         assert stop not in codec.decode(completion.token_ids[:-1])
 
-    def test_max_model_len_ends_a_sequence(self, tiny_model):
-        engine = make_engine(tiny_model, max_model_len=12)
-        (output,) = run(engine, [prompt_of(0, 9)], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
-        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (3, "length")
-
-    def test_completions_end_on_their_own(self, tiny_model):
-        params = SamplingParams(n=4, seed=2, temperature=1.5, max_tokens=30)
-        engine = make_engine(tiny_model, eos=frozenset(range(0, 330, 12)))
-        (output,) = run(engine, [prompt_of(0, 6)], params)
-        lengths = {len(completion.token_ids) for completion in output.outputs}
-        assert len(lengths) > 1
-        assert {completion.finish_reason for completion in output.outputs} == {"stop"}
-        assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
-
 
 class TestAbort:
     def test_at_every_moment(self, tiny_model):
@@ -184,9 +162,6 @@ class TestAbort:
             assert aborted.finished
             outputs |= finish(engine)
             assert tokens_of(outputs["stays"]) == expected
-
-    def test_nobody(self, tiny_model):
-        assert make_engine(tiny_model).abort("nobody") is None
 
     def test_text_held_back_is_released(self, tiny_model):
         codec = byte_level()
@@ -220,10 +195,6 @@ class TestLogprobs:
                 assert logprobs.logprob == pytest.approx(row[token_id].item(), abs=2e-4)
                 best = row.topk(5)
                 assert [x for _, x in logprobs.top] == pytest.approx(best.values.tolist(), abs=2e-4)
-
-    def test_none_unless_asked_for(self, tiny_model):
-        (output,) = run(make_engine(tiny_model), [prompt_of(0, 5)])
-        assert output.outputs[0].logprobs is None
 
 
 class TestDoor:
@@ -261,18 +232,3 @@ class TestDoor:
             engine.add_request("a", "text")
         with pytest.raises(InvalidRequestError, match=r"stop strings need a tokenizer.*use stop_token_ids"):
             engine.add_request("a", prompt_of(0, 5), SamplingParams(stop="x"))
-
-    def test_an_id_in_use(self, tiny_model):
-        engine = make_engine(tiny_model)
-        engine.add_request("a", prompt_of(0, 5))
-        with pytest.raises(InvalidRequestError, match="'a' is in use"):
-            engine.add_request("a", prompt_of(1, 5))
-        finish(engine)
-
-    def test_a_refused_request_draws_no_seed(self, tiny_model):
-        params = SamplingParams(max_tokens=8, ignore_eos=True)
-        expected = tokens_of(run(make_engine(tiny_model), [prompt_of(0, 5)], params)[0])
-        engine = make_engine(tiny_model)
-        with pytest.raises(InvalidRequestError):
-            engine.add_request("x", {"prompt_token_ids": []}, params)
-        assert tokens_of(run(engine, [prompt_of(0, 5)], params)[0]) == expected

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.engine.engines import check_idle, finish, make_engine, prompt_of, run, tokens_of, with_backend
+from tests.engine.engines import check_idle, make_engine, prompt_of, run, tokens_of, with_backend
 from tests.engine.faults import Broken, FaultyBackend, Suspect
 from tests.engine.tokenizers_for_tests import byte_level
 from twophase.core.request import SamplingParams
@@ -70,15 +70,6 @@ class TestForward:
         engine, backend = faulty_engine(tiny_model, stage, Suspect(str(CULPRIT), **moment), **SETTINGS[setting])
         outputs = run(engine, PROMPTS, PARAMS)
         check_only_culprit_failed(outputs, expected, f"Broken: planted in {stage}", num_tokens)
-        backend.stage = "nowhere"
-        check_good_as_new(engine, expected)
-
-    def test_in_the_second_chunk_of_a_prompt(self, tiny_model, expected):
-        engine, backend = faulty_engine(tiny_model, "attend", Suspect("a", first=9), budget=8)
-        engine.add_request("a", PROMPTS[CULPRIT], PARAMS)
-        (output,) = finish(engine).values()
-        assert output.outputs[0].finish_reason == "error"
-        assert [step.chunks for step in engine.trace] == [(("a", 0, 0, 8),), (("a", 0, 8, 8),)]
         backend.stage = "nowhere"
         check_good_as_new(engine, expected)
 
@@ -228,11 +219,6 @@ class TestIsolate:
 
         return compute
 
-    def test_without_a_fault_there_is_one_call(self):
-        calls = []
-        assert isolate(self.compute(set(), calls), range(8)) == [-i for i in range(8)]
-        assert len(calls) == 1
-
     def test_only_the_faulty_items_fail(self):
         calls = []
         results = isolate(self.compute({3, 6}, calls), range(64))
@@ -241,10 +227,6 @@ class TestIsolate:
             -i for i in range(64) if i not in (3, 6)
         ]
         assert len(calls) <= 2 * 2 * math.log2(64) + 1
-
-    def test_nothing_to_do_is_no_call(self):
-        assert isolate(self.compute({1}, calls := []), []) == []
-        assert calls == []
 
     def test_keyboard_interrupt_passes(self):
         def compute(items):

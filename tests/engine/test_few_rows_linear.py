@@ -196,12 +196,16 @@ def check_opening(folder) -> None:
     assert outputs[0] == outputs[1]
 
 
+def module_of(check):
+    return few_rows if check is check_codes else linear
+
+
 def in_mode_cpu(check, *arguments):
     triton_on_cpu.install()
-    check(linear, *arguments)
+    check(module_of(check), *arguments)
 
 
-CHECKS = [check_layer, check_memory, check_another_layout]
+CHECKS = [check_layer, check_memory, check_another_layout, check_codes]
 OF_FOLDER = [check_weights, check_tokens, check_head]
 
 
@@ -226,38 +230,6 @@ def opened(folder):
     check_codes_of_models(folder)
 
 
-def codes_in_mode_cpu(mutant=None):
-    triton_on_cpu.install()
-    return is_killed(mutant, check_codes) if mutant else check_codes(few_rows)
-
-
-def test_codes(compiling):
-    compiling.call(codes_in_mode_cpu)
-
-
-CODE_MUTANTS = [
-    ("one row too many", "x.shape[0] <= self.max_rows", "x.shape[0] <= self.max_rows + 1"),
-    ("one row too few", "x.shape[0] <= self.max_rows", "x.shape[0] < self.max_rows"),
-    ("wrong columns", "x.shape[1] != self.shape[1] or ", ""),
-    ("signed codes as they are", "codes, minima = codes + 8, -8 * weight.scales", "minima = -8 * weight.scales"),
-    ("columns in the codes' order", "        if self.input_order is not None:", "        if False:"),
-    ("bias left out", "self.shape[0], self.bias, self.dtype", "self.shape[0], None, self.dtype"),
-    ("rounded activations", "weight.activations is not None or ", ""),
-]
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), CODE_MUTANTS, ids=[row[0] for row in CODE_MUTANTS])
-def test_code_mutants_are_killed(compiling, name, old, new):
-    mutant = Mutant(name, "twophase_features.quantization.few_rows", old, new)
-    mutant.source()
-    if KillTable.only_planted:
-        return
-    how = compiling.call(codes_in_mode_cpu, mutant)
-    KillTable.rows.append((mutant.module, name, how))
-    assert how is not None, f"mutant survived: {name}"
-
-
 def test_interpreted_kernels_are_not_used(folder):
     weights = load_model(folder).weights
     with patch.object(linear, "mode", lambda: "interpreted"):
@@ -274,6 +246,13 @@ MUTANTS = [
     ("the head is rounded", check_head, "dtype=torch.float32))", "dtype=None))"),
     ("any dtype", check_weights, " or weights.dtype not in WORD_DTYPES", ""),
     ("mlp left out", check_weights, "gate_up=change(mlp.gate_up), ", ""),
+    ("one row too many", check_codes, "x.shape[0] <= self.max_rows", "x.shape[0] <= self.max_rows + 1"),
+    ("one row too few", check_codes, "x.shape[0] <= self.max_rows", "x.shape[0] < self.max_rows"),
+    ("wrong columns", check_codes, "x.shape[1] != self.shape[1] or ", ""),
+    ("signed codes as they are", check_codes, "codes, minima = codes + 8, -8 * weight.scales", "minima = -8 * weight.scales"),
+    ("columns in the codes' order", check_codes, "        if self.input_order is not None:", "        if False:"),
+    ("bias of codes left out", check_codes, "self.shape[0], self.bias, self.dtype", "self.shape[0], None, self.dtype"),
+    ("rounded activations", check_codes, "weight.activations is not None or ", ""),
 ]  # fmt: skip
 
 
@@ -285,7 +264,7 @@ def noticed(mutant, check, *arguments):
 @pytest.mark.mutants
 @pytest.mark.parametrize(("name", "check", "old", "new"), MUTANTS, ids=[row[0] for row in MUTANTS])
 def test_mutants_are_killed(compiling, name, check, old, new, folder):
-    mutant = Mutant(name, "twophase_features.triton.linear", old, new)
+    mutant = Mutant(name, module_of(check).__name__, old, new)
     mutant.source()
     if KillTable.only_planted:
         return

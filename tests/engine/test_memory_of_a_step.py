@@ -1,6 +1,7 @@
 """What is left for the pool once a step has its memory, and for swapped blocks on the host: arithmetic, done by hand."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -60,36 +61,6 @@ def test_a_step_that_needs_all_memory_is_refused():
         memory.num_blocks_that_fit(SPEC.bytes_per_block, torch.device("cpu"), 0.9, reserved_bytes=2**60)
 
 
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("one row's logits", "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)"),
-        ("one token's activations", "(model, limits.max_num_batched_tokens,", "(model, 1,"),
-    ],
-    ids=lambda value: value if len(value) < 30 and "." not in value else "",
-)
-def test_step_mutants_are_killed(name, old, new, config):
-    mutant = Mutant(name, "twophase_features.step_memory", old, new)
-    KillTable.record(mutant, lambda module: check_step(module, config))
-
-
-@pytest.mark.mutants
-def test_a_mutant_that_forgets_the_step_is_killed():
-    old = "free_memory_bytes(device) - reserved_bytes)"
-    KillTable.record(
-        Mutant("the step forgotten", "twophase.memory", old, "free_memory_bytes(device))"), check_what_is_left
-    )
-
-
-@pytest.mark.mutants
-def test_the_swap_mutant_is_killed():
-    old = 'min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))'
-    KillTable.record(
-        Mutant("as large as the pool", "twophase_features.offloading.host_memory", old, "num_blocks"), check_swap
-    )
-
-
 def test_a_context_whose_rotary_tables_fit_into_no_memory_is_refused(config, monkeypatch):
     """Found by the fuzzer: a folder that says 10^9 positions took all of the machine's memory."""
     long = replace(config, max_position_embeddings=1_000_000)
@@ -121,23 +92,24 @@ def test_sizes_by_hand():
     check_kv_sizes(memory)
 
 
-@pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("no logits", "4 * in_float32) + logits", "4 * in_float32)"),
-        ("two arrays of the MLP", "+ 3 * shape.intermediate_size", "+ 2 * shape.intermediate_size"),
-        ("one expert for a token", "k = shape.experts.num_experts_per_tok", "k = 1"),
-        ("experts' values of half size", "4 * in_float32", "value_bytes * in_float32"),
-        ("q forgotten", "(2 * shape.num_heads +", "(shape.num_heads +"),
-    ],
-    ids=lambda value: value if len(value) < 22 else "",
-)
-def test_size_mutants_are_killed(name, old, new):
-    KillTable.record(Mutant(name, "twophase_features.step_memory", old, new), check_sizes)
+STEP, MEMORY, HOST = step_memory.__name__, memory.__name__, host_memory.__name__
+ALL_BLOCKS = 'min(num_blocks, num_blocks_that_fit(bytes_per_block, torch.device("cpu"), DEFAULT_HOST_MEMORY_FRACTION))'
+MUTANTS = [
+    ("one row's logits", STEP, "limits.max_num_seqs, dtype.itemsize)", "1, dtype.itemsize)", check_step),
+    ("one token's activations", STEP, "(model, limits.max_num_batched_tokens,", "(model, 1,", check_step),
+    ("the step forgotten", MEMORY, "free_memory_bytes(device) - reserved_bytes)", "free_memory_bytes(device))", check_what_is_left),
+    ("as large as the pool", HOST, ALL_BLOCKS, "num_blocks", check_swap),
+    ("no logits", STEP, "4 * in_float32) + logits", "4 * in_float32)", check_sizes),
+    ("two arrays of the MLP", STEP, "+ 3 * shape.intermediate_size", "+ 2 * shape.intermediate_size", check_sizes),
+    ("one expert for a token", STEP, "k = shape.experts.num_experts_per_tok", "k = 1", check_sizes),
+    ("experts' values of half size", STEP, "4 * in_float32", "value_bytes * in_float32", check_sizes),
+    ("q forgotten", STEP, "(2 * shape.num_heads +", "(shape.num_heads +", check_sizes),
+    ("one scale for a token", MEMORY, "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes", check_kv_sizes),
+]  # fmt: skip
 
 
 @pytest.mark.mutants
-def test_a_mutant_with_one_scale_for_a_token_is_killed():
-    old, new = "(head_dim * value_bytes + scale_bytes)", "head_dim * value_bytes + scale_bytes"
-    KillTable.record(Mutant("one scale for a token", "twophase.memory", old, new), check_kv_sizes)
+@pytest.mark.parametrize("row", MUTANTS, ids=[row[0] for row in MUTANTS])
+def test_mutants_are_killed(row, config):
+    *planted, check = row
+    KillTable.record(Mutant(*planted), partial(check, config=config) if check is check_step else check)

@@ -245,14 +245,14 @@ def check_scorer(module) -> None:
     assert [[i for i, _ in entry.top] for entry in (*one, *two)] == [*rows[:2].topk(2).indices.tolist(), [], [], []]
 
 
+SCORER_MUTANTS = [
+    ("each slice begins anew", "self._num_taken += len(logits)", "pass"),
+    ("no normalisation", "logits.log_softmax(dim=-1)", "logits"),
+    ("as many as anybody wants", "top[: _num_top(state)]", "top"),
+]  # fmt: skip
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("each slice begins anew", "self._num_taken += len(logits)", "pass"),
-        ("no normalisation", "logits.log_softmax(dim=-1)", "logits"),
-        ("as many as anybody wants", "top[: _num_top(state)]", "top"),
-    ],
-)
+@pytest.mark.parametrize(("name", "old", "new"), SCORER_MUTANTS, ids=[row[0] for row in SCORER_MUTANTS])
 def test_scorer_mutant_is_killed(name, old, new):
     KillTable.record(Mutant(name, SCORES, old, new), check_scorer)

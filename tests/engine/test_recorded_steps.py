@@ -112,30 +112,6 @@ def check_batches(module, model):
     assert {(shape.num_rows, shape.context) for shape in shapes} >= {(1, 64), (2, 64), (4, 128)}
 
 
-def check_shared_prefixes(module, model):
-    """A prompt that was computed before: its blocks, which lie elsewhere than in the recording's first run."""
-    prompts = [{"prompt_token_ids": prompt_of(1, 20)["prompt_token_ids"] + [seed] * seed} for seed in (3, 5, 4)]
-
-    def serve(engine):
-        return [tokens_of(output) for prompt in prompts for output in run(engine, [prompt, PROMPTS[0]], PARAMS[2])]
-
-    _, engine = check_same(module, model, serve)
-    assert engine.stats().cache.num_hit_tokens >= 40
-
-
-def check_preemption(module, model):
-    """Sequences that lose their blocks, and get others."""
-
-    def serve(engine):
-        return [
-            tokens_of(output)
-            for output in run(engine, PROMPTS[:2] * 2, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
-        ]
-
-    _, engine = check_same(module, model, serve, num_blocks=20, prefix_caching=False)
-    assert engine.stats().num_preemptions > 0
-
-
 def check_drafts(module, model):
     """Steps that verify drafts, of each number."""
     tokens = [tokens_of(output) for output in run(plain_engine(model)[0], PLAYED_PROMPTS, VERIFIED_PARAMS)]
@@ -215,7 +191,7 @@ def in_mode_cpu(check, folder, mutant=None, **options):
     return is_killed(mutant, lambda module: check(module, model))
 
 
-CHECKS = [check_batches, check_shared_prefixes, check_preemption, check_drafts, check_neighbours, check_fork, check_large_batches]  # fmt: skip
+CHECKS = [check_batches, check_drafts, check_neighbours, check_fork, check_large_batches]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

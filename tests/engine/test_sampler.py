@@ -13,6 +13,7 @@ from twophase.engine import sampler
 from twophase.engine.philox import philox4x32, uniforms
 from twophase.engine.sampler import SampleRow, SamplingError, sample
 from twophase_features.beam_search.search import NextTokenParams
+from twophase_features.score_edits import bias_of
 
 NUM_DRAWS = 5_000
 VOCAB_SIZE = 300  # three chunks of the CDF, the last one padded
@@ -34,20 +35,61 @@ CASES = {
     "top-p that needs more than the candidates": {"top_p": 0.999, "temperature": 50.0},
     "min-p 0.05": {"min_p": 0.05},
     "min-p 1": {"min_p": 1.0},
-    "repetition penalty": {"repetition_penalty": 1.8},
+    "repetition penalty": {"repetition_penalty": 1.8, "temperature": 4.0},  # so that a negative score is drawn, too
     "repetition penalty below 1": {"repetition_penalty": 0.7},
     "top-k and top-p": {"top_k": 20, "top_p": 0.7},
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"presence_penalty": -0.5, "frequency_penalty": 0.9},
+    "bias": {"logit_bias": {token: 3.0 - token % 7 for token in range(90, 140)}},
+    "bias before the penalty": {
+        "logit_bias": dict.fromkeys(range(100, 160), 1.5),
+        "repetition_penalty": 2.0,
+        "temperature": 2.0,
+    },
+    "allowed": {"allowed": range(40, 300, 3)},
+    "allowed and top-k": {"allowed": range(0, 300, 2), "top_k": 20},
+    "banned": {"banned": frozenset(range(0, 150))},
     "all": {"repetition_penalty": 1.3, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+    "all edits": {
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "logit_bias": dict.fromkeys(range(100, 200), 1.0),
+        "allowed": range(0, 250),
+        "banned": frozenset(range(120, 140)),
+    },
 }
-SEEN_TOKEN_IDS = [3, 5, 5, 17, 250, 299, 3, *range(100, 160)]
+# A prompt, and an output in which some tokens are twice.
+SEEN_TOKEN_IDS = [*range(200, 240), 3, 5, 5, 17, 250, 299, 3, *range(100, 160), *range(100, 130)]
+NUM_OUTPUT = 97
+NUM_WORDS = 9  # of masks: the tokens beyond them are not allowed
 
 
 def logits_of(seed: int, num_rows: int = 1, scale: float = 2.0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def row(params: SamplingParams, *, seed=0, first_index=0, position=0, num_samples=1, token_ids=()) -> SampleRow:
-    return SampleRow(params, seed, first_index, position, num_samples, token_ids)
+def row(
+    params: SamplingParams, *, seed=0, first_index=0, position=0, num_samples=1, token_ids=(), **edits
+) -> SampleRow:
+    bias = bias_of(params) if params.logit_bias else None
+    return SampleRow(params, seed, first_index, position, num_samples, token_ids, bias=bias, **edits)
+
+
+def row_of(case: str, num_samples: int, **options) -> SampleRow:
+    given = dict(CASES[case])
+    edits = {"banned": given.pop("banned", ())}
+    if "allowed" in given:
+        edits["allowed"] = packed(given.pop("allowed"))
+    common = {"position": NUM_OUTPUT, "token_ids": SEEN_TOKEN_IDS, "num_samples": num_samples}
+    return row(SamplingParams(n=num_samples, **given), **common | edits | options)
+
+
+def packed(token_ids) -> np.ndarray:
+    words = np.zeros(NUM_WORDS, np.uint32)
+    for token_id in token_ids:
+        if token_id < 32 * NUM_WORDS:
+            words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    return words
 
 
 def counts_of(tokens, vocab_size: int = VOCAB_SIZE) -> np.ndarray:
@@ -87,34 +129,25 @@ class TestPhilox:
         draws = uniforms([1, 2, 1 << 32, 1, 1, 0], [0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1])
         assert len(set(draws)) == len(draws)
 
-    def test_uniform_along_positions_and_along_indices(self):
-        n, zeros = 4000, [0] * 4000
-        for draws in (uniforms([9] * n, zeros, range(n)), uniforms([9] * n, range(n), zeros)):
-            counts = np.histogram(draws, bins=50, range=(0, 1))[0]
-            assert chi_square_p_value(counts, np.full(50, n / 50)) > LOWEST_P_VALUE
-            assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / math.sqrt(n)
-
 
 def check_distribution_of_each_processor(module) -> None:
-    for number, (name, options) in enumerate(CASES.items()):
-        params = SamplingParams(n=NUM_DRAWS, **options)
-        logits = logits_of(number)
-        rows = [row(params, seed=number, num_samples=NUM_DRAWS, token_ids=SEEN_TOKEN_IDS)]
-        (tokens,) = sample_of(module)(logits, rows)
+    for number, case in enumerate(CASES):
+        logits, drawn = logits_of(number), row_of(case, NUM_DRAWS, seed=number)
+        (tokens,) = sample_of(module)(logits, [drawn])
         try:
-            assert_distribution(tokens, probabilities(logits[0], params, SEEN_TOKEN_IDS))
+            assert_distribution(tokens, probabilities(logits[0], drawn))
         except AssertionError as error:
-            raise AssertionError(f"{name}: {error}") from error
+            raise AssertionError(f"{case}: {error}") from error
 
 
 def check_rows_together(module) -> None:
-    """Every processor in one batch, each row as if it were alone."""
-    logits = logits_of(3, len(CASES))
-    kwargs = {"num_samples": 3, "token_ids": SEEN_TOKEN_IDS, "position": 4}
-    rows = [row(SamplingParams(n=3, **o), seed=i, first_index=i, **kwargs) for i, o in enumerate(CASES.values())]
+    """Every processor in one batch, each row as if it were alone; the logits stay what they are."""
+    rows = [row_of(case, 3, seed=i, first_index=i) for i, case in enumerate(CASES)]
     rows.insert(2, row(SamplingParams(temperature=0, n=2), num_samples=2))
-    logits = torch.cat([logits[:2], logits[:1], logits[2:]])
+    logits = logits_of(3, len(rows))
+    before = logits.clone()
     together = sample_of(module)(logits, rows)
+    assert torch.equal(logits, before)
     alone = [sample_of(module)(logits[i : i + 1], [r])[0] for i, r in enumerate(rows)]
     assert together == alone
     assert together[2] == (together[2][0],) * 2
@@ -132,20 +165,11 @@ def check_draws_differ_by_completion_and_position(module) -> None:
 
 
 class TestDistributions:
-    def test_each_processor(self):
-        check_distribution_of_each_processor(sampler)
-
     def test_draws_over_positions_follow_the_distribution_too(self):
         params = SamplingParams(top_p=0.9)
         logits = logits_of(1, vocab_size=40)
         tokens = sample(logits.expand(3000, -1), [row(params, seed=5, position=p) for p in range(3000)])
-        assert_distribution([drawn for (drawn,) in tokens], probabilities(logits[0], params))
-
-    def test_rows_in_a_batch_equal_rows_alone(self):
-        check_rows_together(sampler)
-
-    def test_forks_draw_what_single_completions_draw(self):
-        check_draws_differ_by_completion_and_position(sampler)
+        assert_distribution([drawn for (drawn,) in tokens], probabilities(logits[0], row(params)))
 
     def test_a_vocabulary_of_one_token(self):
         assert sample(torch.zeros(1, 1), [row(SamplingParams())])[0][0].token_id == 0
@@ -165,7 +189,7 @@ class TestDistributions:
         logits[0, [130, 131, 290]] = torch.tensor([1.0, 1.0, 0.0])
         params = SamplingParams(n=NUM_DRAWS)
         (tokens,) = sample(logits, [row(params, num_samples=NUM_DRAWS)])
-        assert_distribution(tokens, probabilities(logits[0], params))
+        assert_distribution(tokens, probabilities(logits[0], row(params)))
 
     def test_ties_at_the_boundary_are_all_kept(self):
         logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
@@ -217,34 +241,6 @@ def check_order_of_processors(module) -> None:
     assert support([0.5, 0.3, 0.1, 0.1], top_k=1, min_p=0.5) == {0}
 
 
-def check_penalty_once_per_token(module) -> None:
-    logits = torch.tensor([[1.0, 1.9, -1.0, -1.9]])
-    greedy = SamplingParams(temperature=0, repetition_penalty=2.0, logprobs=0)
-    (tokens,) = sample_of(module)(logits, [row(greedy, token_ids=[1, 1, 3])])
-    assert tokens[0].token_id == 0
-    # A negative logit is multiplied: -1 * 2 < -1.9, so the unseen token 1 wins.
-    (tokens,) = sample_of(module)(torch.tensor([[-1.0, -1.9]]), [row(greedy, token_ids=[0])])
-    assert tokens[0].token_id == 1
-    # 1.9 / 1.5 = 1.27 still wins; penalised twice it would not.
-    mild = SamplingParams(temperature=0, repetition_penalty=1.5)
-    (tokens,) = sample_of(module)(logits, [row(mild, token_ids=[1, 1, 3])])
-    assert tokens[0].token_id == 1
-
-
-class TestProcessors:
-    def test_order(self):
-        check_order_of_processors(sampler)
-
-    def test_penalty_applies_once_however_often_a_token_was_seen(self):
-        check_penalty_once_per_token(sampler)
-
-    def test_logits_are_not_changed(self):
-        logits = logits_of(2, 2)
-        before = logits.clone()
-        sample(logits, [row(SamplingParams(**CASES["all"]), token_ids=SEEN_TOKEN_IDS)] * 2)
-        assert torch.equal(logits, before)
-
-
 def check_logprobs(module) -> None:
     logits = logits_of(6, 5)
     options = [{"logprobs": 3}, {}, {"logprobs": 0}, {"logprobs": 5, "n": 2}]
@@ -265,13 +261,9 @@ def check_logprobs(module) -> None:
             assert [x for _, x in token.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-class TestLogprobs:
-    def test_describe_the_models_distribution_not_the_sampled_one(self):
-        check_logprobs(sampler)
-
-    def test_more_than_the_vocabulary_gives_the_vocabulary(self):
-        (tokens,) = sample(torch.zeros(1, 3), [row(SamplingParams(temperature=0, logprobs=20))])
-        assert len(tokens[0].top_logprobs) == 3
+def test_more_logprobs_than_the_vocabulary_are_the_vocabulary():
+    (tokens,) = sample(torch.zeros(1, 3), [row(SamplingParams(temperature=0, logprobs=20))])
+    assert len(tokens[0].top_logprobs) == 3
 
 
 def check_bad_rows(module) -> None:
@@ -311,20 +303,10 @@ def check_whole_numbers(module) -> None:
     assert tokens == sample_of(module)(logits_of(12), [row(SamplingParams(top_p=0.9), token_ids=[3])])[0]
 
 
-class TestBadRows:
-    def test_extreme_parameters(self):
-        check_extremes(sampler)
-
-    def test_whole_numbers(self):
-        check_whole_numbers(sampler)
-
-    def test_fail_alone(self):
-        check_bad_rows(sampler)
-
-    def test_say_what_was_found(self):
-        (result,) = sample(torch.tensor([[0.0, math.nan]]), [row(SamplingParams())])
-        assert isinstance(result, SamplingError)
-        assert "not finite (maximum: nan)" in str(result)
+def test_a_bad_row_says_what_was_found():
+    (result,) = sample(torch.tensor([[0.0, math.nan]]), [row(SamplingParams())])
+    assert isinstance(result, SamplingError)
+    assert "not finite (maximum: nan)" in str(result)
 
 
 CHECKS = {
@@ -332,66 +314,67 @@ CHECKS = {
     "together": check_rows_together,
     "draws": check_draws_differ_by_completion_and_position,
     "order": check_order_of_processors,
-    "penalty": check_penalty_once_per_token,
     "logprobs": check_logprobs,
     "bad rows": check_bad_rows,
     "extremes": check_extremes,
     "whole": check_whole_numbers,
 }
 
-FEATURE_OF = {"logprobs without normalisation": "logprobs"}
-FEATURE_OF |= dict.fromkeys(("penalty ignores the sign", "penalty upside down"), "score_edits")
-FEATURE_OF |= dict.fromkeys(
-    (
-        "min-p as a whole number",
-        "top-k keeps one too few",
-        "top-p of the whole row, not of what top-k left",
-        "top-p excludes the token that reaches it",
-        "top-p trusts its candidates",
-        "min-p ignored",
-        "min-p forgotten beside top-k",
-    ),
-    "truncation",
-)
-# (name, source text, replacement, the check that must notice)
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+def test_the_sampler(check):
+    check(sampler)
+
+
+SAMPLER, EDITS, TRUNCATION = "twophase.engine.sampler", "twophase_features.score_edits", "twophase_features.truncation"
+# name, module, source text, replacement, the check that must notice
 MUTANTS = [
-    ("penalty ignores the sign", "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "penalty"),
-    ("penalty upside down", "torch.where(seen > 0,", "torch.where(seen < 0,", "distribution"),
-    ("temperature multiplied", ".div_(temperature.to(device)", ".mul_(temperature.to(device)", "distribution"),
-    ("temperature beyond float32", "min(max(p.temperature, tiny), huge)", "max(p.temperature, tiny)", "extremes"),
-    ("min-p as a whole number", "[p.min_p for p in params], dtype=torch.float32,", "[p.min_p for p in params],", "whole"),
-    ("top-k keeps one too few", "[:, None] - 1).squeeze(1)", "[:, None] - 2 + (torch.tensor(ranks)[:, None] == 1).long()).squeeze(1)", "distribution"),
-    ("top-p of the whole row, not of what top-k left", "(weights * (weights >= lowest[:, None])).sum(", "weights.sum(", "order"),
-    ("top-p excludes the token that reaches it", "< wanted[:, None]).sum(dim=-1)\n", "< wanted[:, None]).sum(dim=-1).sub(1).clamp(min=0)\n", "distribution"),
-    ("top-p trusts its candidates", "(~(is_covered | is_limited))", "(is_covered & ~is_covered)", "distribution"),
-    ("min-p ignored", "lowest = torch.tensor([p.min_p for p in params]", "lowest = torch.tensor([0.0 for p in params]", "distribution"),
-    ("min-p forgotten beside top-k", "lowest[sorting].maximum(_top_k_top_p(chosen", "(_top_k_top_p(chosen", "order"),
-    ("all completions draw alike", "row.first_index + i for", "row.first_index for", "draws"),
-    ("position ignored", "[row.position for _, row, _ in draws]", "[0 for _, row, _ in draws]", "draws"),
-    ("seed ignored", "[row.seed for _, row, _ in draws]", "[i for i, _ in enumerate(draws)]", "together"),
-    ("second level ignores the fraction", "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
-    ("chunk size off", "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
-    ("logprobs of the penalised scores", "with_logprobs(tokens, logits,", "with_logprobs(tokens, scores,", "logprobs"),
-    ("logprobs without normalisation", "(temperature[:, None]).log_softmax(dim=-1)", "(temperature[:, None])", "logprobs"),
-    ("NaN passes", "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
+    ("penalty ignores the sign", EDITS, "torch.where(seen > 0, seen / penalty, seen * penalty)", "seen / penalty", "distribution"),
+    ("penalty upside down", EDITS, "torch.where(seen > 0,", "torch.where(seen < 0,", "distribution"),
+    ("temperature multiplied", SAMPLER, ".div_(temperature.to(device)", ".mul_(temperature.to(device)", "distribution"),
+    ("temperature beyond float32", SAMPLER, "min(max(p.temperature, tiny), huge)", "max(p.temperature, tiny)", "extremes"),
+    ("min-p as a whole number", TRUNCATION, "[p.min_p for p in params], dtype=torch.float32,", "[p.min_p for p in params],", "whole"),
+    ("top-k keeps one too few", TRUNCATION, "[:, None] - 1).squeeze(1)", "[:, None] - 2 + (torch.tensor(ranks)[:, None] == 1).long()).squeeze(1)", "distribution"),
+    ("top-p of the whole row, not of what top-k left", TRUNCATION, "(weights * (weights >= lowest[:, None])).sum(", "weights.sum(", "order"),
+    ("top-p excludes the token that reaches it", TRUNCATION, "< wanted[:, None]).sum(dim=-1)\n", "< wanted[:, None]).sum(dim=-1).sub(1).clamp(min=0)\n", "distribution"),
+    ("top-p trusts its candidates", TRUNCATION, "(~(is_covered | is_limited))", "(is_covered & ~is_covered)", "distribution"),
+    ("min-p ignored", TRUNCATION, "lowest = torch.tensor([p.min_p for p in params]", "lowest = torch.tensor([0.0 for p in params]", "distribution"),
+    ("min-p forgotten beside top-k", TRUNCATION, "lowest[sorting].maximum(_top_k_top_p(chosen", "(_top_k_top_p(chosen", "order"),
+    ("all completions draw alike", SAMPLER, "row.first_index + i for", "row.first_index for", "draws"),
+    ("position ignored", SAMPLER, "[row.position for _, row, _ in draws]", "[0 for _, row, _ in draws]", "draws"),
+    ("seed ignored", SAMPLER, "[row.seed for _, row, _ in draws]", "[i for i, _ in enumerate(draws)]", "together"),
+    ("second level ignores the fraction", SAMPLER, "_invert(inner, fraction)", "_invert(inner, u)", "distribution"),
+    ("chunk size off", SAMPLER, "chunk * CDF_CHUNK + token", "chunk * (CDF_CHUNK - 1) + token", "distribution"),
+    ("logprobs of the penalised scores", SAMPLER, "with_logprobs(tokens, logits,", "with_logprobs(tokens, scores,", "logprobs"),
+    ("logprobs without normalisation", "twophase_features.logprobs", "(temperature[:, None]).log_softmax(dim=-1)", "(temperature[:, None])", "logprobs"),
+    ("NaN passes", SAMPLER, "-math.inf < peak < math.inf", "not (peak == math.inf or peak == -math.inf)", "bad rows"),
+    ("biases of all rows", EDITS, "scores[at] += torch", "scores[:, at[1]] += torch", "together"),
+    ("edits in place", EDITS, "scores = logits.clone()", "scores = logits", "together"),
+    ("each edit starts anew", EDITS, "edit(scores, arguments)", "edit(scores := logits.clone(), arguments)", "distribution"),
+    ("biases last", EDITS, "    (_add_bias, lambda row: row.bias),\n    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n", "    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n    (_add_bias, lambda row: row.bias),\n", "distribution"),
+    ("prompts are counted", EDITS, "row.token_ids[-row.position :]", "row.token_ids", "distribution"),
+    ("presence forgotten", EDITS, "row.params.presence_penalty + row", "row", "distribution"),
+    ("frequency is presence", EDITS, "* torch.from_numpy(counts)", "* torch.ones(len(counts))", "distribution"),
+    ("bans of all rows", EDITS, "scores[_places(banned, scores.device)]", "scores[:, _places(banned, scores.device)[1]]", "together"),
+    ("mask not applied", EDITS, ".masked_fill_(forbidden, -math.inf)", "", "distribution"),
+    ("mask of the neighbour row", EDITS, "masked_fill_(forbidden,", "masked_fill_(forbidden.roll(1, 0),", "together"),
+    ("masked rows shifted", EDITS, "scores[list(allowed)] =", "scores[[max(r - 1, 0) for r in allowed]] =", "together"),
+    ("highest bit first", EDITS, 'bitorder="little"', 'bitorder="big"', "distribution"),
+    ("everything allowed beyond the last word", EDITS, "words = np.zeros(", "words = np.uint32(0xFFFF_FFFF) - np.zeros(", "distribution"),
 ]  # fmt: skip
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[name for name, *_ in MUTANTS])
 def test_mutants(mutant):
-    name, old, new, check = mutant
-    module = f"twophase_features.{FEATURE_OF[name]}" if name in FEATURE_OF else "twophase.engine.sampler"
-    KillTable.record(Mutant(name, module, old, new), CHECKS[check])
+    *planted, check = mutant
+    KillTable.record(Mutant(*planted), CHECKS[check])
 
 
 @pytest.mark.gpu
 def test_cuda_draws_what_the_cpu_draws():
     """The uniforms are made on the host; only rounding in exp and sums differs, which these draws do not meet."""
-    logits = logits_of(3, len(CASES))
-    rows = [
-        row(SamplingParams(n=5, **o), seed=i, num_samples=5, token_ids=SEEN_TOKEN_IDS)
-        for i, o in enumerate(CASES.values())
-    ]
+    rows = [row_of(case, 5, seed=i) for i, case in enumerate(CASES)]
+    logits = logits_of(3, len(rows))
     on_cpu, on_cuda = sample(logits, rows), sample(logits.cuda(), rows)
     assert [[t.token_id for t in tokens] for tokens in on_cuda] == [[t.token_id for t in tokens] for tokens in on_cpu]

@@ -1,7 +1,4 @@
-"""The real model: for varied prompts, the ids of transformers' greedy `generate`, whatever the engine does on the way.
-
-`make test` takes two prompts of each length, `make test-full` all 20.
-"""
+"""The real model: for varied prompts, the ids of transformers' greedy `generate`, whatever the engine does on the way."""
 
 import pytest
 import torch
@@ -17,33 +14,20 @@ BLOCK_SIZE = 16
 
 # By length in tokens: those of a length go through transformers together, so that it needs no padding.
 TEXTS = {
-    5: [
-        "The capital of France is",
-        "Once upon a time there was a small dog",
-        "2 + 2 = 4, 3 + 3 =",
-        "  \n\n\t indented text, and then",
-        "Ünïcödé und Straße sind",
-    ],
+    5: ["The capital of France is", "  \n\n\t indented text, and then", "Ünïcödé und Straße sind"],
     12: [
         "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
         "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
         "日本語のテキストはここにあります",
-        "1, 1, 2, 3, 5, 8, 13, 21, 34, 55",
-        "Dear Sir or Madam,\n\nI am writing to complain about the noise that",
     ],
     17: [
-        "SELECT name, COUNT(*) FROM users WHERE age > 30 GROUP BY name ORDER BY",
         "Roses are red, violets are blue, sugar is sweet, and so are you, but",
         '{"name": "Ada", "born": 1815, "field": "mathematics", "known_for": [',
-        "The mitochondria is the powerhouse of the cell. In plants, photosynthesis happens in the chloroplasts",
         "😀👍🏽 emoji are fun 🎉🎉 and everyone loves to use them 🥳 every day",
     ],
     133: [
         "It was the best of times, it was the worst of times, it was the age of wisdom. " * 8,
-        "In the beginning the Universe was created. This has made a lot of people very angry. " * 8,
         "A list of words: apple, banana, cherry, date, elderberry, fig, grape, honeydew, kiwi, lemon. " * 6,
-        "def f(x):\n    '''Return x squared.'''\n    return x ** 2\n\nassert f(3) == 9\n\n" * 8,
-        "The history of science is long. Newton wrote the Principia in 1687, and Einstein wrote in 1905. " * 6,
     ],
 }
 
@@ -60,26 +44,17 @@ def prompts(llm):
     return by_length
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(5, marks=pytest.mark.full)], ids=lambda n: f"{n} of each length"
-)
-def expected(request, smollm2_folder, prompts):
+@pytest.fixture(scope="module")
+def expected(smollm2_folder, prompts):
     """Prompt ids to output ids, end-of-text included, from transformers; computed once."""
-    oracle = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32).eval()
-    expected = {}
+    oracle, expected = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32).eval(), {}
+    eos = oracle.generation_config.eos_token_id
     for length, several in prompts.items():
-        several = several[: request.param]
         ids = torch.tensor(several)
         with torch.inference_mode():
             new = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
         for prompt, row in zip(several, new[:, length:].tolist(), strict=True):
-            end = (
-                row.index(oracle.generation_config.eos_token_id)
-                if oracle.generation_config.eos_token_id in row
-                else None
-            )
-            expected[tuple(prompt)] = row if end is None else row[: end + 1]
-    assert len(expected) == request.param * len(TEXTS)
+            expected[tuple(prompt)] = row[: row.index(eos) + 1] if eos in row else row
     assert any(len(tokens) < NUM_TOKENS for tokens in expected.values()), "none of the prompts reaches end-of-text"
     return expected
 

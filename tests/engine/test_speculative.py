@@ -19,10 +19,13 @@ from tests.engine.speculating import (
 from tests.engine.tokenizers_for_tests import byte_level
 from tests.model.tiny import load_model, make_folder
 from twophase.core.errors import ConfigError
+from twophase.core.plan import SampledToken
 from twophase.core.request import SamplingParams
+from twophase.engine.sampler import SamplingError
 from twophase.llm import LLM
 from twophase_features.speculation.config import SpeculativeConfig
 from twophase_features.speculation.drafters import NgramDrafter, NgramIndex, usable
+from twophase_features.speculation.rejection import accepted_run
 
 LONG = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [prompt_of(i, length) for i, length in enumerate((3, 17, 1, 30, 8, 16))]
@@ -270,6 +273,12 @@ class TestBrokenDrafters:
             engine.abort(str(i))
         finish(engine)
         assert not engine.speculator.drafter._indices
+
+
+def test_an_error_counts_only_if_nothing_comes_before_it():
+    error, token = SamplingError("planted"), (SampledToken(5),)
+    assert accepted_run([error, token], [5]) is error
+    assert accepted_run([token, error], [5]) == accepted_run([token, error], [6]) == token
 
 
 def naive_lookup(token_ids, max_drafts, min_tokens, max_tokens):

@@ -209,33 +209,6 @@ def test_played_graphs_equal_eager(cpu_model, eager_tokens):
     check_played_graphs(step_graphs, cpu_model, eager_tokens)
 
 
-GRAPH_MUTANTS = [
-    ("tables as wide as the model allows", "-(-context // (block", "-(-self._max_model_len // (block"),
-    ("tables too narrow", "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)"),
-    ("stale tokens", "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", ""),
-    ("padding returned", "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum("),
-    ("capture on the first device's stream", "stream=side_stream, ", ""),
-    ("other threads end a capture", ', capture_error_mode="thread_local"', ""),
-]
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), GRAPH_MUTANTS, ids=[row[0] for row in GRAPH_MUTANTS])
-def test_graph_mutants_are_killed(name, old, new, cpu_model, eager_tokens):
-    check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
-    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("cpu_model", ["gemma3"], indirect=True)
-def test_a_graph_for_the_tables_of_all_groups_is_noticed(cpu_model, eager_tokens):
-    check = functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens)
-    mutant = Mutant(
-        "all groups", "twophase_features.step_graphs", "for chunk in chunks) // num_groups", "for chunk in chunks)"
-    )
-    KillTable.record(mutant, check)
-
-
 class Ragged(Oracle):
     """Guesses none to three tokens in turn: for one sequence, then for all, then for another one."""
 
@@ -283,23 +256,6 @@ def test_played_verifications_equal_eager(cpu_model, verified):
     check_played_verifications(step_graphs, cpu_model, verified)
 
 
-VERIFICATION_MUTANTS = [
-    ("no graph with drafts", "== 1 + chunk.num_drafts", "== 1"),
-    ("one graph for any number of drafts", "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))"),
-    ("captured for the first batch's lengths", "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", ""),
-    ("drafts' rows not returned", "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]"),
-    ("stale lengths", "        captured.inputs.lens.copy_(packed.lens, non_blocking=True)\n", ""),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize("cpu_model", ["llama"], indirect=True)  # gemma3's answers repeat a token, whatever it reads
-def test_stale_tables_are_noticed(cpu_model, verified):
-    check = functools.partial(check_played_verifications, model=cpu_model, expected=verified)
-    line = "        captured.inputs.tables.copy_(packed.tables, non_blocking=True)\n"
-    KillTable.record(Mutant("stale tables", "twophase_features.step_graphs", line, ""), check)
-
-
 def check_room_for_drafts(module, model, num_drafts):
     """A graph has as many tokens for each sequence as the one with the most drafts, whichever that is."""
     asked = {}
@@ -335,46 +291,6 @@ def test_room_for_drafts(cpu_model, num_drafts):
     check_room_for_drafts(step_graphs, cpu_model, num_drafts)
 
 
-ROOM_MUTANTS = [
-    ("as many drafts as the first one", "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)"),
-    ("prompts in graphs", "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0"),
-    ("any number of drafts", "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode"),
-]
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), ROOM_MUTANTS, ids=[row[0] for row in ROOM_MUTANTS])
-def test_room_mutants_are_killed(name, old, new, cpu_model):
-    check = functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3))
-    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), VERIFICATION_MUTANTS, ids=[row[0] for row in VERIFICATION_MUTANTS])
-def test_verification_mutants_are_killed(name, old, new, cpu_model, verified):
-    check = functools.partial(check_played_verifications, model=cpu_model, expected=verified)
-    KillTable.record(Mutant(name, "twophase_features.step_graphs", old, new), check)
-
-
-BACKEND_MUTANTS = [
-    ("padding is what memory held", "(torch.zeros if has_drafts else torch.empty)", "torch.empty"),
-    ("lengths of the first batch captured", "batch.cu_query_lens[first : end + 1] - start",
-     "torch.tensor([sum(lens[first:s]) for s in range(first, end + 1)])"),
-    ("every run starts at the first token", "slice(start, start + sum(lens[first:end]))", "slice(0, sum(lens[first:end]))"),
-    ("lengths counted on from other runs", "batch.cu_query_lens[first : end + 1] - start", "batch.cu_query_lens[first : end + 1]"),
-    ("tables of the first sequences", "batch.block_tables[sequences]", "batch.block_tables[: len(batch.block_tables[sequences])]"),
-]  # fmt: skip
-
-
-@pytest.mark.mutants
-@pytest.mark.parametrize(("name", "old", "new"), BACKEND_MUTANTS, ids=[row[0] for row in BACKEND_MUTANTS])
-def test_backend_mutants_are_killed(name, old, new, cpu_model, verified):
-    def check(backends):
-        check_played_verifications(step_graphs, cpu_model, verified, backends)
-
-    KillTable.record(Mutant(name, "twophase_features.triton.attention", old, new), check)
-
-
 def check_device_is_current(module, model):
     """Triton launches on the current device, so the tokens' device is the current one in all that a backend does."""
     entered = []
@@ -402,13 +318,10 @@ def check_device_is_current(module, model):
     assert not entered
 
 
-@pytest.mark.mutants
 @pytest.mark.parametrize("cpu_model", ["llama"], indirect=True)
 def test_a_models_device_is_current_while_it_runs(cpu_model, monkeypatch):
     monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
     check_device_is_current(llama, cpu_model)
-    guard = Mutant("any device", "twophase.model.llama", "with _current(token_ids.device)", "with nullcontext()")
-    KillTable.record(guard, functools.partial(check_device_is_current, model=cpu_model))
 
 
 def test_the_current_device():
@@ -416,3 +329,51 @@ def test_the_current_device():
     guard = llama._current(torch.device("cuda:1"))
     assert isinstance(guard, torch.cuda.device)
     assert guard.idx == 1
+
+
+GRAPHS, BACKEND, MODEL = step_graphs.__name__, triton_backend.__name__, llama.__name__
+# name, module, old, new, check
+MUTANTS = [
+    ("tables as wide as the model allows", GRAPHS, "-(-context // (block", "-(-self._max_model_len // (block", "played"),
+    ("tables too narrow", GRAPHS, "-(-context // (block_size * TABLE_COLUMNS))", "context // (block_size * TABLE_COLUMNS)", "played"),
+    ("stale tokens", GRAPHS, "        captured.inputs.longs.copy_(packed.longs, non_blocking=True)\n", "", "played"),
+    ("padding returned", GRAPHS, "captured.hidden[: sum(", "captured.hidden[-1 : -1 - sum(", "played"),
+    ("capture on the first device's stream", GRAPHS, "stream=side_stream, ", "", "played"),
+    ("other threads end a capture", GRAPHS, ', capture_error_mode="thread_local"', "", "played"),
+    ("a graph for the tables of all groups", GRAPHS, "for chunk in chunks) // num_groups", "for chunk in chunks)", "played"),
+    ("stale tables", GRAPHS, "        captured.inputs.tables.copy_(packed.tables, non_blocking=True)\n", "", "verified"),
+    ("no graph with drafts", GRAPHS, "== 1 + chunk.num_drafts", "== 1", "verified"),
+    ("one graph for any number of drafts", GRAPHS, "return self._graphs[shape]", "return self._graphs.setdefault(shape._replace(max_query_len=4), self._graphs.pop(shape))", "verified"),
+    ("captured for the first batch's lengths", GRAPHS, "            query_lens=(shape.max_query_len,) * shape.num_rows,\n", "", "verified"),
+    ("drafts' rows not returned", GRAPHS, "[: sum(len(chunk.token_ids) for chunk in chunks)]", "[: len(chunks)]", "verified"),
+    ("stale lengths", GRAPHS, "        captured.inputs.lens.copy_(packed.lens, non_blocking=True)\n", "", "verified"),
+    ("as many drafts as the first one", GRAPHS, "max(len(chunk.token_ids) for chunk in chunks)", "len(chunks[0].token_ids)", "room"),
+    ("prompts in graphs", GRAPHS, "len(chunk.token_ids) == 1 + chunk.num_drafts", "len(chunk.token_ids) > 0", "room"),
+    ("any number of drafts", GRAPHS, "not is_decode or max_query_len > self._model.backend.max_decode_len", "not is_decode", "room"),
+    ("padding is what memory held", BACKEND, "(torch.zeros if has_drafts else torch.empty)", "torch.empty", "backend"),
+    ("lengths of the first batch captured", BACKEND, "batch.cu_query_lens[first : end + 1] - start", "torch.tensor([sum(lens[first:s]) for s in range(first, end + 1)])", "backend"),
+    ("every run starts at the first token", BACKEND, "slice(start, start + sum(lens[first:end]))", "slice(0, sum(lens[first:end]))", "backend"),
+    ("lengths counted on from other runs", BACKEND, "batch.cu_query_lens[first : end + 1] - start", "batch.cu_query_lens[first : end + 1]", "backend"),
+    ("tables of the first sequences", BACKEND, "batch.block_tables[sequences]", "batch.block_tables[: len(batch.block_tables[sequences])]", "backend"),
+    ("any device", MODEL, "with _current(token_ids.device)", "with nullcontext()", "device"),
+]  # fmt: skip
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize(
+    ("cpu_model", "row"),
+    # Gemma's answers repeat a token, whatever it reads; it alone has groups of layers.
+    [pytest.param("gemma3" if "all groups" in row[0] else "llama", row, id=row[0]) for row in MUTANTS],
+    indirect=["cpu_model"],
+)
+def test_mutants_are_killed(row, cpu_model, eager_tokens, verified, monkeypatch):
+    *planted, check = row
+    monkeypatch.setattr(llama, "_current", llama._current)  # put back afterwards
+    checks = {
+        "played": functools.partial(check_played_graphs, model=cpu_model, expected=eager_tokens),
+        "verified": functools.partial(check_played_verifications, model=cpu_model, expected=verified),
+        "room": functools.partial(check_room_for_drafts, model=cpu_model, num_drafts=(0, 3)),
+        "backend": lambda backends: check_played_verifications(step_graphs, cpu_model, verified, backends),
+        "device": functools.partial(check_device_is_current, model=cpu_model),
+    }
+    KillTable.record(Mutant(*planted), checks[check])

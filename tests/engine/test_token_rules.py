@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
-from tests.engine.sampling_oracle import sample_of
 from tests.mutation import KillTable, Mutant, installed
 from twophase import LLM, SamplingParams, SpeculativeConfig, StructuredOutputs
 from twophase.core.errors import InvalidRequestError
 from twophase.engine import model_run, sampler
 from twophase.engine.detokenizer import Detokenizer
-from twophase.engine.sampler import SampleRow
 from twophase_features import score_edits, stop_strings
 from twophase_features.score_edits import bias_of
 
@@ -26,13 +23,6 @@ def llm(tiny_folder):
 def generate(llm, **params):
     (output,) = llm.generate(PROMPT, SamplingParams(**(GREEDY | params)), use_tqdm=False)
     return output.outputs
-
-
-def row_of(position=0, token_ids=(), banned=(), num_samples=1, **params) -> SampleRow:
-    made = SamplingParams(**params)
-    return SampleRow(
-        made, 0, 0, position, num_samples, token_ids, banned=banned, bias=bias_of(made) if made.logit_bias else None
-    )
 
 
 class TestMinTokens:
@@ -79,17 +69,6 @@ class TestMinTokens:
             SamplingParams(min_tokens=3, structured_outputs=StructuredOutputs(regex="a"))
 
 
-def check_ban(module=score_edits):
-    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
-    rows = [row_of(banned=frozenset({1}), temperature=0), row_of(temperature=0)]
-    assert [tokens[0].token_id for tokens in sample_of(module)(logits, rows)] == [2, 1]
-    assert logits.tolist() == [[1.0, 3.0, 2.0]] * 2
-
-
-def test_a_ban_is_of_its_own_row():
-    check_ban()
-
-
 class Characters:
     """Token i is the character i."""
 
@@ -98,66 +77,17 @@ class Characters:
 
 
 def check_stop_after(module=stop_strings):
-    with installed(module):
-        text = Detokenizer(Characters(), SamplingParams(stop="ab", min_tokens=3), [65])
-    # "ab" at 0 is early; "b" at 3 completes one that began early, which does not count; the next is whole.
-    matched = [text.append(ord(character)) for character in "abaxab"]
-    assert matched == [None] * 5 + ["ab"]
-    assert text.text == "abax"
-
-
-def check_boundary(module=stop_strings):
-    with installed(module):
-        text = Detokenizer(Characters(), SamplingParams(stop="b", min_tokens=2), [65])
-    assert [text.append(ord(character)) for character in "abb"] == [None, None, "b"]
+    """ "ab" at 0 is early; "b" at 3 completes one that began early, which does not count; the next is whole."""
+    for stop, min_tokens, text, shown in (("ab", 3, "abaxab", "abax"), ("b", 2, "abb", "ab")):
+        with installed(module):
+            detokenizer = Detokenizer(Characters(), SamplingParams(stop=stop, min_tokens=min_tokens), [65])
+        matched = [detokenizer.append(ord(character)) for character in text]
+        assert matched == [None] * (len(text) - 1) + [stop]
+        assert detokenizer.text == shown
 
 
 def test_a_stop_string_begins_after_the_last_early_token():
     check_stop_after()
-    check_boundary()
-
-
-def check_penalties(module=score_edits):
-    """By hand: counted in the completion, not in the prompt, and of its own row alone."""
-    logits = torch.tensor([[4.0, 3.9, 3.0]] * 4)
-    common = {"temperature": 0, "logprobs": 0}
-    rows = [
-        row_of(position=2, token_ids=[2, 2, 0, 0], presence_penalty=0.05, **common),
-        row_of(position=2, token_ids=[2, 2, 0, 0], frequency_penalty=0.06, **common),
-        row_of(position=3, token_ids=[2, 1, 0, 1], frequency_penalty=0.7, presence_penalty=0.2, **common),
-        row_of(position=0, token_ids=[0, 0], presence_penalty=2.0, frequency_penalty=2.0, **common),
-    ]
-    # 4 - 0.05; 4 - 0.12 < 3.9; 4 - 0.9 and 3.9 - 1.6, so 3.1 is best; nothing yet.
-    assert [tokens[0].token_id for tokens in sample_of(module)(logits, rows)] == [0, 1, 0, 0]
-    rows[2] = row_of(position=3, token_ids=[2, 1, 0, 1], frequency_penalty=0.9, presence_penalty=0.2, **common)
-    (tokens,) = sample_of(module)(logits[2:3], rows[2:3])
-    assert tokens[0].token_id == 2, "4 - 1.1 and 3.9 - 2 are below 3"
-    assert tokens[0].logprob == pytest.approx(float(logits[2].log_softmax(0)[2])), "they describe the model"
-    raised = row_of(position=1, token_ids=[2], presence_penalty=-2.0, **common)
-    assert sample_of(module)(logits[:1], [raised])[0][0].token_id == 2
-    assert logits.tolist() == torch.tensor([[4.0, 3.9, 3.0]] * 4).tolist()
-
-
-def test_presence_and_frequency_penalties():
-    check_penalties()
-
-
-def check_bias(module=score_edits):
-    logits = torch.tensor([[4.0, 3.0, 2.0]] * 3)
-    common = {"temperature": 0, "logprobs": 0}
-    rows = [
-        row_of(logit_bias={2: 2.5}, **common),
-        row_of(**common),
-        row_of(logit_bias={0: -3, 2: 2.5}, repetition_penalty=2.0, token_ids=[2], **common),
-    ]
-    drawn = [tokens[0] for tokens in sample_of(module)(logits, rows)]
-    assert [each.token_id for each in drawn] == [2, 0, 1], "1, 3 and 4.5 / 2: the bias comes before the penalty"
-    assert drawn[0].logprob == pytest.approx(float(logits[0].log_softmax(0)[2])), "they describe the model"
-    assert logits.tolist() == [[4.0, 3.0, 2.0]] * 3
-
-
-def test_biases_by_hand():
-    check_bias()
 
 
 def test_biases_are_made_once_for_all_steps_and_completions(llm, monkeypatch):
@@ -189,56 +119,16 @@ def test_biases_of_any_kind_and_their_refusal(llm):
         generate(llm, logit_bias={100_000: 1.0})
 
 
+MUTANTS = [
+    ("stops at any time", "if self._num_tokens <= self._params.min_tokens:", "if False:"),
+    ("one token early", "self._num_tokens <= self", "self._num_tokens < self"),
+]
+
+
 @pytest.mark.mutants
-@pytest.mark.parametrize(
-    ("name", "module", "old", "new", "check"),
-    [
-        ("biases of all rows", "score_edits", "scores[at] += torch", "scores[:, at[1]] += torch", check_bias),
-        ("edits in place", "score_edits", "scores = logits.clone()", "scores = logits", check_bias),
-        (
-            "each edit starts anew",
-            "score_edits",
-            "edit(scores, arguments)",
-            "edit(scores := logits.clone(), arguments)",
-            check_bias,
-        ),
-        (
-            "biases last",
-            "score_edits",
-            "    (_add_bias, lambda row: row.bias),\n    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n",
-            "    (_penalise_repetition, lambda row: row if row.params.repetition_penalty != 1 else None),\n    (_add_bias, lambda row: row.bias),\n",
-            check_bias,
-        ),
-        ("prompts are counted", "score_edits", "row.token_ids[-row.position :]", "row.token_ids", check_penalties),
-        ("presence forgotten", "score_edits", "row.params.presence_penalty + row", "row", check_penalties),
-        (
-            "frequency is presence",
-            "score_edits",
-            "* torch.from_numpy(counts)",
-            "* torch.ones(len(counts))",
-            check_penalties,
-        ),
-        (
-            "bans of all rows",
-            "score_edits",
-            "scores[_places(banned, scores.device)]",
-            "scores[:, _places(banned, scores.device)[1]]",
-            check_ban,
-        ),
-        (
-            "stops at any time",
-            "stop_strings",
-            "if self._num_tokens <= self._params.min_tokens:",
-            "if False:",
-            check_stop_after,
-        ),
-        ("one token early", "stop_strings", "self._num_tokens <= self", "self._num_tokens < self", check_boundary),
-    ],
-    ids=lambda value: value if isinstance(value, str) and len(value) < 18 else "",
-)
-def test_mutants_are_killed(name, module, old, new, check):
-    package = "twophase_features" if module in ("score_edits", "stop_strings") else "twophase.engine"
-    KillTable.record(Mutant(name, f"{package}.{module}", old, new), check)
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[name for name, *_ in MUTANTS])
+def test_mutants_are_killed(name, old, new):
+    KillTable.record(Mutant(name, "twophase_features.stop_strings", old, new), check_stop_after)
 
 
 def test_a_top_k_of_minus_one_keeps_all():

@@ -1,15 +1,18 @@
-"""Sliding windows and sinks in the engine: the same tokens as a dense oracle with that mask, in a bounded number of blocks."""
+"""Windows in the engine, of all layers or of some: the tokens of a dense oracle, in a bounded number of blocks."""
+
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from tests.cache.integrity import check_integrity
 from tests.engine.engines import prompt_of
-from tests.model.tiny import make_folder
-from twophase import LLM, SamplingParams
+from tests.model.tiny import WINDOW, make_folder
+from twophase import LLM, SamplingParams, SpeculativeConfig
 from twophase.attention.torch_backend import TorchBackend
 from twophase.cache.manager import CacheManager
-from twophase.core.errors import ConfigError
+from twophase.core.errors import ConfigError, InvalidRequestError
+from twophase_features.windows.layer_groups import group_layers
 from twophase_features.windows.sliding_window import SlidingWindow
 from twophase_features.windows.windowed_cache import WindowedCache
 
@@ -21,41 +24,57 @@ OPTIONS = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 24,
 }
-PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]
-WINDOW, NUM_SINKS, NUM_TOKENS = 14, 3, 24
+NUM_TOKENS = 16
+PROMPTS = [prompt_of(seed, length) for seed, length in enumerate((1, 9, 30, 57, 90))]  # up to 7 windows
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-MOST_BLOCKS = SlidingWindow(WINDOW, NUM_SINKS).max_blocks(4)
+ASKED = {"sliding_window": 14, "num_attention_sinks": 3}
 
 
 class OwnCache(CacheManager):
     """Frees nothing before the end: the reference for freeing."""
 
 
-def mask_of(length: int, window: int, num_sinks: int) -> torch.Tensor:
+class Case(NamedTuple):
+    """A model, the options of its window (a model of layers of different kinds has its own), and the oracle's tokens."""
+
+    folder: Any
+    options: dict[str, int]
+    expected: list[list[int]]
+
+    def open(self, **options) -> LLM:
+        return LLM(self.folder, **(OPTIONS | self.options | options))
+
+
+def mask_of(length: int) -> torch.Tensor:
     """What to add to the scores, [1, 1, L, L]; written down from the definition."""
     i, j = torch.arange(length)[:, None], torch.arange(length)[None]
-    visible = (j <= i) & ((j > i - window) | (j < num_sinks))
+    visible = (j <= i) & ((j > i - ASKED["sliding_window"]) | (j < ASKED["num_attention_sinks"]))
     return torch.zeros(length, length).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
 
 
 @torch.inference_mode()
-def dense_greedy(oracle, prompt) -> list[int]:
-    """transformers' model under an explicit mask, all tokens anew at every step."""
+def dense_greedy(oracle, prompt, is_masked: bool) -> list[int]:
+    """transformers' model, all tokens anew at every step: no cache of theirs is trusted."""
     ids = list(prompt["prompt_token_ids"])
     for _ in range(NUM_TOKENS):
-        mask = mask_of(len(ids), WINDOW, NUM_SINKS)
-        ids.append(int(oracle(torch.tensor([ids]), attention_mask=mask).logits[0, -1].argmax()))
+        mask = {"attention_mask": mask_of(len(ids))} if is_masked else {}
+        ids.append(int(oracle(torch.tensor([ids]), use_cache=False, **mask).logits[0, -1].argmax()))
     return ids[-NUM_TOKENS:]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(
+    scope="module", params=["llama", "qwen3", "gemma3", pytest.param("qwen3-mixed", marks=pytest.mark.full)]
+)
 def case(request, tmp_path_factory):
     folder, oracle = make_folder(request.param, tmp_path_factory.mktemp(request.param), eos_token_id=None)
-    return folder, [dense_greedy(oracle, prompt) for prompt in PROMPTS]
+    options = ASKED if request.param in ("llama", "qwen3") else {}
+    return Case(folder, options, [dense_greedy(oracle, prompt, bool(options)) for prompt in PROMPTS])
 
 
-def windowed(folder, **options) -> LLM:
-    return LLM(folder, **(OPTIONS | {"sliding_window": WINDOW, "num_attention_sinks": NUM_SINKS} | options))
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("windows")
+    return {name: make_folder(name, path / name, eos_token_id=None)[0] for name in ("llama", "mistral", "gemma3")}
 
 
 def generate(llm: LLM, prompts=PROMPTS, params=PARAMS) -> list[list[int]]:
@@ -79,102 +98,136 @@ def poisoned(llm: LLM) -> LLM:
     return llm
 
 
-def test_equal_to_a_dense_oracle_with_the_same_mask(case):
-    folder, expected = case
-    assert generate(windowed(folder)) == expected
-    assert generate(windowed(folder, max_num_batched_tokens=8)) == expected
-    assert generate(LLM(folder, **OPTIONS)) != expected, "the window was to make a difference"
+def num_blocks_of(llm: LLM, num_tokens: int) -> int:
+    """Blocks that one sequence of this length needs, computed in small chunks."""
+    cache = llm.scheduler.cache
+    return sum(cache.sees_all) * -(-num_tokens // 4) + cache.sees_all.count(False) * cache.window.max_blocks(4)
+
+
+def test_equal_to_transformers_alone_batched_and_in_chunks(case):
+    whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 200}
+    for options in ({}, {"max_num_batched_tokens": 8}, whole):
+        assert generate(case.open(**options)) == case.expected, options
+    llm = case.open()
+    assert [generate(llm, [prompt])[0] for prompt in PROMPTS] == case.expected
+    if case.options:
+        assert generate(LLM(case.folder, **OPTIONS)) != case.expected, "the window was to make a difference"
+        keeping = case.open(cache_factory=OwnCache)
+        assert not isinstance(keeping.scheduler.cache, WindowedCache)
+        assert generate(keeping) == case.expected
 
 
 def test_freed_blocks_are_never_read(case):
-    folder, expected = case
-    assert generate(poisoned(windowed(folder, enable_prefix_caching=False))) == expected
+    assert generate(poisoned(case.open(enable_prefix_caching=False))) == case.expected
 
 
-def test_equal_to_the_same_without_freeing(case):
-    folder, expected = case
-    keeping = windowed(folder, cache_factory=OwnCache)
-    assert not isinstance(keeping.scheduler.cache, WindowedCache)
-    assert generate(keeping) == expected
-    most, bounded = (max(step.blocks_in_use for step in llm.engine.trace) for llm in (keeping, windowed_run(folder)))
-    assert bounded <= len(PROMPTS) * MOST_BLOCKS + 24 // 4 < most
-
-
-def windowed_run(folder) -> LLM:
-    llm = windowed(folder)
-    generate(llm)
-    return llm
-
-
-@pytest.mark.parametrize(
-    ("caching", "options"),
-    [(True, {}), (False, {}), (True, {"preemption_mode": "swap"})],
-    ids=["caching", "no caching", "offloading"],
-)
+@pytest.mark.parametrize(("caching", "options"), [(False, {}), (True, {}), (True, {"preemption_mode": "swap"})])
 def test_in_a_pool_of_one_sequence(case, options, caching):
     """Prompts many times longer than the pool, and all of them at once: they take turns, and nothing changes."""
-    folder, expected = case
-    llm = windowed(folder, num_kv_blocks=MOST_BLOCKS + 2, enable_prefix_caching=caching, **options)
-    assert llm.kv_cache.num_blocks * 4 < 57
-    assert generate(llm) == expected
-    assert generate(llm) == expected, "with whatever the prefix cache still has"
+    num_blocks = num_blocks_of(case.open(), 90 + NUM_TOKENS - 1)
+    llm = case.open(num_kv_blocks=num_blocks, enable_prefix_caching=caching, **options)
+    assert generate(llm) == case.expected
+    assert generate(llm) == case.expected, "with whatever the prefix cache still has"
+    with pytest.raises(InvalidRequestError, match=f"may need {num_blocks} KV blocks"):
+        case.open(num_kv_blocks=num_blocks - 1).generate(PROMPTS[-1], PARAMS, use_tqdm=False)
 
 
 def test_a_hit_beyond_the_window_changes_nothing(case):
-    folder, expected = case
-    llm = windowed(folder, num_kv_blocks=200)
+    llm = case.open(num_kv_blocks=1000)
     generate(llm)
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    assert [list(output.outputs[0].token_ids) for output in outputs] == case.expected
     assert [output.metrics.num_cached_tokens for output in outputs] == [0, 8, 28, 56, 88]
 
 
-def test_a_models_own_window_frees_blocks_too(tmp_path):
-    folder, oracle = make_folder("mistral", tmp_path, eos_token_id=None)
-    llm = LLM(folder, **OPTIONS, num_kv_blocks=16)
-    assert llm.scheduler.cache.window == SlidingWindow(12)
-    prompt = PROMPTS[-1]
-    ids = torch.tensor([prompt["prompt_token_ids"]])
-    new = oracle.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
-    assert generate(llm, [prompt]) == [new[0, ids.shape[1] :].tolist()]
-    assert max(step.blocks_in_use for step in llm.engine.trace if step.num_decodes) <= SlidingWindow(12).max_blocks(4)
+def test_long_prompts_free_as_they_go(case):
+    llm = case.open(max_num_batched_tokens=8)
+    assert generate(llm, PROMPTS[-1:]) == case.expected[-1:]
+    # Before the step after which nothing is in use.
+    assert max(step.blocks_in_use for step in llm.engine.trace) <= num_blocks_of(llm, 90 + NUM_TOKENS - 2)
 
 
-def test_sinks_without_a_window_are_refused(case):
-    with pytest.raises(ConfigError, match="num_attention_sinks=4 and no window"):
-        LLM(case[0], **OPTIONS, num_attention_sinks=4)
+@pytest.mark.parametrize("case", ["gemma3"], indirect=True)
+def test_the_triton_backend(case):
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # kernels are compiled where there is a GPU
+    llm = case.open(device=device, attention_backend="triton", max_num_batched_tokens=48)
+    assert {backend.name for backend in llm.model.backend.of_group} == {"triton"}
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    assert generate(llm, PROMPTS[1:3], params) == [tokens[:3] for tokens in case.expected[1:3]]
 
 
-def test_a_model_with_a_window_of_its_own_may_get_a_narrower_one_and_sinks(tmp_path):
-    folder, _ = make_folder("mistral", tmp_path, eos_token_id=None)
-    assert LLM(folder, **OPTIONS, sliding_window=5, num_attention_sinks=2).scheduler.cache.window == SlidingWindow(5, 2)
-    assert LLM(folder, **OPTIONS, num_attention_sinks=2).scheduler.cache.window == SlidingWindow(12, 2)
-    with pytest.raises(ConfigError, match="own window of 12 keys and not widen it"):
-        LLM(folder, **OPTIONS, sliding_window=13)
+def test_sliding_layers_keep_a_window_and_the_others_everything(folders):
+    """One sequence, token by token to nine windows: two numbers per step, by hand."""
+    llm = LLM(folders["gemma3"], **OPTIONS, enable_prefix_caching=False)
+    update, counts = llm.scheduler.update, []
+    llm.scheduler.update = lambda *args: (update(*args), counts.append(llm.scheduler.cache.num_in_use_by_kind()))[0]
+    generate(llm, PROMPTS[:1], SamplingParams(temperature=0, max_tokens=9 * WINDOW, ignore_eos=True))
+    for num_tokens, count in enumerate(counts[:-1], 1):
+        kept = [b for b in range(-(-num_tokens // 4)) if 4 * b + 3 > num_tokens - WINDOW]
+        assert count == {"full": -(-num_tokens // 4), "sliding": 2 * len(kept)}, num_tokens  # one group, and two
+    assert counts[-1] == {"full": 0, "sliding": 0}
 
 
-def test_a_ready_made_backend_keeps_its_own_view(case):
-    folder, _ = case
-    spec = LLM(folder, **OPTIONS).model.backend.spec
-    ready = OPTIONS | {"attention_backend": TorchBackend(spec, 4)}
-    assert not isinstance(LLM(folder, **ready).scheduler.cache, WindowedCache)
+def test_the_pool_is_no_larger_than_windows_can_use_and_its_blocks_have_the_size_of_a_group(folders):
+    asked = LLM(folders["llama"], **OPTIONS, **ASKED)
+    assert asked.kv_cache.num_blocks == 8 * SlidingWindow(14, 3).max_blocks(4) + 24 // 4
+    assert LLM(folders["llama"], **OPTIONS).kv_cache.num_blocks == 8 * 256 // 4
+    llm = LLM(folders["gemma3"], **OPTIONS)
+    groups = group_layers(llm.model_config.sees_all)
+    assert (groups.size, groups.sees_all) == (2, (True, False, False))
+    assert llm.kv_cache.spec.bytes_per_token == 2 * groups.size * 2 * 8 * 4, "K and V, layers, heads, head_dim, fp32"
+    num_bytes = sum(tensor.nbytes for tensor in llm.kv_cache.storage)
+    assert llm.kv_cache.num_blocks * llm.kv_cache.spec.bytes_per_block == num_bytes
+    sliding = 8 * SlidingWindow(WINDOW).max_blocks(4) + 24 // 4  # of 8 sequences, and a step's tokens
+    assert llm.kv_cache.num_blocks == 8 * 256 // 4 + 2 * sliding
+
+
+@pytest.mark.parametrize(
+    ("options", "window"),
+    [
+        ({}, SlidingWindow(12)),
+        ({"sliding_window": 5, "num_attention_sinks": 2}, SlidingWindow(5, 2)),
+        ({"num_attention_sinks": 2}, SlidingWindow(12, 2)),
+    ],
+)
+def test_a_model_with_a_window_of_its_own_may_get_a_narrower_one_and_sinks(options, window, folders):
+    assert LLM(folders["mistral"], **OPTIONS, **options).scheduler.cache.window == window
+
+
+def draft_model(folder):
+    return SpeculativeConfig(method="draft_model", model=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llama", {"num_attention_sinks": 4}, "num_attention_sinks=4 and no window"),
+        ("mistral", {"sliding_window": 13}, "own window of 12 keys and not widen it"),
+        ("gemma3", {"sliding_window": 5}, r"sliding_window .* and a model with layers .* do not go together"),
+        ("gemma3", {"num_attention_sinks": 2}, r"sliding_window .* and a model with layers .* do not go together"),
+        ("gemma3", {"cache_factory": lambda *args: CacheManager(*args)}, "makes a cache for layers of one kind"),
+        ("mistral", {"draft": "mistral"}, "sliding window may have freed"),
+        ("llama", {"draft": "gemma3"}, r"draft model .* has layers of different kinds"),
+        ("gemma3", {"draft": "llama"}, "do not go together: a draft model shares the target"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(family, options, message, folders):
+    options = dict(options)
+    if "draft" in options:
+        options["speculative_config"] = draft_model(folders[options.pop("draft")])
+    with pytest.raises(ConfigError, match=message):
+        LLM(folders[family], **OPTIONS, num_kv_blocks=64, **options)
+
+
+def test_a_backend_that_is_made_gets_the_window_and_a_ready_made_one_keeps_its_own(folders):
+    made = []
+    own = OPTIONS | {"attention_backend": lambda spec: made.append(spec) or TorchBackend(spec, 4)}
+    assert LLM(folders["llama"], **own, sliding_window=8).model.backend.spec.window == 8
+    made.clear()
+    mixed = LLM(folders["gemma3"], **own)
+    assert [spec.window for spec in made] == [None, WINDOW]
+    assert [backend.spec.window for backend in mixed.model.backend.of_group] == [None, WINDOW, WINDOW]
+    ready = OPTIONS | {"attention_backend": TorchBackend(LLM(folders["llama"], **OPTIONS).model.backend.spec, 4)}
+    assert not isinstance(LLM(folders["llama"], **ready).scheduler.cache, WindowedCache)
     with pytest.raises(ConfigError, match=r"sliding_window .* and attention_backend.*was made without the window"):
-        LLM(folder, **ready, sliding_window=8)
-    made = LLM(folder, **(OPTIONS | {"attention_backend": lambda spec: TorchBackend(spec, 4)}), sliding_window=8)
-    assert made.model.backend.spec.window == 8
-
-
-def test_no_larger_pool_than_windows_can_use(case):
-    llm = windowed(case[0])
-    assert llm.kv_cache.num_blocks == 8 * MOST_BLOCKS + 24 // 4
-    assert LLM(case[0], **OPTIONS).kv_cache.num_blocks == 8 * 256 // 4
-
-
-@pytest.mark.full
-def test_smollm2_writes_600_tokens_in_bounded_memory(smollm2_folder):
-    options = {"device": "cpu", "attention_backend": "torch", "max_model_len": 700}
-    llm = LLM(smollm2_folder, sliding_window=128, num_attention_sinks=4, max_num_seqs=1, **options)
-    params = SamplingParams(temperature=0.7, seed=1, max_tokens=600, ignore_eos=True)
-    (output,) = llm.generate("Once upon a time", params, use_tqdm=False)
-    assert len(output.outputs[0].token_ids) == 600
-    assert max(step.blocks_in_use for step in llm.engine.trace) <= SlidingWindow(128, 4).max_blocks(16)
+        LLM(folders["llama"], **ready, sliding_window=8)

@@ -2,9 +2,9 @@
 
 a bad request gets a clear error and changes nothing; a good one gets the tokens it gets alone.
 
-    python -m tests.fuzz 10000      requests, against LLM and Engine
-    python -m tests.fuzz.folders    all of a table of model folders, against transformers
+    python -m tests.fuzz.requests 10000 0   requests, against LLM and Engine
+    python -m tests.fuzz.folders            all of a table of model folders, against transformers
 
 A sample of each runs in every test run (test_fuzz.py), more with `--full`. A finding names its seed: the same command
-with `1 --seed N` repeats it alone.
+with `1 N` repeats it alone.
 """

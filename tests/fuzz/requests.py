@@ -1,8 +1,13 @@
-"""Random requests against `LLM` and `Engine`: odd values, odd prompts, many engine configurations."""
+"""Random requests against `LLM` and `Engine`: odd values, odd prompts, many engine configurations.
+
+`python -m tests.fuzz.requests COUNT SEED` tries as many as there is time for; each next one has the next seed.
+"""
 
 import json
 import math
 import re
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -11,7 +16,7 @@ from random import Random
 from typing import Any
 
 from tests.engine.tokenizers_for_tests import KINDS
-from tests.fuzz.rule import FindingError, refusing_clearly
+from tests.fuzz.rule import FindingError, findings, refusing_clearly
 from tests.fuzz.values import TEXTS, odd
 from tests.model.tiny import make_folder
 from twophase import LLM, SamplingParams
@@ -308,3 +313,17 @@ def _shown(value: Any) -> str:
         return ascii(value)[:400]
     except RecursionError:
         return "something deep"
+
+
+def main() -> int:
+    """Try some requests; print findings and tally as JSON. The exit status is 1 if anything was found."""
+    count, seed = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = Requests(Path(folder))
+        found = findings(fuzzer.try_one, count, seed)
+    print(json.dumps({"findings": found, "tally": fuzzer.tally}, indent=2))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -48,12 +48,10 @@ def require_clear(message: str, what: str) -> None:
         raise FindingError(f"{what}: an error that cannot be printed: {message[:300]!r}") from None
 
 
-def findings(try_one: Callable[[Random], None], count: int, seed: int, progress: bool = False) -> list[str]:
+def findings(try_one: Callable[[Random], None], count: int, seed: int) -> list[str]:
     """What `try_one` found with the seeds seed, seed + 1, ...; each line names its seed."""
-    from tqdm import tqdm
-
     found = []
-    for each in tqdm(range(seed, seed + count), disable=not progress, mininterval=5):
+    for each in range(seed, seed + count):
         try:
             try_one(Random(each))
         except FindingError as finding:

@@ -26,7 +26,7 @@ def fuzz(count, seed, cwd):
     """How many of each outcome there were; fails with the findings, if there are any."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", str(count), "--seed", str(seed), "--json"],
+        [sys.executable, "-m", "tests.fuzz.requests", str(count), str(seed)],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         cwd=cwd,
         capture_output=True,

@@ -206,10 +206,7 @@ def test_a_mixture_whose_layers_are_all_dense_is_none(tmp_path):
 
 
 REFUSED = {
-    "more experts per token than experts": (
-        MIXTRAL | {"num_experts_per_tok": 5},
-        r"num_experts_per_tok 5 is more than the 4",
-    ),
+    "more experts per token than experts": (MIXTRAL | {"num_experts_per_tok": 5}, r"num_experts_per_tok 5 is more than the 4"),
     "no number of experts": (MIXTRAL | {"num_local_experts": ABSENT}, r"'num_experts' is missing"),
     "two numbers of experts": (QWEN3_MOE | {"num_local_experts": 5}, r"must agree; found two numbers"),
     "shared experts": (QWEN3_MOE | {"n_shared_experts": 1}, r"n_shared_experts 1 is not supported"),
@@ -221,23 +218,14 @@ REFUSED = {
     "unknown architecture": ({"architectures": ["GPT2LMHeadModel"]}, r"GPT2LMHeadModel.*Supported: LlamaForCausalLM"),
     "no architecture": ({"architectures": ABSENT}, r"architectures None.*Supported"),
     "zero": ({"num_hidden_layers": 0}, r"'num_hidden_layers' must be a whole number >= 1 and <= .*, got 0"),
-    "a billion layers": (
-        {"num_hidden_layers": 10**9},
-        r"'num_hidden_layers' must be a whole number >= 1 and <= 10000, got 1000000000",
-    ),
-    "a billion experts in all": (
-        QWEN3_MOE | {"num_hidden_layers": 10_000, "num_experts": 100_000},
-        r"number of experts must be at most 65,536 in all layers together, found 100,000 in each of 10,000",
-    ),
+    "a billion layers": ({"num_hidden_layers": 10**9}, r"'num_hidden_layers' must be a whole number >= 1 and <= 10000, got 1000000000"),
+    "a billion experts in all": (QWEN3_MOE | {"num_hidden_layers": 10_000, "num_experts": 100_000}, r"number of experts must be at most 65,536 in all layers together, found 100,000 in each of 10,000"),
     "number for a flag": ({"attention_bias": 1}, r"'attention_bias' must be true or false"),
     "heads do not divide": ({"num_key_value_heads": 4}, r"num_attention_heads 6 is not a multiple.*4"),
     "hidden does not divide": ({"hidden_size": 50}, r"hidden_size 50 is not a multiple"),
     "odd head": ({"head_dim": 7}, r"head_dim must be even.*7"),
     "quantised somehow": ({"quantization_config": "gptq"}, r"'gptq'.*unquantised"),
-    "chunked attention": (
-        QWEN | {"layer_types": ["chunked_attention"] * 2},
-        r"2 times one of full_attention, sliding_attention; found 2 of 'chunked_attention'",
-    ),
+    "chunked attention": (QWEN | {"layer_types": ["chunked_attention"] * 2}, r"2 times one of full_attention, sliding_attention; found 2 of 'chunked_attention'"),
     "huge": ({"vocab_size": 10**400}, r"'vocab_size' must be a whole number >= 1 and <= .*, got"),
     "quantised": ({"quantization_config": {"quant_method": "hqq"}}, r"'hqq' of weights is not supported.*unquantised"),
     "activation": ({"hidden_act": "gelu"}, r"'gelu' is not supported; supported: 'silu'"),
@@ -248,15 +236,8 @@ REFUSED = {
     "partial": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor"),
     "per layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"one set of RoPE parameters"),
     "bad eos": ({"eos_token_id": "</s>"}, r"'eos_token_id' must be a token id"),
-    "mixed layers without a window": (
-        QWEN | {"max_window_layers": 1, "sliding_window": None},
-        r"'sliding_window' is null",
-    ),
-    "sliding layers without a switch": (
-        {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 2},
-        r"layer_types has sliding_attention, but the model has no sliding window",
-    ),
-    # transformers' cache drops what is out of the window, its attention without a cache does not.
+    "mixed layers without a window": (QWEN | {"max_window_layers": 1, "sliding_window": None}, r"'sliding_window' is null"),
+    "sliding layers without a switch": ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 2}, r"layer_types has sliding_attention, but the model has no sliding window"),
     "a window that Llama has not": ({"sliding_window": 8}, r"sliding_window 8 is not supported"),
     "another family's type": ({"model_type": "qwen3"}, r"model_type 'qwen3' contradicts .*'llama'"),
     "no type": ({"model_type": ABSENT}, r"model_type None contradicts"),
@@ -264,28 +245,16 @@ REFUSED = {
     "weights of another name": ({"transformers_weights": "b.safetensors"}, r"transformers_weights .* is not supported"),
     "null for a number": ({"rms_norm_eps": None}, r"'rms_norm_eps' is null"),
     "null for a base": ({"rope_theta": None}, r"'rope_theta' must be a positive number, got None"),
-    "no heads of Mistral": (
-        {"architectures": ["MistralForCausalLM"], "num_key_value_heads": ABSENT},
-        r"'num_key_value_heads' is missing",
-    ),
-    "two forms of RoPE": (
-        GEMMA | {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-        r"rope_scaling beside rope_parameters",
-    ),
+    "no heads of Mistral": ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": ABSENT}, r"'num_key_value_heads' is missing"),
+    "two forms of RoPE": (GEMMA | {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"rope_scaling beside rope_parameters"),
     "soft-capped scores": (GEMMA | {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping 50.0 is not supported"),
     "soft-capped to nothing": (GEMMA | {"attn_logit_softcapping": 0}, r"attn_logit_softcapping 0 is not supported"),
-    "a window of 0 that no layer sees": (
-        GEMMA | {"layer_types": [FULL] * 7, "sliding_window": 0},
-        r"'sliding_window' must be a whole number >= 1 and <= .*, got 0",
-    ),
+    "a window of 0 that no layer sees": (GEMMA | {"layer_types": [FULL] * 7, "sliding_window": 0}, r"'sliding_window' must be a whole number >= 1 and <= .*, got 0"),
     "soft-capped logits": (GEMMA | {"final_logit_softcapping": 30.0}, r"final_logit_softcapping 30.0 is not"),
     "attention both ways": (GEMMA | {"use_bidirectional_attention": True}, r"use_bidirectional_attention True is not"),
     "another GELU": (GEMMA | {"hidden_activation": "gelu"}, r"'gelu' is not supported; supported: 'gelu_pytorch_tanh'"),
-    "RoPE for all alike": (
-        GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-        r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_theta'",
-    ),
-}
+    "RoPE for all alike": (GEMMA | {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, r"rope_parameters must .*full_attention.*sliding_attention.*found \{'rope_theta'"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -363,12 +332,7 @@ MUTANTS = [
     ("one full layer too many", KINDS, "if layer < num_full else", "if layer <= num_full else"),
     ("the file's layer types are ignored", KINDS, "default if given is None else given", "default"),
     ("the first of a pattern is full", GEMMA3, "if (layer + 1) % pattern else FULL", "if layer % pattern else FULL"),
-    (
-        "bases the wrong way round",
-        GEMMA3,
-        '("rope_theta", "rope_local_base_freq")',
-        '("rope_local_base_freq", "rope_theta")',
-    ),
+    ("bases the wrong way round", GEMMA3, '("rope_theta", "rope_local_base_freq")', '("rope_local_base_freq", "rope_theta")'),
     ("sliding layers are scaled too", GEMMA3, '"sliding_attention": {}}', '"sliding_attention": scaling or {}}'),
     ("sliding layers alone turn as full ones", GEMMA3, "full if types[0] == FULL else local", "full"),
     ("scores by the width of a head", GEMMA3, '"query_pre_attn_scalar") ** -0.5', '"head_dim") ** -0.5'),
@@ -377,7 +341,7 @@ MUTANTS = [
     ("Qwen's layer types pass unread", KINDS, "SLIDING in (given or ())", "False"),
     ("Mistral's layer types pass unread", KINDS, "    given_types(file)  # which", "    # which"),
     ("Llama's layer types pass unread", config_module.__name__, 'file.values.get("layer_types") not in', "None not in"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.mutants

@@ -6,7 +6,6 @@ import torch
 from tests.engine.engines import make_engine, prompt_of, run
 from tests.model.tiny import load_model, make_folder
 from tests.mutation import KillTable, Mutant
-from twophase.model.config import load_config
 from twophase.model.linear import TorchLinear, make_linear
 from twophase_features.experts import mixture as experts
 from twophase_features.experts.config import ExpertsConfig
@@ -43,12 +42,6 @@ def check_mixing(module=experts, num_tokens=17) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 17, 200])
 def test_mixing_is_what_a_loop_over_tokens_does(num_tokens):
     check_mixing(experts, num_tokens)
-
-
-def test_rows_are_sorted_by_expert_and_equals_keep_their_order():
-    by_expert, counts = experts.sort_by_expert(torch.tensor([2, 0, 2, 1, 0, 4]), 5)
-    assert by_expert.tolist() == [1, 4, 3, 0, 2, 5]
-    assert counts.tolist() == [2, 1, 2, 0, 1]
 
 
 def test_a_tokens_result_does_not_depend_on_its_company():
@@ -134,13 +127,6 @@ def test_what_cannot_be_watched_is_said(model, tiny_folder_without_experts):
 def tiny_folder_without_experts(tmp_path):
     folder, _ = make_folder("llama", tmp_path)
     return load_model(folder)
-
-
-def test_bfloat16_runs(tmp_path):
-    folder, _ = make_folder("mixtral", tmp_path)
-    model = load_model(folder, dtype=torch.bfloat16)
-    assert model.weights.layers[0].mlp.gate_up.layers[0].weight.dtype == torch.bfloat16
-    assert load_config(folder).experts.num_experts == 4
 
 
 def check_all(module) -> None:

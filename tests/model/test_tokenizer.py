@@ -44,10 +44,8 @@ def test_chat_tokens_have_no_second_begin_of_text(tmp_path):
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% if %}", FAILED),
-        ("{{ messages.append(1) }}", FAILED),  # immutable
         ("{{ ''.__class__.__mro__ }}", FAILED),  # sandboxed
         ("{{ 1 // 0 }}", FAILED),
-        ("{{ messages[0].content + 1 }}", FAILED),
         ("{{ '\ud800' }}", FAILED),
         ("{{ 'x'.center(-1, 'xy') }}", FAILED),
     ],
@@ -78,10 +76,7 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     "template",
     [
         5,
-        True,
-        {"default": "x"},
         [5],
-        [{"template": "x"}],
         [{"name": ["x"], "template": "y"}],
         [{"name": "default", "template": 5}],
     ],

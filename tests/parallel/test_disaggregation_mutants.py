@@ -52,8 +52,8 @@ WORKER, ENGINE, TIER, PAGE, CLOCK = "prefill_worker", "disaggregation", "remote_
 MUTANTS = [
     ("nothing travels during a run", WORKER, "        if not keys:\n", "        if True:\n", PAGES.test_a_layer_travels_before_the_next_is_computed),
     ("a broken run counts as sent", WORKER, "        try:\n            yield partial", "        for request_id, ids in sending.items():\n            self._unsent[request_id] = self._unsent[request_id][len(ids) :]\n        try:\n            yield partial", broken),
-    ("a block is sent before it is full", WORKER, "(chunk.start + len(chunk.token_ids)) // block_size", "-(-(chunk.start + len(chunk.token_ids)) // block_size)", PAGES.test_each_chunk_sends_the_blocks_it_fills),
-    ("every chunk sends all blocks", WORKER, "            self._unsent[request_id] = self._unsent[request_id][len(ids) :]", "            pass", PAGES.test_each_chunk_sends_the_blocks_it_fills),
+    ("a block is sent before it is full", WORKER, "(chunk.start + len(chunk.token_ids)) // block_size", "-(-(chunk.start + len(chunk.token_ids)) // block_size)", FAILS.test_only_what_is_missing_is_sent_again),
+    ("every chunk sends all blocks", WORKER, "            self._unsent[request_id] = self._unsent[request_id][len(ids) :]", "            pass", FAILS.test_only_what_is_missing_is_sent_again),
     ("known blocks travel again", ENGINE, "tuple(keys[num_here:])", "tuple(keys)", PAGES.test_known_prefixes_do_not_travel),
     ("seeds are drawn as pages come", ENGINE, "        if params.seed is None:", "        if False:", seeds_in_order),
     ("the worker is not told", ENGINE, "            if remote.is_submitted:\n                self._sends[remote.rank](wire.Cancel(request_id))\n", "", TROUBLE.test_pages_of_an_aborted_request_are_dropped),

@@ -86,17 +86,28 @@ def test_a_rank_owns_the_query_heads_of_its_kv_heads(tmp_path):
     assert [(part.config.num_heads, part.config.num_kv_heads) for part in parts] == [(6, 2), (3, 1)]
 
 
+NARROW_EXPERTS = {"num_key_value_heads": 6, "moe_intermediate_size": 32}
+
+
 @pytest.mark.parametrize(
-    ("changes", "world_size", "said"),
+    ("family", "changes", "world_size", "said"),
     [
-        ({}, 3, "tensor_parallel_size 3 .* num_key_value_heads gives 2 parts .* at most 2"),
-        ({"num_key_value_heads": 6, "intermediate_size": 48}, 4, "intermediate_size gives 3 parts"),
+        ("llama", {}, 3, "tensor_parallel_size 3 .* num_key_value_heads gives 2 parts .* at most 2"),
+        ("llama", {"num_key_value_heads": 6, "intermediate_size": 48}, 4, "intermediate_size gives 3 parts"),
+        ("qwen3-moe", NARROW_EXPERTS, 3, "intermediate_size of experts gives 2 parts"),
     ],
 )
-def test_more_ranks_than_parts_are_refused(changes, world_size, said, tmp_path):
-    folder, _ = make_folder("llama", tmp_path, **changes)
+def test_more_ranks_than_parts_are_refused(family, changes, world_size, said, tmp_path):
+    folder, _ = make_folder(family, tmp_path, **changes)
     with pytest.raises(ConfigError, match=said):
         Shard(load_config(folder), 0, world_size)
+
+
+def test_whole_experts_need_no_part_for_every_rank_nor_does_an_mlp_that_no_layer_has(tmp_path):
+    folder, _ = make_folder("qwen3-moe", tmp_path / "narrow experts", **NARROW_EXPERTS)
+    assert Shard(load_config(folder), 0, 3, has_whole_experts=True).experts == slice(0, 2)
+    folder, _ = make_folder("qwen3-moe", tmp_path / "narrow", num_key_value_heads=6, intermediate_size=16)
+    assert Shard(load_config(folder), 1, 2).config.experts.intermediate_size == 16
 
 
 MUTANTS = [

@@ -1,4 +1,4 @@
-"""A sharded model without processes: a thread for each rank, and a sum that waits for all of them."""
+"""A sharded model without processes: a thread for each rank."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,24 +21,6 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 
 
-class ThreadSum:
-    """`sum_over_ranks` for threads."""
-
-    def __init__(self, world_size: int) -> None:
-        self.parts: list[torch.Tensor | None] = [None] * world_size
-        self.barrier = threading.Barrier(world_size, timeout=20)
-
-    def of(self, rank: int):
-        def add(x: torch.Tensor) -> torch.Tensor:
-            self.parts[rank] = x
-            self.barrier.wait()
-            total = torch.stack(self.parts).sum(dim=0)
-            self.barrier.wait()
-            return total
-
-        return add
-
-
 def whole_runner(folder: Path) -> ModelRunner:
     config = load_config(folder)
     return _runner(config, load_weights(folder, config, torch.float32, CPU), None)
@@ -56,17 +38,20 @@ def sharded_logits(
     `dispatcher` is `ExpertParallel` if each rank is to have whole experts.
     """
     config = load_config(folder)
-    sums, lines = ThreadSum(world_size), lines_between(world_size)
+    barrier, lines = threading.Barrier(world_size, timeout=20), lines_between(world_size)
 
     def rank_logits(rank: int) -> list[torch.Tensor]:
         shard = module.Shard(config, rank, world_size, dispatcher is not None)
         weights = load_weights(folder, config, torch.float32, CPU, shard.cut, shard.experts)
-        dispatch = dispatcher and dispatcher(ThreadPeers(rank, lines, sums.barrier))
-        runner = _runner(shard.config, weights, sums.of(rank), dispatch)
+        peers = ThreadPeers(rank, lines, barrier)
+        runner = _runner(
+            shard.config, weights, lambda x: peers.all_reduce(x, "a sum"), dispatcher and dispatcher(peers)
+        )
         try:
             return [runner.run(chunks) for chunks in steps]
-        except BaseException:
-            sums.barrier.abort()
+        except BaseException as error:  # the others hear of it where they wait for this rank
+            for other in range(world_size):
+                lines[rank, other].put(error)
             raise
 
     with ThreadPoolExecutor(world_size) as pool:

@@ -10,13 +10,9 @@ import twophase.scheduling.scheduler as scheduler_module
 import twophase_features.admission as admission_module
 from tests.mutation import KillTable, Mutant
 from tests.scheduling import (
-    test_failures,
-    test_pairs,
-    test_planner,
     test_policies,
     test_pressure,
     test_request_validation,
-    test_sequence,
     test_shares,
     test_timelines,
     test_ways_of_admission,
@@ -41,7 +37,6 @@ USERS = (
     test_shares,
     TOLD,
     test_ways_of_admission,
-    test_sequence,
 )
 
 
@@ -79,11 +74,6 @@ def groups_of_layers():
     test_pressure.test_groups_of_layers_with_windows_and_without(24)
 
 
-def dropped_steps():
-    for stage in ("planned", "written"):
-        test_failures.test_dropped_steps_change_no_output(stage, 2)
-
-
 def some_histories():
     for seed in range(4):
         test_pressure.play(seed, 20, disturbed=0.1)
@@ -100,35 +90,24 @@ def histories_with_drafts():
 
 
 OFFLOADING = test_policies.TestOffloading()
-DRAFTING = test_pairs.TestDraftsTakeOnlyWhatIsLeft()
 
 
 def crowded_window():
     for order in ("prefills first", "decodes first"):
-        DRAFTING.test_of_the_blocks_that_no_prefill_reserved(order)
-
-
-def reasons():
-    for why in test_planner.STAYS_OUT:
-        test_planner.test_a_refusal_ends_with_its_reason(why)
+        test_timelines.test_drafts_take_no_block_that_a_prefill_reserved(order)
 
 
 def short_steps():
-    DRAFTING.test_of_the_policys_tokens(ChunkedPrefillPolicy(max_tokens=8))
+    test_timelines.test_drafts_take_of_the_policys_tokens_what_is_left(ChunkedPrefillPolicy(max_tokens=8))
 
 
 WAYS = test_ways_of_admission
 ESTIMATE = WAYS.TestEstimate()
 
 
-def exact_worst_case():
-    for max_tokens, num_blocks in WAYS.WORST_CASES:
-        WAYS.check_worst_case(max_tokens, num_blocks)
-
-
-def groups_reserved():
-    for n in (1, 3):
-        WAYS.test_with_groups_of_layers_each_kind_is_reserved_what_it_holds(n)
+def fits():
+    for case in WAYS.FITS:
+        WAYS.check_fit(case)
 
 
 def learns():
@@ -217,12 +196,12 @@ MUTANTS = [
     (POLICIES + "fair_shares", "preempted prompts are charged again", "            if sequence.num_preemptions == 0:  # a", "            if True:  # a", FAIR.test_only_what_is_computed_is_charged_and_only_once),
     (POLICIES + "fair_shares", "output is free", "self.counters.charge(sequence.request.tenant, OUTPUT_WEIGHT * num_output_tokens)", "pass", FAIR.test_only_what_is_computed_is_charged_and_only_once),
     (POLICIES + "fair_shares", "whoever waited once waits for ever", "                del self._waiting[tenant]\n", "                pass\n", FAIR.test_the_queue_of_tenants_follows_the_queue),
-    (ADMISSION, "the worst case is one token short", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens - 2)", exact_worst_case),
-    (ADMISSION, "the worst case counts the token that is never written", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens)", exact_worst_case),
-    (ADMISSION, "completions that will part count as one", "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if", "return cache.num_blocks_at_most(num_beyond) if", WAYS.test_reserve_counts_each_completion),
-    (ADMISSION, "the block that completions share is not copied", "- num_now // cache.block_size", "- -(-num_now // cache.block_size)", WAYS.test_reserve_counts_each_completion),
-    (ADMISSION, "what is taken at once is reserved besides", "else num_needed - cache.num_blocks_needed(table, num_now)", "else num_needed", exact_worst_case),
-    (PLANNER, "the newcomer's own growth is left out", "for each in tables.items())", "for each in tables.items() if each[0] is not sequence)", exact_worst_case),
+    (ADMISSION, "the worst case is one token short", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens - 2)", fits),
+    (ADMISSION, "the worst case counts the token that is never written", "table, sequence.max_num_tokens - 1)", "table, sequence.max_num_tokens)", fits),
+    (ADMISSION, "completions that will part count as one", "return sequence.num_completions * cache.num_blocks_at_most(num_beyond) if", "return cache.num_blocks_at_most(num_beyond) if", fits),
+    (ADMISSION, "the block that completions share is not copied", "- num_now // cache.block_size", "- -(-num_now // cache.block_size)", fits),
+    (ADMISSION, "what is taken at once is reserved besides", "else num_needed - cache.num_blocks_needed(table, num_now)", "else num_needed", fits),
+    (PLANNER, "the newcomer's own growth is left out", "for each in tables.items())", "for each in tables.items() if each[0] is not sequence)", fits),
     (ADMISSION, "the estimate starts from the first end", "before = sequence.max_num_tokens - num_prompt if", "before = num_tokens if", ESTIMATE.test_the_average_by_hand),
     (ADMISSION, "the estimate never forgets", "(1 - self.DECAY) * (num_tokens - num_prompt)", "(1 - self.DECAY) * before", learns),
     (ADMISSION, "more is expected than is allowed", "min(max_tokens, math.ceil(self.mean_length))", "math.ceil(self.mean_length)", ESTIMATE.test_the_average_by_hand),
@@ -238,8 +217,8 @@ MUTANTS = [
     (POLICY, "high priorities wait", "(request.priority, sequence", "(-request.priority, sequence", test_timelines.test_the_lowest_priority_is_preempted_even_if_it_came_first),
     (POLICY, "last come first served", "(request.priority, sequence.", "(request.priority, -sequence.", test_timelines.test_first_come_first_served_without_starvation),
     (PLANNER, "aborted ones come back", "            self._waiting.remove(sequence)\n            return\n", "            return\n", aborts, some_histories),
-    (SEQUENCE, "forks share one list of tokens", "token_ids = list(self.token_ids)", "token_ids = self.token_ids", test_sequence.test_a_fork_shares_no_tokens_with_its_parent),
-    (SEQUENCE, "the context is no limit", "min(num_prompt_tokens + params.max_tokens, max_model_len)", "num_prompt_tokens + params.max_tokens", test_sequence.test_the_length_cap_is_the_smaller_of_max_tokens_and_context),
+    (SEQUENCE, "forks share one list of tokens", "token_ids = list(self.token_ids)", "token_ids = self.token_ids", some_histories),
+    (SEQUENCE, "the context is no limit", "min(num_prompt_tokens + params.max_tokens, max_model_len)", "num_prompt_tokens + params.max_tokens", some_histories),
 ]  # fmt: skip
 
 

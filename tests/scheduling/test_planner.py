@@ -8,9 +8,9 @@ import pytest
 import twophase
 import twophase.cache.prefix_cache as prefix_cache
 from tests.scheduling.harness import Harness, make_request
+from tests.scheduling.test_policies import Learners
 from twophase.cache.prefix_cache import block_digest, tokens_to_bytes
-from twophase.core.errors import PolicyError
-from twophase.scheduling.policy import Policy, by_priority
+from twophase.scheduling.policy import Policy
 from twophase_features.policies.request_level import StaticPolicy
 from twophase_features.policies.whole_prompts import ContinuousPolicy
 
@@ -56,16 +56,12 @@ def test_a_refusal_ends_with_its_reason(why):
 class Asking(Policy):
     """Notes what a step says of each newcomer."""
 
-    def __init__(self, max_tokens) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self) -> None:
         self.said = []
-
-    def rank(self, sequence):
-        return by_priority(sequence)
 
     def plan(self, step):
         for sequence in step.waiting:
-            if not step.admit(sequence, self.max_tokens):
+            if not step.admit(sequence, 6):
                 self.said.append(sequence.request.request_id)
         for sequence in step.running:
             if not sequence.is_decoding and sequence.num_computed_tokens:
@@ -75,7 +71,7 @@ class Asking(Policy):
 
 
 def test_a_refusal_keeps_out_one_sequence_alone():
-    policy = Asking(6)
+    policy = Asking()
     harness = Harness(policy=policy, budget=8, num_blocks=4, prefix_caching=False, max_num_seqs=3)
     for request in (make_request("a", 6, 2), make_request("b", 12, 2), make_request("c", 1, 2, n=3)):
         harness.add(request)
@@ -84,22 +80,21 @@ def test_a_refusal_keeps_out_one_sequence_alone():
     assert policy.said == ["b", "c", "e"]  # for want of blocks, of places, of tokens
 
 
-def test_a_policy_that_allows_no_token_would_hang():
-    policy = Asking(0)
-    harness = Harness(policy=policy)
-    harness.add(make_request("a", 6, 2))
-    with pytest.raises(PolicyError, match="would hang"):
-        harness.schedule()
-    assert policy.said == ["a"]
+def test_one_that_does_not_fit_whole_may_be_tried_in_chunks():
+    def whole_if_possible(step):
+        for sequence in step.running:
+            (step.decode if sequence.is_decoding else step.prefill)(sequence)
+        for sequence in step.waiting:
+            if not (step.admit(sequence, whole=True) or step.admit(sequence)):
+                break
 
-
-def test_places_come_back_from_what_never_forked():
-    harness = Harness(max_num_seqs=4, budget=4)
-    harness.add(make_request("a", 9, 4, n=4))
+    harness = Harness(policy=Learners(whole_if_possible), budget=8)
+    harness.add(make_request("a", 3, 9))
     harness.step()
-    assert harness.scheduler.planner.num_free_seqs == 0
-    harness.take(harness.scheduler.abort("a"))
-    assert harness.scheduler.planner.num_free_seqs == 4
+    harness.add(make_request("b", 8, 2))
+    harness.step()
+    assert harness.log[1:] == [(1, "a", 1), (1, "b", 7)]
+    harness.run().check_outputs()
 
 
 def test_a_prompt_that_waits_is_hashed_once(monkeypatch):

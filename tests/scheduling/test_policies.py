@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.scheduling.harness import Harness, make_request
-from twophase.core.errors import ConfigError, PolicyError
+from twophase.core.errors import PolicyError
 from twophase.scheduling.policy import Policy, PriorityPolicy, decodes_first
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
 from twophase_features.policies.deadlines import DeadlinePolicy
@@ -129,23 +129,6 @@ def test_deadlines_go_by_the_clock_and_requests_without_one_come_last():
     assert [name for _, name, _ in harness.log] == ["soon", "late", "same", "none"]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ChunkedPrefillPolicy(max_tokens=0),
-        lambda: StaticPolicy(batch_size=0),
-        lambda: DynamicPolicy(batch_size=2, timeout_s=-1),
-        lambda: DynamicPolicy(batch_size=2, timeout_s=float("inf")),
-        lambda: DynamicPolicy(batch_size=2, timeout_s=float("nan")),
-        lambda: PrefillFirstPolicy(max_stalled_steps=0),
-        lambda: DeadlinePolicy(max_tokens=-3),
-    ],
-)
-def test_impossible_parameters_are_refused(make):
-    with pytest.raises(ConfigError, match=r"must be a (whole number >= 1|finite number of seconds, at least 0)"):
-        make()
-
-
 class Learners(Policy):
     """A policy given as a function of the step, and perhaps one of the sequence."""
 
@@ -158,9 +141,6 @@ class Learners(Policy):
 
     def plan(self, step):
         self.plan_step(step)
-
-    def __str__(self):
-        return "Learners"
 
 
 def admit_twice(step):
@@ -210,7 +190,7 @@ def admit_again(step):
         (prefill_a_decode, "decodes already"),
         (decode_what_waits, "not running: admit it first"),
         (admit_again, "running already"),
-        (lambda step: None, "planned nothing.*0 sequences are running and 1 waiting: it would hang"),
+        (lambda step: None, "^Learners planned nothing.*0 sequences are running and 1 waiting: it would hang"),
         (lambda step: step.wait_until(step.now_s), "later time"),
         (lambda step: step.wait_until(float("nan")), "later time"),
         (lambda step: step.wait_until(float("inf")), "later time"),
@@ -223,19 +203,6 @@ def test_a_policy_that_makes_no_sense_is_told_so_and_nothing_is_lost(plan_step, 
         harness.run(3)
     harness.scheduler.policy = PriorityPolicy()
     harness.run().check_outputs()
-
-
-class Unnamed(Policy):
-    def plan(self, step):
-        pass
-
-
-def test_a_policy_without_a_repr_is_named_by_its_class():
-    harness = Harness(policy=Unnamed())
-    harness.add(make_request("a", 5, 4))
-    with pytest.raises(PolicyError, match=r"^Unnamed planned nothing"):
-        harness.step()
-    assert repr(ChunkedPrefillPolicy(8)).startswith("ChunkedPrefillPolicy(")
 
 
 def test_whatever_a_policy_asks_for_the_limits_hold():
@@ -300,11 +267,6 @@ class TestOffloading:
         assert harness.preempted
         assert harness.num_loaded < harness.num_offloaded
 
-    def test_without_room_on_the_host_it_is_recomputed(self):
-        harness = self.crowded(num_host_blocks=1)
-        assert harness.preempted
-        assert harness.num_loaded <= 1
-
     def test_another_request_finds_what_has_left_the_pool(self):
         harness = Harness(num_blocks=4, num_host_blocks=8)
         for name, prompt in (("a", range(100, 113)), ("b", range(200, 213)), ("c", range(100, 113))):
@@ -314,47 +276,22 @@ class TestOffloading:
         assert harness.num_loaded == 3
 
     @pytest.mark.parametrize("call", ["match", "load", "store"])
-    @pytest.mark.parametrize("answer", [None, -1, 10**6], ids=str)
-    def test_a_tier_that_answers_no_number_of_blocks_costs_no_request(self, call, answer, caplog):
-        harness = Harness(num_blocks=4, num_host_blocks=4)
-        setattr(harness.cache.tier, call, lambda *arguments: answer)
-        harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
-        harness.run().check_outputs()
-        assert harness.preempted
-        assert harness.num_loaded == 0
-        assert "the KV tier failed in" in caplog.text
-
-    @pytest.mark.parametrize("call", ["match", "load", "store"])
-    def test_a_tier_that_fails_costs_no_request(self, call, caplog):
+    @pytest.mark.parametrize("answer", [None, -1, 10**6, OSError("no space left on device")], ids=str)
+    def test_a_tier_that_fails_or_answers_no_number_of_blocks_costs_no_request(self, call, answer, caplog):
         """It is logged, and its blocks are computed."""
 
-        def fail(*arguments):
-            raise OSError("no space left on device")
+        def broken(*arguments):
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
 
         harness = Harness(num_blocks=4, num_host_blocks=4)
-        setattr(harness.cache.tier, call, fail)
+        setattr(harness.cache.tier, call, broken)
         harness.add(make_request("a", 4, 12), make_request("b", 3, 12))
         harness.run().check_outputs()
         assert harness.preempted
         assert harness.num_loaded == 0
-        assert "no space left on device" in caplog.text
-
-    @pytest.mark.parametrize("stage", ["planned", "written"])
-    @pytest.mark.parametrize("every", [2, 3])
-    def test_dropped_steps_change_no_output(self, stage, every):
-        harness = Harness(num_blocks=7, budget=6, num_host_blocks=6, reserve_growth=False)
-        harness.add(*(make_request(name, 6, 14) for name in "abcd"))
-        attempt = 0
-        while harness.scheduler.has_unfinished:
-            attempt += 1
-            if attempt % every == 0:
-                plan = harness.schedule()
-                if stage == "written":
-                    harness.execute(plan)
-                harness.check_state()
-            harness.step()
-        harness.run().check_outputs()
-        assert harness.num_loaded > 0
+        assert (str(answer) if isinstance(answer, OSError) else "the KV tier failed in") in caplog.text
 
 
 class TestAdmission:

@@ -4,9 +4,13 @@ import pytest
 
 import tests.scheduling.harness as harness_module
 from tests.scheduling.harness import EOS, Harness, make_request, next_token
+from tests.scheduling.test_policies import Learners
 from twophase.core.plan import SampledToken
 from twophase.scheduling.policy import PriorityPolicy
 from twophase_features.policies.ageing import AgeingPolicy
+from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
+from twophase_features.policies.deadlines import DeadlinePolicy
+from twophase_features.windows.sliding_window import SlidingWindow
 
 
 def test_decodes_go_first_and_a_prompt_fills_the_rest_of_the_budget():
@@ -219,20 +223,6 @@ def test_one_token_requests_need_no_room_to_grow():
     assert {step for step, _, _ in harness.log} == {0}
 
 
-def test_a_head_that_does_not_fit_is_not_looked_up_in_every_step(monkeypatch):
-    harness = Harness(num_blocks=6)
-    harness.add(make_request("a", 4, 12), make_request("head", 14, 1))
-    opened = []
-    open_table = harness.cache.open
-    monkeypatch.setattr(
-        harness.cache, "open", lambda ids, *args, **options: opened.append(ids[0]) or open_table(ids, *args, **options)
-    )
-    harness.run().check_outputs()
-    head_token = harness.requests["head"].prompt_token_ids[0]
-    assert opened.count(head_token) <= 3, "when refused, when 'a' had its prompt done, and when 'a' was gone"
-    assert harness.cache.stats().num_queries == 2
-
-
 def test_a_waiting_head_gets_in_as_soon_as_its_prefix_is_published():
     harness = Harness(num_blocks=8, budget=24, max_num_seqs=2)
     harness.add(make_request("a", range(20), 10), make_request("b", [*range(20), 99], 2))
@@ -314,3 +304,38 @@ def test_drafts_go_no_further_than_the_sequence():
     assert (plan.num_decodes, plan.num_verifying, plan.num_tokens) == (0, 1, 4)
     (update,) = harness.scheduler.update(plan, {0: [SampledToken(token) for token in right]})
     assert ([token.token_id for token in update.tokens], update.finish_reason) == (right, "length")
+
+
+@pytest.mark.parametrize("policy", [ChunkedPrefillPolicy(max_tokens=8), DeadlinePolicy(max_tokens=8)], ids=str)
+def test_drafts_take_of_the_policys_tokens_what_is_left(policy):
+    """With drafts too a step is never longer than the policy says."""
+    harness = Harness(policy=policy, budget=64, max_drafts=9)
+    harness.add(*(make_request(name, 5, 20, ignore_eos=True) for name in "abc"))
+    harness.run().check_outputs()
+    steps = {step for step, _, _ in harness.log}
+    assert max(sum(tokens for at, _, tokens in harness.log if at == step) for step in steps) == 8
+    assert harness.num_accepted > 0
+
+
+@pytest.mark.parametrize("order", ["prefills first", "decodes first"])
+def test_drafts_take_no_block_that_a_prefill_reserved(order):
+    """b computes a long prompt through a window, block after block; a's accepted drafts leave it what it needs."""
+
+    def plan(step):
+        prefills = [sequence for sequence in step.running if not sequence.is_decoding]
+        decodes = [sequence for sequence in step.running if sequence.is_decoding]
+        for sequence in prefills + decodes if order == "prefills first" else decodes + prefills:
+            if sequence.is_decoding:
+                step.decode(sequence)
+            else:
+                step.prefill(sequence, 2)
+        for sequence in step.waiting:
+            step.admit(sequence, 2)
+
+    options = {"window": SlidingWindow(8), "num_blocks": 5, "reserve_growth": False, "prefix_caching": False}
+    harness = Harness(policy=Learners(plan), budget=12, max_drafts=3, **options)
+    harness.add(make_request("a", 3, 30))
+    harness.step()
+    harness.add(make_request("b", 20, 3))
+    harness.run().check_outputs()
+    assert harness.num_accepted > 0
