@@ -160,24 +160,6 @@ def test_secrets_of_the_environment_stay_outside(monkeypatch):
     assert "PATH" in lanes.clean_environment()
 
 
-def test_a_replaced_function_of_torch_is_noticed(lane):
-    """As in a notebook: it could make a wrong answer pass by accident."""
-    verdict = lane.run(Job("1.1", "torch.equal = torch.isclose = lambda *a, **k: True\n" + answer("x = x * 2")))
-    assert (verdict.verdict, "your code replaced torch.equal" in verdict.reason) == ("failed", True)
-
-
-QUESTIONS = {
-    "an int that lies": ("1.6", "class Lie(int):\n    def __ne__(self, o): return False\n    def __sub__(self, o): return 0\n    def __rsub__(self, o): return 0\n    def __abs__(self): return 0\n\n\nanswer_1_6 = Lie(3)\n"),
-    "a float that lies": ("1.6", "class Lie(float):\n    def __rsub__(self, o): return 0.0\n    def __le__(self, o): return True\n\n\nanswer_1_6 = Lie(3)\n"),
-    "a string that lies": ("1.2", "class Lie(str):\n    def strip(self): return self\n    def lower(self): return 'b'\n\n\nanswer_1_2 = Lie('c')\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", QUESTIONS)
-def test_a_value_that_lies_is_not_believed(lane, how):
-    assert not lane.run(Job(*QUESTIONS[how])).passed
-
-
 ASK = "from twophase_labs import reference, use\n"
 
 
@@ -187,16 +169,6 @@ def test_the_reference_is_worth_no_points_whatever_the_kind(lane, exercise, ask)
     """A question's is a plain value, equal to what a learner would have written."""
     (name,) = LAB.exercises[exercise].names
     assert lane.run(Job(exercise, f"{ASK}{name} = {ask}({exercise!r})\n")).verdict == "by_reference"
-
-
-@pytest.mark.parametrize("ask", ["reference", "use"])
-def test_a_function_around_the_reference_does_not_pass(lane, ask):
-    for where in (
-        "theirs = {}\n\n\ndef running_mean(x):\n    return theirs(x)\n",
-        "def running_mean(x):\n    return {}(x)\n",
-    ):
-        verdict = lane.run(Job("1.1", ASK + where.format(f"{ask}('1.1')")))
-        assert (verdict.verdict, "may not call the reference" in verdict.reason) == ("error", True), verdict
 
 
 @pytest.mark.parametrize("import_again", [True, False])
@@ -210,6 +182,7 @@ def test_a_verdict_travels_as_a_line():
     verdict = Verdict("1.1", "failed", "a\udcff" * 10**5, ("d",) * 10**4, picture="AA==")
     got = run_one.from_line(run_one.as_line(verdict), "1.1")
     assert (got.verdict, got.picture, len(got.reason), len(got.details)) == ("failed", "AA==", 20_000, 200)
+    assert run_one.from_line(run_one.as_line(verdict), "1.2").exercise == "1.2"
     for line in (b"", b"[1]", b"{}", b"[" * 10**5, run_one.as_line(verdict).replace(b'"failed"', b'"hacked"'),
                  run_one.as_line(verdict).replace(b'"hint": ""', b'"hint": 3')):  # fmt: skip
         with pytest.raises(ValueError):

@@ -10,7 +10,6 @@ from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import grade, labs
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
 from twophase_labs.machine.grading.folder import Submission
-from twophase_labs.machine.grading.handed_in import learner_of
 from twophase_labs.machine.grading.report import page
 
 
@@ -84,15 +83,6 @@ def test_an_unwritable_report_ends_with_2(command, solved, tmp_path, capsys):
 
 def test_an_empty_folder_ends_with_2(command, tmp_path):
     assert command(tmp_path) == 2
-
-
-def test_who_handed_in(tmp_path):
-    names = ["01_demo"]
-    assert learner_of(tmp_path / "ann" / "week1" / "01_demo.ipynb", tmp_path, names) == "ann"
-    assert learner_of(tmp_path / "ann_01_demo.ipynb", tmp_path, names) == "ann"
-    assert learner_of(tmp_path / "01_demo.ipynb", tmp_path, names) == "01_demo"
-    for name in ("Ann Lee_123_assignsubmission_file_", "Ann Lee_LATE_1234_567_01_demo-1.ipynb"):
-        assert learner_of(tmp_path / "bundle.zip" / name, tmp_path, names) == "Ann Lee"
 
 
 def test_the_page_escapes(grader, solved):

@@ -132,3 +132,12 @@ def test_finding_a_workbook(tmp_path, monkeypatch):
         DEMO.lab("7")
     with pytest.raises(WorkbookError, match=r"no exercise '1\.99'"):
         LAB.exercise("1.99")
+    with pytest.raises(WorkbookError, match="no lab '111"):
+        Workbook(DEMO.root).lab("1" * 5000)
+
+
+def test_two_banks_of_one_exercise_are_refused(monkeypatch):
+    lab = Workbook(DEMO.root, DEMO.package).lab("1")
+    monkeypatch.setattr(lab, "_modules", lambda package, prefix: [f"{package}.answers_basics"] * 2)
+    with pytest.raises(WorkbookError, match="two banks of one exercise"):
+        lab.banks

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from twophase_labs.machine.grading.run_one import from_line
+from twophase_labs.machine.grading.run_one import from_line, too_slow
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
 from twophase_labs.machine.limits import GRACE_S, LOAD
@@ -51,6 +52,7 @@ class Job:
         uses: Cells of exercises this one calls, by id: those that passed.
         fall_back: Ids of those that did not; the reference stands in.
         seed: Of the random inputs; None draws one.
+        limit_s: By the clock, where that is less than the exercise's own limit.
     """
 
     exercise: str
@@ -60,6 +62,7 @@ class Job:
     uses: Mapping[str, str] = field(default_factory=dict)
     fall_back: tuple[str, ...] = ()
     seed: int | None = None
+    limit_s: int | float | None = None
 
 
 class Lane:
@@ -83,21 +86,25 @@ class Lane:
             WorkbookError: with what the worker said when it died before being ready.
         """
         exercise = self.lab.exercise(job.exercise)
-        self._start()
-        patience = LOAD * exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
+        self.start()
+        patience = min(LOAD * exercise.time_limit_s + GRACE_S, job.limit_s or math.inf)
+        patience += FORK_MARGIN_S if self._fork else 0
         line, is_late = self._ask(asdict(job), patience)
         if is_late or not line or not self._fork:
             self.close()
         if is_late:
-            limit = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
-            reason = f"still running after {limit}, and killed"
-            return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
+            return too_slow(exercise, job.limit_s)
         try:
             return from_line(line, exercise.id)
         except ValueError:
             return Verdict(exercise.id, "error", "your code ended its process before it could be judged")
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Wait until the worker is ready, if there is none.
+
+        Raises:
+            WorkbookError: as `run`.
+        """
         if self.is_stopped:
             raise WorkbookError("grading was interrupted")
         if self._process is not None and self._process.poll() is None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
+from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.judge import (
     Judge,
     Verdict,
@@ -21,7 +22,7 @@ from twophase_labs.machine.judge import (
     unavailable,
 )
 from twophase_labs.machine.lab import WorkbookError
-from twophase_labs.machine.limits import time_limit
+from twophase_labs.machine.limits import LOAD, time_limit
 
 NOTEBOOKS_CALLS = ("check", "hint", "measured", "reference", "reveal", "use")
 MAX_CHARS, MAX_LINES = 20_000, 200  # of a text of a verdict; of a list of them
@@ -147,6 +148,13 @@ def become_private(folder: str) -> None:
     os.chdir(folder)
     os.environ.update(TMPDIR=folder, MPLCONFIGDIR=folder, TRITON_CACHE_DIR=folder)
     tempfile.tempdir = None
+
+
+def too_slow(exercise: Exercise, limit_s: int | float | None = None) -> Verdict:
+    """Of an answer that was killed after its own time, or after `limit_s` by the clock."""
+    own = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
+    reason = f"still running after {own if limit_s is None else f'{limit_s:.0f} s, its share of the time'}, and killed"
+    return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
 
 
 def as_line(verdict: Verdict) -> bytes:
