@@ -297,13 +297,6 @@ def test_the_notebooks_random_numbers_go_on_as_if_unchecked(notebook):
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_a_broken_progress_file_is_told_on_the_card(notebook, tmp_path):
-    (tmp_path / "01_demo.progress.json").write_text("{")
-    notebook.run(solved("1.1"))
-    assert "moved to 01_demo.progress.broken.json" in repr(notebook.ask('check("1.1")'))
-    assert "moved" not in repr(notebook.ask('check("1.1")'))
-
-
 RAISES = {
     "in the answer": ("def running_mean(x):\n    return len(3)\n", "TypeError: object of type 'int' has no len()"),
     "miscalling another": (

@@ -284,7 +284,7 @@ def _verdicts(
         helpers, aliases = needed(defined, [answers[i].source, *good.values()], answers[i], taken)
         fall_back = tuple(other for other in uses if other not in good)
         share_s = None if deadline is None else max(1.0, (deadline - time.monotonic()) / (len(order) - num_run))
-        verdicts[i] = _run(lane, Job(i, answers[i].source, helpers, aliases, good, fall_back, limit_s=share_s))
+        verdicts[i] = _run(lane, Job(i, answers[i].source, helpers, aliases, good, fall_back, share_s=share_s))
     return verdicts
 
 

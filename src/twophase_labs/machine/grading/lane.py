@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 import signal
@@ -14,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from twophase_labs.machine.grading.run_one import from_line, too_slow
+from twophase_labs.machine.grading.run_one import clock_limit_s, from_line, too_slow
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S, LOAD
 
 START_S = 180  # torch, the lab's setup and its reference, on a slow disk
 FORK_MARGIN_S = 30  # a forking worker keeps the exercise's limit itself; this long after it, the worker is dead
@@ -52,7 +50,7 @@ class Job:
         uses: Cells of exercises this one calls, by id: those that passed.
         fall_back: Ids of those that did not; the reference stands in.
         seed: Of the random inputs; None draws one.
-        limit_s: By the clock, where that is less than the exercise's own limit.
+        share_s: Of the time for a notebook, by the clock; None where that has no limit.
     """
 
     exercise: str
@@ -62,7 +60,7 @@ class Job:
     uses: Mapping[str, str] = field(default_factory=dict)
     fall_back: tuple[str, ...] = ()
     seed: int | None = None
-    limit_s: int | float | None = None
+    share_s: int | float | None = None
 
 
 class Lane:
@@ -87,13 +85,12 @@ class Lane:
         """
         exercise = self.lab.exercise(job.exercise)
         self.start()
-        patience = min(LOAD * exercise.time_limit_s + GRACE_S, job.limit_s or math.inf)
-        patience += FORK_MARGIN_S if self._fork else 0
+        patience = clock_limit_s(exercise, job.share_s) + (FORK_MARGIN_S if self._fork else 0)
         line, is_late = self._ask(asdict(job), patience)
         if is_late or not line or not self._fork:
             self.close()
         if is_late:
-            return too_slow(exercise, job.limit_s)
+            return too_slow(exercise, job.share_s)
         try:
             return from_line(line, exercise.id)
         except ValueError:

@@ -18,7 +18,6 @@ import argparse
 import gc
 import importlib
 import json
-import math
 import os
 import secrets
 import shlex
@@ -41,6 +40,7 @@ from twophase_labs.machine.grading import sandbox
 from twophase_labs.machine.grading.run_one import (
     as_line,
     become_private,
+    clock_limit_s,
     from_line,
     judged,
     silence_the_notebook,
@@ -49,7 +49,7 @@ from twophase_labs.machine.grading.run_one import (
 from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S, LOAD, limit_this_process
+from twophase_labs.machine.limits import limit_this_process
 from twophase_labs.machine.session import Session, adopt
 
 
@@ -59,7 +59,7 @@ def judged_in_a_fork(
     """Judge in a process of its own, and wait for it no longer than the exercise allows."""
     exercise = judge.exercises[job["exercise"]]
     proof = secrets.token_hex(16).encode()
-    seconds = min(LOAD * exercise.time_limit_s + GRACE_S, job["limit_s"] or math.inf)
+    seconds = clock_limit_s(exercise, job["share_s"])
     with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
 
         def run(descriptor: int) -> None:
@@ -74,7 +74,7 @@ def judged_in_a_fork(
 
         ended = sandbox.call(world, run, seconds)
     if ended.status is None:
-        return too_slow(exercise, job["limit_s"])
+        return too_slow(exercise, job["share_s"])
     try:
         if not ended.said.startswith(proof):
             raise ValueError("no verdict")
