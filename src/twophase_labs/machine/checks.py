@@ -95,12 +95,15 @@ def plain(value: Any) -> Any:
         return plain(value.item()) if not isinstance(value, np.void | np.object_) else value
     if type(value) is np.ndarray:
         return plain(value.item()) if value.ndim == 0 and value.dtype.kind in "biuf" else value
-    for base in (int, float, str, bytes, list, tuple, dict, set, frozenset):
+    for base in _BUILT_IN:
         if isinstance(value, base) and not isinstance(value, Enum):
             return base(map(plain, value)) if base in (set, frozenset) else base(value)
     if type(value) is Fraction:
         return value.numerator if value.denominator == 1 else value.numerator / value.denominator
     return value
+
+
+_BUILT_IN: tuple[Any, ...] = (int, float, str, bytes, list, tuple, dict, set, frozenset)
 
 
 def number(value: Any) -> int | float | None:

@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -288,7 +288,8 @@ def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -
 
     def visit(parent: ast.AST, function: ast.AST) -> None:
         for name, value in ast.iter_fields(parent):
-            container, keys = (value, range(len(value))) if isinstance(value, list) else (vars(parent), [name])
+            container: Any = value if isinstance(value, list) else vars(parent)
+            keys: Iterable[Any] = range(len(value)) if isinstance(value, list) else [name]
             for key in keys:
                 node = container[key]
                 if not isinstance(node, ast.AST) or _is_aside(node):

@@ -13,8 +13,9 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine.grading import lane as lanes
-from twophase_labs.machine.grading import run_one, sandbox
-from twophase_labs.machine.grading.lane import Job, Lane
+from twophase_labs.machine.grading import sandbox
+from twophase_labs.machine.grading.lane import Job, Lane, clean_environment
+from twophase_labs.machine.grading.run_one import as_line, from_line
 from twophase_labs.machine.judge import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="not run here: the grader forks on Linux only")
@@ -156,8 +157,8 @@ def test_a_private_folder_is_there_and_new_each_time(lane):
 def test_secrets_of_the_environment_stay_outside(monkeypatch):
     for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_GRADES"):
         monkeypatch.setenv(name, "hunter2")
-    assert "hunter2" not in lanes.clean_environment().values()
-    assert "PATH" in lanes.clean_environment()
+    assert "hunter2" not in clean_environment().values()
+    assert "PATH" in clean_environment()
 
 
 ASK = "from twophase_labs import reference, use\n"
@@ -180,13 +181,13 @@ def test_what_an_exercise_uses_may_be_asked_for(lane, import_again):
 
 def test_a_verdict_travels_as_a_line():
     verdict = Verdict("1.1", "failed", "a\udcff" * 10**5, ("d",) * 10**4, picture="AA==")
-    got = run_one.from_line(run_one.as_line(verdict), "1.1")
+    got = from_line(as_line(verdict), "1.1")
     assert (got.verdict, got.picture, len(got.reason), len(got.details)) == ("failed", "AA==", 20_000, 200)
-    assert run_one.from_line(run_one.as_line(verdict), "1.2").exercise == "1.2"
-    for line in (b"", b"[1]", b"{}", b"[" * 10**5, run_one.as_line(verdict).replace(b'"failed"', b'"hacked"'),
-                 run_one.as_line(verdict).replace(b'"hint": ""', b'"hint": 3')):  # fmt: skip
+    assert from_line(as_line(verdict), "1.2").exercise == "1.2"
+    for line in (b"", b"[1]", b"{}", b"[" * 10**5, as_line(verdict).replace(b'"failed"', b'"hacked"'),
+                 as_line(verdict).replace(b'"hint": ""', b'"hint": 3')):  # fmt: skip
         with pytest.raises(ValueError):
-            run_one.from_line(line, "1.1")
+            from_line(line, "1.1")
 
 
 @pytest.mark.parametrize(

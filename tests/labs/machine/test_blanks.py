@@ -4,8 +4,7 @@ import ast
 
 import pytest
 
-from twophase_labs.machine import blanks
-from twophase_labs.machine.blanks import SourceError
+from twophase_labs.machine.blanks import SourceError, parse, solution_lines
 
 # Marked source, what the learner reads, and the answers.
 CASES = {
@@ -35,7 +34,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_blank(case):
     source, shipped, answers = CASES[case]
-    template = blanks.parse(source, "1.1")
+    template = parse(source, "1.1")
     assert template.shipped() == shipped
     assert [blank.answer for blank in template.blanks] == answers
     ast.parse(template.shipped())
@@ -43,14 +42,14 @@ def test_blank(case):
 
 
 def test_one_answer_replaced_keeps_the_others():
-    template = blanks.parse(CASES["two"][0], "1.1")
+    template = parse(CASES["two"][0], "1.1")
     assert template.filled({2: "c"}) == "x = a\ny = c"
     with pytest.raises(ValueError, match="none numbered"):
         template.filled({3: "c"})
 
 
 def test_a_block_answer_takes_the_indent():
-    template = blanks.parse(CASES["block"][0], "1.1")
+    template = parse(CASES["block"][0], "1.1")
     assert template.filled({1: "if a:\n    b()"}) == "def f(a):\n    if a:\n        b()\n    return 1"
 
 
@@ -71,9 +70,9 @@ def test_a_block_answer_takes_the_indent():
 )
 def test_a_marker_out_of_place_is_refused(source, why):
     with pytest.raises(SourceError, match=rf"exercise 1\.1: .*{why}"):
-        blanks.parse(source, "1.1")
+        parse(source, "1.1")
 
 
 def test_solution_lines_leave_trivial_ones_out():
-    template = blanks.parse("def f(a):\n    y = torch.cumsum(a, -1)  # SOLUTION: s\n    return y  # SOLUTION\n", "1.1")
-    assert blanks.solution_lines(template) == {"y = torch.cumsum(a, -1)"}
+    template = parse("def f(a):\n    y = torch.cumsum(a, -1)  # SOLUTION: s\n    return y  # SOLUTION\n", "1.1")
+    assert solution_lines(template) == {"y = torch.cumsum(a, -1)"}

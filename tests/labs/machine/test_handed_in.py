@@ -10,10 +10,18 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine.build import solved_notebook
 from twophase_labs.machine.cards import Card
-from twophase_labs.machine.grading import files, grade
-from twophase_labs.machine.grading.files import NotGradableError, parse_notebook, plain, read_bytes, text_of
+from twophase_labs.machine.grading.files import (
+    MAX_MIB,
+    NotGradableError,
+    parse_notebook,
+    plain,
+    plain_lines,
+    progress_of,
+    read_bytes,
+    text_of,
+)
 from twophase_labs.machine.grading.folder import Submission, grade_one
-from twophase_labs.machine.grading.grade import Grader, Report, Result
+from twophase_labs.machine.grading.grade import Grader, Report, Result, _number, _reveals, _shown
 from twophase_labs.machine.grading.handed_in import learner_of
 from twophase_labs.machine.grading.locate import Cell, as_python, code_cells, locate
 from twophase_labs.machine.judge import Verdict, learners_line, run_cell
@@ -55,7 +63,7 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         with pytest.raises(NotGradableError, match=why):
             read_bytes(Path(path))
     with open(tmp_path / "large", "wb") as file:
-        file.truncate(files.MAX_MIB * 2**20 + 1)
+        file.truncate(MAX_MIB * 2**20 + 1)
     with pytest.raises(NotGradableError, match="larger than 64 MiB"):
         read_bytes(tmp_path / "large")
     assert text_of(b"\xef\xbb\xbf{}", tmp_path) == "{}"
@@ -65,12 +73,12 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
 def test_a_progress_file_that_is_none(tmp_path, content):
     (tmp_path / "a.progress.json").write_text(content)
     with pytest.raises(NotGradableError, match="is not a progress file"):
-        files.progress_of(tmp_path / "a.ipynb")
+        progress_of(tmp_path / "a.ipynb")
 
 
 def test_what_a_learner_may_have_written_into_it():
-    assert [grade._number(value) for value in (3, "abc", None, float("inf"), -1, 10**9)] == [3, 0, 0, 0, 0, 0]
-    assert grade._reveals([Cell(1, f"reveal('1.6'), reveal(16), reveal(0x{'f' * 5000})", None)]) == {"1.6"}
+    assert [_number(value) for value in (3, "abc", None, float("inf"), -1, 10**9)] == [3, 0, 0, 0, 0, 0]
+    assert _reveals([Cell(1, f"reveal('1.6'), reveal(16), reveal(0x{'f' * 5000})", None)]) == {"1.6"}
 
 
 def test_line_ends_change_nothing():
@@ -154,10 +162,10 @@ def test_who_handed_in(tmp_path):
 def test_text_to_show():
     assert plain("a\x1b[2J\u202e\udcff\x9bö\n\t\r") == r"a\x1b[2J\u202e\udcff\x9bö\n\t\r"
     assert len(plain("x" * 10**6)) < 5000
-    assert files.plain_lines("a\n\tb\x1b") == "a\n    b\\x1b"
+    assert plain_lines("a\n\tb\x1b") == "a\n    b\\x1b"
     hostile, shown = "\x1b[2J\udcff", r"\x1b[2J\udcff"
     verdict = Verdict("1.6", "failed", hostile, (hostile,), hostile, hostile, (hostile,), (hostile,))
-    assert grade._shown(verdict) == Verdict("1.6", "failed", shown, (shown,), shown, shown, (shown,), (shown,))
+    assert _shown(verdict) == Verdict("1.6", "failed", shown, (shown,), shown, shown, (shown,), (shown,))
 
 
 def test_a_forged_picture_is_dropped():

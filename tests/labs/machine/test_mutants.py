@@ -3,9 +3,11 @@
 Those tests run that need nothing but their parameters, a folder and pytest's `monkeypatch`.
 """
 
+import importlib
 import inspect
 import itertools
-from dataclasses import replace
+import re
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +16,7 @@ import pytest
 from tests.enforced_types import unchecked_types
 from tests.mutation import KillTable, Mutant
 
-# By module and by the tests that must notice: name of the bug, what stands there, and what is planted.
+# By module and by the tests that must notice, 'file' or 'file:a part of their names': name of the bug, what stands there, and what is planted.
 BUGS = {
     ("checks", "checks"): [
         ("dtype ignored", "if got.dtype != expected.dtype and not is_finer and not any_dtype:", "if False:"),
@@ -41,14 +43,14 @@ BUGS = {
     ("exercise", "questions"): [
         ("a prediction must be close", 'if self.kind == "prediction" else steps', "if False else steps"),
     ],
-    ("judge", "session"): [
+    ("judge", "session:wrapped|signature|message"): [
         ("any exception has the hint", 'is_finding = verdict == "failed" and', "is_finding ="),
         ("any TypeError is a wrong call", "not learners_line(error)\n", "True\n"),
         ("a wrong call of anything", '{"<lambda>", *exercise.names}.isdisjoint(called["name"].split("."))', "False"),
         ("wrapped exceptions stay wrapped", "    while inner is not None and", "    while False and"),
         ("messages are believed", '    except Exception as fault:\n        return f"(its', '    except OSError as fault:\n        return f"(its'),
     ],
-    ("guard", "session"): [
+    ("guard", "session:guard|library"): [
         ("added methods unseen", "names = (now.keys() | was.keys())", "names = set(was)"),
         ("not restored", "vars(module).update(before)", "pass"),
         ("private names unwatched", "(is_own or not name.startswith", "(not name.startswith"),
@@ -59,7 +61,7 @@ BUGS = {
         ("broken file overwritten", "self._move_aside(error)", "pass"),
         ("written in place", "os.replace(temporary, self.path)", "self.path.write_text(text)"),
     ],
-    ("mutate", "mutate"): [
+    ("mutate", "mutate:edit|remembering|source"): [
         ("what is given counts as answered", "return not any(a <= start", "return any(a <= start"),
         ("edits of one line look alike", "if seen[edit.diff] > 1", "if False"),
         ("the tree stays edited", "        finally:\n            place.container[place.key] = node", "        finally:\n            pass"),
@@ -70,11 +72,11 @@ BUGS = {
         ("text that occurs twice", "if cell.count(old) != 1:", "if old not in cell:"),
         ("one change of several", "cell = cell.replace(old, new)", "return cell.replace(old, new)"),
     ],
-    ("lab", "demo"): [
+    ("lab", "demo:workbook|two_banks"): [
         ("one bank hides another", "if len(banks) < len(found):", "if False:"),
         ("any number of digits", r'r"\d{1,2}(?!\d)"', r'r"\d+"'),
     ],
-    ("lint", "demo"): [
+    ("lint", "demo:leak|breaks_a_rule"): [
         ("oracles within reach", "if CHECKS.search(name)", "if False"),
         ("block lines leak", "if line in cell.source", "if line == cell.source"),
     ],
@@ -100,14 +102,14 @@ BUGS = {
         ("await stays", 're.search("await|async", source)', "False"),
         ("deep code stops", "NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)", "NOT_PYTHON = (SyntaxError, ValueError)"),
     ],
-    ("grading.helpers", "helpers"): [
+    ("grading.helpers", "helpers:run|text|count|names"): [
         ("experiments run too", "        except (*NOT_PYTHON, TypeError):  # TypeError: a dictionary of lists as keys\n            return frozenset()", "        except (*NOT_PYTHON, TypeError):\n            pass"),
         ("asked names anywhere", "names.isdisjoint(asked) or (cell.number in answering and not is_alias)", "True"),
         ("the lab's cells below too", "not d.is_shipped or d.cell < answer.number", "True"),
         ("no helpers of helpers", "for word in d.words} - wanted", "for word in ()} - wanted"),
         ("taken names overwritten", " and d.names.isdisjoint(taken)", ""),
     ],
-    ("grading.flags", "flags"): [
+    ("grading.flags", "flags:suspect|pasted|honest_code|edited"): [
         ("the lab's own flagged", " if text not in own}", "}"),
         ("methods called eval", r"(?<![\w.])(?:exec", r"(?:exec"),
         ("one line of a cell", ", re.MULTILINE)", ")"),
@@ -128,7 +130,7 @@ BUGS = {
         ("the last notebook counts", "key=lambda report: report.points)\n    return best", "key=lambda report: 0)\n    return best"),
         ("ungraded is zero", '"" if r is None else r.points', "0 if r is None else r.points"),
     ],
-    ("grading.gradescope", "gradescope"): [
+    ("grading.gradescope", "gradescope:best|without"): [
         ("extra points count", '"score": report.points,', '"score": report.points + report.extra_points,'),
         ("the first notebook counts", "report = max(reports, key=lambda one: one.points)", "report = reports[0]"),
     ],
@@ -137,14 +139,20 @@ BUGS = {
         ("a verdict's own words", "reason=plain(verdict.reason)", "reason=verdict.reason"),
         ("numbers revealed", " and isinstance(call.args[0].value, str)", ""),
     ],
-    ("grading.lane", "attacks"): [("secrets passed on", " and not SECRET.search(k)", "")],
-    ("grading.run_one", "attacks"): [
+    ("grading.lane", "attacks:secrets"): [("secrets passed on", " and not SECRET.search(k)", "")],
+    ("grading.run_one", "attacks:travels"): [
         ("any verdict", "verdict.verdict not in get_args(VerdictName) or ", ""),
         ("an answer's word for its exercise", "return replace(verdict, exercise=exercise)", "return verdict"),
     ],
 }  # fmt: skip
+
+
+def through_of(tests):
+    return f"tests.labs.machine.test_{tests.partition(':')[0]}"
+
+
 MUTANTS = [
-    Mutant(name, f"twophase_labs.machine.{module}", old, new, through=f"tests.labs.machine.test_{tests}")
+    (Mutant(name, f"twophase_labs.machine.{module}", old, new, through_of(tests)), tests)
     for (module, tests), bugs in BUGS.items()
     for name, old, new in bugs
 ]
@@ -170,29 +178,43 @@ def marks(test):
     return getattr(test, "pytestmark", ())
 
 
-def run(tests):
-    for name, test in vars(tests).items():
-        if not name.startswith("test_") or any(mark.name == "full" for mark in marks(test)):
-            continue
-        wanted = inspect.signature(test).parameters.keys()
-        for case in cases(test):
-            if wanted - case.keys() <= {"tmp_path", "monkeypatch"}:
-                with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-                    given = case | {"tmp_path": Path(folder), "monkeypatch": monkeypatch}
-                    test(**{name: given[name] for name in wanted})
+@cache
+def running(tests):
+    """Runs those tests of a module."""
+    wanted = re.compile(tests.partition(":")[2])
+
+    def run(module):
+        for name, test in vars(module).items():
+            if (
+                name.startswith("test_")
+                and wanted.search(name)
+                and not any(mark.name == "full" for mark in marks(test))
+            ):
+                run_one(test)
+
+    return run
+
+
+def run_one(test):
+    wanted = inspect.signature(test).parameters.keys()
+    for case in cases(test):
+        if wanted - case.keys() <= {"tmp_path", "monkeypatch"}:
+            with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+                given = case | {"tmp_path": Path(folder), "monkeypatch": monkeypatch}
+                test(**{name: given[name] for name in wanted})
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("module", BUGS, ids=str)
-def test_a_copy_without_a_bug_passes(module):
+@pytest.mark.parametrize(("module", "tests"), BUGS)
+def test_a_copy_without_a_bug_passes(module, tests):
     """What kills a mutant is its bug, and not that its classes are others than those of the module."""
-    name, tests = module
-    same = Mutant("nothing", f"twophase_labs.machine.{name}", BUGS[module][0][1], BUGS[module][0][1])
+    text = BUGS[module, tests][0][1]
+    importlib.import_module(through_of(tests))
     with unchecked_types():
-        run(replace(same, through=f"tests.labs.machine.test_{tests}").load())
+        running(tests)(Mutant("nothing", f"twophase_labs.machine.{module}", text, text, through_of(tests)).load())
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_mutant(mutant):
-    KillTable.record(mutant, run)
+@pytest.mark.parametrize(("mutant", "tests"), MUTANTS, ids=[mutant.name for mutant, _ in MUTANTS])
+def test_mutant(mutant, tests):
+    KillTable.record(mutant, running(tests))

@@ -347,6 +347,9 @@ def test_an_exception_that_is_wrapped_on_its_way_is_the_answers_own():
     got = judged(wraps, namespace)
     assert (got.verdict, got.reason, got.hint) == ("error", "your code raised ZeroDivisionError: division by zero", "")
     assert "line 2 of the cell: return x / 0" in got.details
+    odd = "class Odd(ValueError):\n    def __str__(self):\n        return 1 / 0\ndef running_mean(x):\n    raise Odd\n"
+    run_cell(odd, namespace, "<exercise 9.2>")
+    assert "cannot be shown" in judged(lambda answer, draw: answer.running_mean(1), namespace).reason
 
 
 def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
@@ -361,6 +364,8 @@ def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
     got = judged(lambda answer, draw: answer.running_mean(1, 2), namespace)
     assert got.reason.startswith("it cannot be called as the exercise asks: running_mean() takes 1")
     assert got.hint == ""
+    run_cell("def running_mean(x):\n    return running_mean(x, 1)\n", namespace, "<exercise 9.2>")
+    assert judged(lambda answer, draw: answer.running_mean(1), namespace).verdict == "error"
 
 
 def test_cards_are_html_too_and_escape_what_they_show(notebook):

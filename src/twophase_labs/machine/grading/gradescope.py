@@ -35,7 +35,7 @@ for part in twophase twophase_server twophase_labs; do
 done
 "$root/venv/bin/python" -m {INSTALL}
 export TWOPHASE_HOME="$root/model" PYTHONPATH=src:kernels
-"$root/venv/bin/python" -c "from twophase_tools.cli.main import main; main(['model', 'prepare'])"
+"$root/venv/bin/python" -c "from twophase_tools.cli.main import main; raise SystemExit(main(['model', 'prepare']))"
 """
 RUN = """#!/usr/bin/env bash
 root="${AUTOGRADER_ROOT:-/autograder}"

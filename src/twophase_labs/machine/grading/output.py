@@ -113,7 +113,7 @@ def to_canvas(submissions: Sequence[Submission]) -> str:
     """A row per learner, a column per lab; what was not graded stays as it is in Canvas."""
     best = _best(submissions)
     labs = {report.lab: report.max_points for report in best.values()}
-    rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
+    rows: list[list[Any]] = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["    Points Possible", "", "", "", "", *labs.values()])
     for learner, number in dict.fromkeys((s.learner, s.platform_id) for s in submissions):
         found = [best.get((learner, number, lab)) for lab in labs]
@@ -123,7 +123,8 @@ def to_canvas(submissions: Sequence[Submission]) -> str:
 
 def to_moodle(submissions: Sequence[Submission]) -> str:
     """A row per learner and lab. A worksheet is of one assignment, so one lab should be in it."""
-    rows = [["Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)", "Feedback comments"]]
+    head = ["Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)", "Feedback comments"]
+    rows: list[list[Any]] = [head]
     for (learner, number, _), report in _best(submissions).items():
         rows.append([f"Participant {number}", learner, report.points, report.max_points, "-", _feedback(report)])
     return _written(rows)
