@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.labs.demo import LAB
+from twophase.core.errors import ModelFolderError
 from twophase_labs.machine import session as session_module
 from twophase_labs.machine.checks import compare
 from twophase_labs.machine.exercise import Exercise, Property
@@ -366,6 +367,15 @@ def test_only_a_call_of_the_answer_itself_reads_as_a_wrong_signature():
     assert got.hint == ""
     run_cell("def running_mean(x):\n    return running_mean(x, 1)\n", namespace, "<exercise 9.2>")
     assert judged(lambda answer, draw: answer.running_mean(1), namespace).verdict == "error"
+
+
+def test_a_check_that_wants_a_model_is_not_run_where_there_is_none(monkeypatch, tmp_path):
+    def loads(answer, draw):
+        raise ModelFolderError("not prepared")
+
+    monkeypatch.setenv("TWOPHASE_HOME", str(tmp_path))
+    got = judged(loads, {"running_mean": len})
+    assert (got.verdict, got.reason) == ("not_run_here", "needs the model; run `twophase model prepare`")
 
 
 def test_cards_are_html_too_and_escape_what_they_show(notebook):
