@@ -116,3 +116,16 @@ def test_show_and_list(workbook, capsys):
 def test_no_such_thing(workbook, capsys, args):
     assert labs.main(args) == 2
     assert "twophase labs: " in capsys.readouterr().err
+
+
+def test_an_exercise_that_is_not_there_cannot_be_graded_again(command, solved, capsys):
+    assert command(solved, "--only", "1.99") == 2
+    assert "no exercise '1.99'" in capsys.readouterr().err
+
+
+def test_only_some_exercises_are_graded_again(grader, solved, monkeypatch):
+    monkeypatch.setattr(grader, "only", frozenset({"1.3", "1.6"}))
+    report = grader.grade(solved)
+    assert [result.exercise.id for result in report.results] == ["1.3", "1.6"]
+    assert report.points == report.max_points
+    assert not any(result.verdict.notes for result in report.results), "1.1, which 1.3 uses, is judged as well"
