@@ -50,6 +50,7 @@ docs/engine
 docs/features
 docs/results
 docs/cli
+docs/lecturers
 docs/server
 docs/gpu
 docs/emulator

@@ -14,6 +14,7 @@ from twophase_tools.extras import check_installed
 if TYPE_CHECKING:
     from twophase_labs.machine.grading.folder import Submission
     from twophase_labs.machine.grading.grade import Grader
+    from twophase_labs.machine.lab import Workbook
 
 DESCRIPTION = """Grade notebooks. Each exercise runs in a process of its own, with limits of time and memory.
 A folder or a zip archive gives a row per submission, also of what cannot be graded; files of results are brought up to
@@ -31,12 +32,21 @@ def add_parser(subparsers: Any) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="PATH", help="a notebook, or a folder or zip archive of submissions"
+        "paths", nargs="*", type=Path, metavar="PATH", help="a notebook, or a folder or zip archive of submissions"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON ('-' for standard output)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report card")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row per learner")
+    parser.add_argument("--csv-for", choices=("canvas", "moodle"), help="with the columns that this platform imports")
+    parser.add_argument("--only", metavar="3.7,3.8", default="", help="grade these exercises, and no other")
     parser.add_argument("--jobs", type=int, metavar="N", help="notebooks graded at once (default: cores, at most 4)")
+    parser.add_argument(
+        "--gradescope", type=Path, metavar="OUT.zip", help="grade nothing; write an autograder of the lab --lab"
+    )
+    parser.add_argument("--lab", metavar="03", help="of the autograder")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", default=10, help="of the autograder, its time limit (default: 10)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,12 +60,19 @@ def run(args: argparse.Namespace) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows escapes
             stream.reconfigure(errors="backslashreplace")
     quiet = str(args.json) == "-"
-    output = Output(None if quiet else args.json, args.csv, args.html, _is_single(args.paths))
+    output = Output(None if quiet else args.json, args.csv, args.html, _is_single(args.paths), args.csv_for or "own")
     submissions: list[Submission] = []
     try:
+        workbook = Workbook.find()  # not the one beside a submission: its author would have written the checks
+        only = frozenset(args.only.replace(",", " ").split())
+        for exercise in sorted(only):
+            workbook.lab_of(exercise).exercise(exercise)
+        if args.gradescope is not None:
+            return _pack(workbook, args, only)
+        if not args.paths:
+            raise WorkbookError("name a notebook, or a folder or zip archive of submissions")
         output.try_out()  # what cannot be written is told before the work
-        # Not the workbook beside a submission: its author would have written the checks.
-        with Grader(Workbook.find(), args.jobs) as grader:
+        with Grader(workbook, args.jobs, only) as grader:
             for path in args.paths:
                 of_path: list[Submission] = []
                 for submission in _grade(grader, path, quiet, (args.json, args.csv, args.html)):
@@ -77,6 +94,20 @@ def run(args: argparse.Namespace) -> int:
         which = f"{len(submissions) - len(graded)} of {len(submissions)} submissions were"
         print(f"twophase grade: {which} not graded; their rows say why", file=sys.stderr)
     return 0 if graded and len(graded) == len(submissions) else 2
+
+
+def _pack(workbook: "Workbook", args: argparse.Namespace, only: frozenset[str]) -> int:
+    from twophase_labs.machine.grading.gradescope import pack
+    from twophase_labs.machine.lab import WorkbookError
+
+    if args.lab is None or args.paths or not 2 <= args.minutes <= 40:
+        raise WorkbookError("an autograder has one lab, --lab 03, no notebook yet, and 2 to 40 --minutes")
+    lab = workbook.lab(args.lab)
+    if strangers := only - lab.exercises.keys():
+        raise WorkbookError(f"lab {lab.number} has no exercise {', '.join(sorted(strangers))}")
+    pack(workbook, lab, args.gradescope, only, args.minutes)
+    print(f"{args.gradescope} grades lab {lab.number} on Gradescope: upload it as the assignment's autograder")
+    return 0
 
 
 def _is_single(paths: Sequence[Path]) -> bool:

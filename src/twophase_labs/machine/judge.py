@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from twophase.core.errors import ModelFolderError
 from twophase_labs.machine.checks import Draw, Rejected
 from twophase_labs.machine.exercise import Exercise, Property
 from twophase_labs.machine.guard import Guard, is_learners_file
@@ -237,6 +238,8 @@ def explain(
     where = (line,) if line else ()
     if isinstance(error, UnfilledError):
         return "failed", _text(error), where
+    if isinstance(error, ModelFolderError) and (lacking := _without_model()):
+        return "not_run_here", lacking, ()
     if isinstance(error, OutOfTime):
         reason = f"still running after {exercise.time_limit_s:g} s of computing, and stopped"
         return "timeout", reason, (*where, "Look for a loop that never ends.")
@@ -370,12 +373,15 @@ def unavailable(exercise: Exercise) -> str:
             mode()
         except KernelsUnavailableError as error:
             return f"needs Triton: {error}"
-    if "model" in exercise.needs:
-        from twophase_features.model_store.prepare import default_model_dir
+    return _without_model() if "model" in exercise.needs else ""
 
-        if not (default_model_dir() / "config.json").exists():
-            return "needs the model; run `twophase model prepare`"
-    return ""
+
+def _without_model() -> str:
+    """What to do where the model is not prepared; '' where it is."""
+    from twophase_features.model_store.prepare import default_model_dir
+
+    is_there = (default_model_dir() / "config.json").exists()
+    return "" if is_there else "needs the model; run `twophase model prepare`"
 
 
 @contextmanager

@@ -16,12 +16,10 @@ import hashlib
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from twophase_labs.machine.grading.grade import Grader
 from twophase_labs.machine.grading.lane import Job
@@ -76,6 +74,10 @@ class Searched:
     survivors: tuple[str, ...]
     equivalent: tuple[str, ...]
     errors: tuple[str, ...]  # entries of EQUIVALENT that name no edit, or one that is rejected
+
+    def __str__(self) -> str:
+        told = [*self.survivors, *(f"equivalent.py: {error}" for error in self.errors)]
+        return "\n    ".join([f"{self.exercise}: {summary([self])}", *told])
 
 
 # -- the edits ------------------------------------------------------------------------------------------------------
@@ -263,24 +265,12 @@ def edits(source: str, answers: Sequence[tuple[int, int]], names: Sequence[str])
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node hangs in the tree: its parent, the field, and the position if that is a list."""
+    """Where a node hangs in the tree, `container[key]`: in a list, or among its parent's attributes."""
 
-    parent: ast.AST
-    name: str
-    at: int | None
+    container: Any
+    key: Any
     function: ast.AST
     is_given: bool
-
-    @property
-    def node(self) -> ast.AST:
-        value = getattr(self.parent, self.name)
-        return value if self.at is None else value[self.at]
-
-    def put(self, node: ast.AST) -> None:
-        if self.at is None:
-            setattr(self.parent, self.name, node)
-        else:
-            getattr(self.parent, self.name)[self.at] = node
 
 
 def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -> list[Place]:
@@ -298,12 +288,14 @@ def _places(source: str, tree: ast.Module, answers: Sequence[tuple[int, int]]) -
 
     def visit(parent: ast.AST, function: ast.AST) -> None:
         for name, value in ast.iter_fields(parent):
-            for at, node in enumerate(value if isinstance(value, list) else [value]):
+            container: Any = value if isinstance(value, list) else vars(parent)
+            keys: Iterable[Any] = range(len(value)) if isinstance(value, list) else [name]
+            for key in keys:
+                node = container[key]
                 if not isinstance(node, ast.AST) or _is_aside(node):
                     continue
                 if isinstance(node, ast.expr | ast.stmt):
-                    where = at if isinstance(value, list) else None
-                    found.append(Place(parent, name, where, function, is_given(node)))
+                    found.append(Place(container, key, function, is_given(node)))
                 visit(node, node if isinstance(node, ast.FunctionDef) else function)
 
     visit(tree, tree)
@@ -317,13 +309,13 @@ def _is_aside(node: ast.AST) -> bool:
 
 def _changed(place: Place, change: Change, tree: ast.Module) -> Iterator[str]:
     """The source with each of the changes of the node at this place."""
-    node = place.node
+    node = place.container[place.key]
     for new in change(node):
-        place.put(new)
+        place.container[place.key] = new
         try:
             yield ast.unparse(ast.fix_missing_locations(tree))
         finally:
-            place.put(node)
+            place.container[place.key] = node
 
 
 def _scope(function: ast.AST) -> list[str]:
@@ -431,18 +423,6 @@ def _named(found: Sequence[Edit], reasons: Mapping[str, tuple[str, ...]]) -> tup
             known.update(dict.fromkeys(diffs, reason))
             errors += [f"names no edit: {part}"] * (not diffs)
     return known, errors
-
-
-def table(found: Sequence[Searched]) -> Table:
-    made = Table(title=summary(found), title_justify="left")
-    for heading in ("exercise", "edits", "rejected", "equivalent", "survivors"):
-        made.add_column(heading, overflow="fold")
-    for one in found:
-        untried = f" (+{one.num_untried} untried)" if one.num_untried else ""
-        told = [*one.survivors, *(f"equivalent.py: {error}" for error in one.errors)]
-        counts = (f"{one.num_tried}{untried}", str(one.num_rejected), str(len(one.equivalent)))
-        made.add_row(one.exercise, *counts, escape("\n".join(told)))
-    return made
 
 
 def summary(found: Sequence[Searched]) -> str:

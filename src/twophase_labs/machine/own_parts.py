@@ -6,6 +6,7 @@ reference stands in, and the table says why.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ def _run(session: Session, exercise: Exercise, cell: Cell, defined: Any, namespa
     """Run the answer and check it; the reason if it does not pass."""
     helpers, aliases = needed(defined, [cell.source], cell, exercise.names)
     run_definitions(helpers, namespace)
-    run_definitions(aliases, namespace)
+    with redirect_stdout(None):  # `use` says whose it gives
+        run_definitions(aliases, namespace)
     try:
         run_cell(cell.source, namespace, f"<exercise {exercise.id}>")
     except Exception as error:

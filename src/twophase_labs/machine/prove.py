@@ -169,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.seeds:
         flaky = sum(not row.holds for row in rows)
         title = f"{flaky} answers pass or fail by luck with {args.seeds} seeds; {len(rows) - flaky} fail differently"
-    _console().print(table(rows, title))
+    Console(width=None if sys.stdout.isatty() else 160).print(table(rows, title))
     print(title)
     return 0 if all(row.holds for row in rows) else 1
 
@@ -180,14 +180,9 @@ def _print_mutations(grader: Grader, labs: Sequence[Lab], num_edits: int, only: 
         for exercise in lab.exercises.values():
             if exercise.is_code and only in (None, exercise.id):
                 found.append(mutate.search(grader, lab, exercise.id, num_edits))
-                print(f"{exercise.id}: {mutate.summary(found[-1:])}", flush=True)
-    _console().print(mutate.table(found))
+                print(found[-1], flush=True)
     print(mutate.summary(found))
     return 1 if any(one.survivors or one.errors for one in found) else 0
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine.grading import lane as lanes
-from twophase_labs.machine.grading import run_one, sandbox
-from twophase_labs.machine.grading.lane import Job, Lane
+from twophase_labs.machine.grading import sandbox
+from twophase_labs.machine.grading.lane import Job, Lane, clean_environment
+from twophase_labs.machine.grading.run_one import as_line, from_line
 from twophase_labs.machine.judge import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="not run here: the grader forks on Linux only")
@@ -156,26 +157,8 @@ def test_a_private_folder_is_there_and_new_each_time(lane):
 def test_secrets_of_the_environment_stay_outside(monkeypatch):
     for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_GRADES"):
         monkeypatch.setenv(name, "hunter2")
-    assert "hunter2" not in lanes.clean_environment().values()
-    assert "PATH" in lanes.clean_environment()
-
-
-def test_a_replaced_function_of_torch_is_noticed(lane):
-    """As in a notebook: it could make a wrong answer pass by accident."""
-    verdict = lane.run(Job("1.1", "torch.equal = torch.isclose = lambda *a, **k: True\n" + answer("x = x * 2")))
-    assert (verdict.verdict, "your code replaced torch.equal" in verdict.reason) == ("failed", True)
-
-
-QUESTIONS = {
-    "an int that lies": ("1.6", "class Lie(int):\n    def __ne__(self, o): return False\n    def __sub__(self, o): return 0\n    def __rsub__(self, o): return 0\n    def __abs__(self): return 0\n\n\nanswer_1_6 = Lie(3)\n"),
-    "a float that lies": ("1.6", "class Lie(float):\n    def __rsub__(self, o): return 0.0\n    def __le__(self, o): return True\n\n\nanswer_1_6 = Lie(3)\n"),
-    "a string that lies": ("1.2", "class Lie(str):\n    def strip(self): return self\n    def lower(self): return 'b'\n\n\nanswer_1_2 = Lie('c')\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", QUESTIONS)
-def test_a_value_that_lies_is_not_believed(lane, how):
-    assert not lane.run(Job(*QUESTIONS[how])).passed
+    assert "hunter2" not in clean_environment().values()
+    assert "PATH" in clean_environment()
 
 
 ASK = "from twophase_labs import reference, use\n"
@@ -189,16 +172,6 @@ def test_the_reference_is_worth_no_points_whatever_the_kind(lane, exercise, ask)
     assert lane.run(Job(exercise, f"{ASK}{name} = {ask}({exercise!r})\n")).verdict == "by_reference"
 
 
-@pytest.mark.parametrize("ask", ["reference", "use"])
-def test_a_function_around_the_reference_does_not_pass(lane, ask):
-    for where in (
-        "theirs = {}\n\n\ndef running_mean(x):\n    return theirs(x)\n",
-        "def running_mean(x):\n    return {}(x)\n",
-    ):
-        verdict = lane.run(Job("1.1", ASK + where.format(f"{ask}('1.1')")))
-        assert (verdict.verdict, "may not call the reference" in verdict.reason) == ("error", True), verdict
-
-
 @pytest.mark.parametrize("import_again", [True, False])
 def test_what_an_exercise_uses_may_be_asked_for(lane, import_again):
     source = ASK * import_again + "mean = use('1.1')\n\n\ndef centred(x):\n    return 2 * (x - mean(x))\n"
@@ -208,12 +181,13 @@ def test_what_an_exercise_uses_may_be_asked_for(lane, import_again):
 
 def test_a_verdict_travels_as_a_line():
     verdict = Verdict("1.1", "failed", "a\udcff" * 10**5, ("d",) * 10**4, picture="AA==")
-    got = run_one.from_line(run_one.as_line(verdict), "1.1")
+    got = from_line(as_line(verdict), "1.1")
     assert (got.verdict, got.picture, len(got.reason), len(got.details)) == ("failed", "AA==", 20_000, 200)
-    for line in (b"", b"[1]", b"{}", b"[" * 10**5, run_one.as_line(verdict).replace(b'"failed"', b'"hacked"'),
-                 run_one.as_line(verdict).replace(b'"hint": ""', b'"hint": 3')):  # fmt: skip
+    assert from_line(as_line(verdict), "1.2").exercise == "1.2"
+    for line in (b"", b"[1]", b"{}", b"[" * 10**5, as_line(verdict).replace(b'"failed"', b'"hacked"'),
+                 as_line(verdict).replace(b'"hint": ""', b'"hint": 3')):  # fmt: skip
         with pytest.raises(ValueError):
-            run_one.from_line(line, "1.1")
+            from_line(line, "1.1")
 
 
 @pytest.mark.parametrize(

@@ -163,33 +163,6 @@ def test_a_renamed_function_is_missing(grader):
     assert got.details[0] == "Name it running_mean again."
 
 
-def test_a_moved_cell_counts_wherever_it_is(grader):
-    cells = cells_with(RIGHT)
-    (answer,) = [c for c in cells if c.exercise == "1.1"]
-    for order in ([answer, *without("1.1")], [*without("1.1"), answer]):
-        assert grade(grader, order)[0].passed
-    untagged = type(answer)(answer.number, answer.source, None)
-    assert grade(grader, [*without("1.1"), untagged])[0].passed
-
-
-def test_a_duplicated_cell(grader):
-    cells = cells_with(RIGHT)
-    (answer,) = [c for c in cells if c.exercise == "1.1"]
-    assert grade(grader, [*cells, answer])[0].passed
-    other = type(answer)(99, "def running_mean(x):\n    return x\n", None)
-    got, _ = grade(grader, [*cells, other])
-    assert (got.verdict, got.details) == ("error", ("Keep the one you mean and delete the other.",))
-    assert got.reason == f"cells {answer.number} and 99 both define running_mean, each differently"
-
-
-def test_helpers_in_other_cells_are_run_and_experiments_are_not(grader):
-    helper = "import math\nWIDTH = 1\ndef shift(x):\n    return x * WIDTH\nwhile True: pass\n1 / 0\n"
-    cells = code_cells(
-        {"cells": [{"cell_type": "code", "source": s} for s in (helper, "def broken(:", "import nothing_such")]}
-    )
-    assert grade(grader, [*cells, *cells_with(body("x = shift(x)"))])[0].passed
-
-
 def test_an_older_build_is_graded_with_a_note(grader, tmp_path):
     notebook = solved_notebook(LAB)
     notebook.metadata.twophase.build = "0123456789ab"
@@ -198,14 +171,6 @@ def test_an_older_build_is_graded_with_a_note(grader, tmp_path):
     report = grader.grade(path)
     assert report.points == 12
     assert "another version of lab 01" in report.warnings[0]
-
-
-def test_as_shipped_nothing_is_attempted(grader, tmp_path):
-    path = tmp_path / "01_demo.ipynb"
-    path.write_text(to_text(learner_notebook(LAB)))
-    report = grader.grade(path)
-    assert (report.points, report.num_attempted, report.count("not_attempted")) == (0, 0, 8)
-    assert report.warnings == ()
 
 
 def test_an_empty_notebook_scores_nothing(grader, tmp_path):

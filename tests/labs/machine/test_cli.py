@@ -1,17 +1,13 @@
 """`twophase grade` and `twophase labs`: what they print and write, and how they end."""
 
-import argparse
 import json
 
 import pytest
 from nbformat.v4 import new_code_cell
 
 from tests.labs.demo import DEMO, LAB
-from twophase_labs.commands import grade, labs
+from twophase_labs.commands import labs
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
-from twophase_labs.machine.grading.folder import Submission
-from twophase_labs.machine.grading.handed_in import learner_of
-from twophase_labs.machine.grading.report import page
 
 
 @pytest.fixture
@@ -77,29 +73,8 @@ def test_one_bad_path_does_not_stop_the_others(command, solved, tmp_path):
     assert results[1]["points"] == 12
 
 
-def test_an_unwritable_report_ends_with_2(command, solved, tmp_path, capsys):
-    assert command(solved, "--html", tmp_path / "none" / "o.html") == 2
-    assert "cannot be written" in capsys.readouterr().err
-
-
 def test_an_empty_folder_ends_with_2(command, tmp_path):
     assert command(tmp_path) == 2
-
-
-def test_who_handed_in(tmp_path):
-    names = ["01_demo"]
-    assert learner_of(tmp_path / "ann" / "week1" / "01_demo.ipynb", tmp_path, names) == "ann"
-    assert learner_of(tmp_path / "ann_01_demo.ipynb", tmp_path, names) == "ann"
-    assert learner_of(tmp_path / "01_demo.ipynb", tmp_path, names) == "01_demo"
-    for name in ("Ann Lee_123_assignsubmission_file_", "Ann Lee_LATE_1234_567_01_demo-1.ipynb"):
-        assert learner_of(tmp_path / "bundle.zip" / name, tmp_path, names) == "Ann Lee"
-
-
-def test_the_page_escapes(grader, solved):
-    solved.write_text(to_text(solved_notebook(LAB)).replace("x.cumsum(-1)", "undefined['<script>']"))
-    text = page([Submission("ann", solved, grader.grade(solved))])
-    assert "<script>" not in text
-    assert "&lt;script&gt;" in text
 
 
 @pytest.fixture
@@ -143,11 +118,14 @@ def test_no_such_thing(workbook, capsys, args):
     assert "twophase labs: " in capsys.readouterr().err
 
 
-def test_both_register_with_a_command_line():
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    grade.add_parser(subparsers)
-    labs.add_parser(subparsers)
-    assert parser.parse_args(["grade", "a.ipynb"]).run is grade.run
-    assert parser.parse_args(["labs", "reset", "01"]).run is labs.run
-    assert parser.parse_args(["labs"]).action == "list"
+def test_an_exercise_that_is_not_there_cannot_be_graded_again(command, solved, capsys):
+    assert command(solved, "--only", "1.99") == 2
+    assert "no exercise '1.99'" in capsys.readouterr().err
+
+
+def test_only_some_exercises_are_graded_again(grader, solved, monkeypatch):
+    monkeypatch.setattr(grader, "only", frozenset({"1.3", "1.6"}))
+    report = grader.grade(solved)
+    assert [result.exercise.id for result in report.results] == ["1.3", "1.6"]
+    assert report.points == report.max_points
+    assert not any(result.verdict.notes for result in report.results), "1.1, which 1.3 uses, is judged as well"

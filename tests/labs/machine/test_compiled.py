@@ -133,24 +133,9 @@ def test_without_a_compiler_it_says_so(monkeypatch):
     assert found.notes[1] == "not run here: a GPU's code (Triton is not installed: No module named 'triton')"
 
 
-def test_what_the_emulator_does_not_cover_is_not_held_against_it():
-    def not_covered(answer, draw):
-        raise NotCoveredError("this instruction is not covered")
-
-    exercise = Exercise(**{**vars(EXERCISE), "compiled": not_covered})
-    found = judge_compiled(exercise, {"add_one": kernel()}, PASSED)
-    assert found.passed
-    assert found.notes[1] == "not run here: a GPU's code (this instruction is not covered)"
-
-
 def test_only_kernels_are_compiled():
     with pytest.raises(ValueError, match="is a kernel if it is compiled"):
         Exercise(**{**vars(EXERCISE), "kind": "code"}).validate()
-
-
-def test_a_kernel_that_was_not_launched_has_no_report():
-    with pytest.raises(ValueError, match="the kernel was not launched"):
-        report_of(Compiled(kernel()))
 
 
 def test_check_runs_it_when_all_properties_hold(notebook, monkeypatch):

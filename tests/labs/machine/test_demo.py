@@ -6,16 +6,17 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from tests.labs.demo.demo.exercises import basics
-from twophase_labs.machine import lint, prove
+from twophase_labs.machine import prove
 from twophase_labs.machine.bank import right, wrong
 from twophase_labs.machine.build import learner_notebook, solved_notebook
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
+from twophase_labs.machine.lint import _cells, _pairs, leaks, problems
 from twophase_labs.machine.questions import Number
 
 
 def test_the_source_keeps_the_rules():
-    assert lint.problems(LAB, learner_notebook(LAB)) == []
+    assert problems(LAB, learner_notebook(LAB)) == []
 
 
 def test_cards_and_the_map_come_from_the_exercises():
@@ -35,7 +36,7 @@ def test_what_only_the_solved_notebook_shows():
 def test_a_leaked_solution_is_found(shown):
     notebook = copy.deepcopy(learner_notebook(LAB))
     notebook.cells[0].source += f"\n{shown}"
-    (leak,) = lint.leaks(LAB, notebook)
+    (leak,) = leaks(LAB, notebook)
     assert "cell 0" in leak
 
 
@@ -66,7 +67,7 @@ def test_a_source_that_breaks_a_rule_is_named(tmp_path, how):
     assert old in text
     source.write_text(text.replace(old, new, 1))
     lab = Lab(source, DEMO.package)
-    assert any(message in problem for problem in lint._cells(lab) + lint._pairs(lab))
+    assert any(message in problem for problem in _cells(lab) + _pairs(lab))
 
 
 def test_every_proof_holds(grader):
@@ -126,9 +127,19 @@ def test_circles_and_strangers_among_uses(monkeypatch):
 def test_finding_a_workbook(tmp_path, monkeypatch):
     (tmp_path / "labsolutions").mkdir()
     (tmp_path / "labs").mkdir()
+    demo = Workbook(DEMO.root, DEMO.package)
     assert Workbook.find(tmp_path / "labs").root == tmp_path
     assert Workbook.find(tmp_path / "labs").labs == {}
     with pytest.raises(WorkbookError, match="no lab '7'; there are 01"):
-        DEMO.lab("7")
+        demo.lab("7")
     with pytest.raises(WorkbookError, match=r"no exercise '1\.99'"):
-        LAB.exercise("1.99")
+        demo.lab("1").exercise("1.99")
+    with pytest.raises(WorkbookError, match="no lab '111"):
+        demo.lab("1" * 5000)
+
+
+def test_two_banks_of_one_exercise_are_refused(monkeypatch):
+    lab = Workbook(DEMO.root, DEMO.package).lab("1")
+    monkeypatch.setattr(lab, "_modules", lambda package, prefix: [f"{package}.answers_basics"] * 2)
+    with pytest.raises(WorkbookError, match="two banks of one exercise"):
+        lab.banks

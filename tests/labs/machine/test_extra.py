@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.labs.demo import DEMO, LAB
-from twophase_labs.commands import labs
+from tests.labs.demo import LAB
 from twophase_labs.machine.build import card, exercise_map
 from twophase_labs.machine.cards import verdict_card
 from twophase_labs.machine.grading.folder import Submission
@@ -16,7 +15,6 @@ from twophase_labs.machine.grading.grade import Report, Result
 from twophase_labs.machine.grading.output import to_csv
 from twophase_labs.machine.grading.report import page, score
 from twophase_labs.machine.judge import Verdict
-from twophase_labs.machine.lab import Workbook
 
 EXTRA = ("1.2", "1.3")
 EXERCISES = {i: replace(e, is_extra=i in EXTRA) for i, e in LAB.exercises.items()}
@@ -65,12 +63,6 @@ def test_everything_that_prints_a_grade_tells_them_apart():
     assert html.count('<span class="dim">extra</span>') == len(EXTRA)
 
 
-def test_without_extras_nothing_speaks_of_them():
-    plain = replace(report(), results=tuple(r for r in report().results if not r.exercise.is_extra))
-    assert score(plain) == f"0 of {CORE_POINTS} points"
-    assert "extra" not in page([Submission("ann", Path("a.ipynb"), plain)]).partition("</style>")[2]
-
-
 def test_the_map_and_the_cards(lab):
     lines = exercise_map(lab).splitlines()
     assert [line.split(" | ")[0].strip("| ") for line in lines if "*(extra)*" in line] == list(EXTRA)
@@ -80,12 +72,3 @@ def test_the_map_and_the_cards(lab):
     assert f"*{one.points} extra point" in card(one)
     passed = verdict_card(one, Verdict("1.2", "passed", ""), 1)
     assert passed.heading.endswith(f"passed, {one.worth}")
-
-
-def test_the_list_of_labs(lab, monkeypatch, capsys):
-    monkeypatch.setattr(Workbook, "find", lambda: DEMO)
-    monkeypatch.setitem(vars(DEMO), "labs", {"01": lab})
-    assert labs.main([]) == 0
-    printed = capsys.readouterr().out
-    assert f"{len(EXERCISES) - len(EXTRA)} exercises  {CORE_POINTS:3} points" in printed
-    assert printed.rstrip().endswith(f"and {len(EXTRA)} extra")

@@ -1,6 +1,5 @@
 """A folder of submissions, one of them malformed or hostile: it costs its own grade at most."""
 
-import base64
 import contextlib
 import csv
 import io
@@ -9,7 +8,6 @@ import os
 import re
 import time
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +15,9 @@ import pytest
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import grade as cli
 from twophase_labs.machine.build import learner_notebook, solved_notebook, to_text
-from twophase_labs.machine.cards import Card
-from twophase_labs.machine.grading import files, handed_in, sandbox
-from twophase_labs.machine.grading.files import NotGradableError, plain, read_bytes
-from twophase_labs.machine.grading.grade import Result
+from twophase_labs.machine.grading import handed_in, sandbox
 from twophase_labs.machine.grading.lane import Lane
-from twophase_labs.machine.grading.locate import as_python, code_cells
-from twophase_labs.machine.judge import Verdict, learners_line, run_cell
+from twophase_labs.machine.grading.locate import code_cells
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.notebooks import jupytext, nbformat
 
@@ -62,11 +56,6 @@ def progress(value):
     return text(progress=f'{{"exercises": {{"1.6": {{"attempts": {value}, "revealed": true}}}}}}')
 
 
-def large(folder):
-    with open(folder / "01_demo.ipynb", "wb") as file:
-        file.truncate(files.MAX_MIB * 2**20 + 1)
-
-
 def too_deep(folder):
     """A path longer than the system takes, made step by step."""
     here = os.open(folder, os.O_RDONLY)
@@ -89,36 +78,19 @@ CASES = {
     "a named pipe": (lambda folder: os.mkfifo(folder / "01_demo.ipynb"), "is a pipe or a device"),
     "a link to a device": (lambda folder: (folder / "01_demo.ipynb").symlink_to("/dev/zero"), "is a pipe or a device"),
     "a link to nothing": (lambda folder: (folder / "01_demo.ipynb").symlink_to("nothing"), "does not exist"),
-    "a link to itself": (lambda folder: (folder / "01_demo.ipynb").symlink_to("01_demo.ipynb"), "cannot be read"),
     "a folder": (lambda folder: (folder / "01_demo.ipynb").mkdir(), "is a folder"),
-    "too large": (large, "is larger than 64 MiB"),
-    "two million characters of code": (text(notebook("x = 1\n" * 400_000)), "hold 2,40"),
-    "a byte order mark": (text(b"\xef\xbb\xbf" + GOOD.encode()), 1),
     "UTF-16": (text(GOOD.encode("utf-16")), "not even text"),
     "markup in its name": (text(name="x[/bold].ipynb"), 1),
     "escapes in its name": (text(name="01_demo\x1b[2J\x1b]0;x\x07\u202e.ipynb"), 1),
     "a path too long": (too_deep, f"{50 * 'd'}/{50 * 'd'}"),
     "a name that is not text": (undecodable, 1),
     "a lab with 5,000 digits": (text(notebook(metadata={"twophase": {"lab": "1" * 5000}})), 1),
-    "a lab that is none": (text(notebook(metadata={"twophase": {"lab": [[{}]], "build": None}})), 1),
-    "an integer with 5,000 digits": (text(notebook(metadata={"twophase": 0}).replace("0", "1" * 5000)), "not valid JSON"),
     "attempts that are text": (progress('"abc"'), 1),
-    "attempts that are null": (progress("null"), 1),
-    "attempts without end": (progress("1e999"), 1),
-    "attempts with 5,000 digits": (progress("1" * 5000), 1),
-    "progress nested without end": (text(progress="[" * 100_000), 1),
-    "progress that is a list": (text(progress="[1]"), 1),
-    "reveals a huge number": (text(notebook(f"reveal(0x{'f' * 5000})", "reveal(1.6)")), 1),
     "5,000 digits": (text(notebook(f"x = {'1' * 5000}")), 1),
-    "5,000 digits in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'1' * 5000}")), 1),
     "signs without end": (text(notebook(f"x = {'-' * 100_000}1")), 1),
-    "signs without end in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'-' * 100_000}1")), 1),
-    "many signs in an answer": (text(notebook(e1_8=f"{COUNTER}\nx = {'-' * 3000}1")), 1),
     "brackets without end": (text(notebook("[" * 50_000)), 1),
     "400 terms": (text(notebook(f"def total(a):\n    return {' + '.join(['a'] * 400)}\n", e1_8=COUNTER)), 3),
-    "200 chained calls": (text(notebook(f"def far(a):\n    return a{'.f()' * 200}\n", e1_8=COUNTER + "\n# far")), 3),
     "a lone surrogate": (text(notebook("x = '\udcff'", e1_8="class Counter:\n    '\udcff'\n")), 1),
-    "a null character": (text(notebook("x = '\0'")), 1),
     "raises a lone surrogate": (text(notebook(e1_8=counter("raise ValueError(chr(0xDCFF))"))), 1),
     "raises escapes": (text(notebook(e1_8=counter("raise ValueError('\\x1b[2J\\x9b[/bold]\\u202e<script>')"))), 1),
     "raises what cannot be shown": (
@@ -162,7 +134,6 @@ def at_top(content, name=""):
 
 
 NOTEBOOK = solved_notebook(LAB)
-SCRIPT = "".join(f"# In[1]:\n\n\n{cell.source}\n\n\n" for cell in NOTEBOOK.cells if cell.cell_type == "code")
 UNTOUCHED = to_text(learner_notebook(LAB))
 HTML = "<!DOCTYPE html>\n<html><body>answer_1_6 = 128</body></html>"
 ONE = zipped({"01_demo.ipynb": GOOD})
@@ -183,7 +154,6 @@ DAY = {
     "an endless loop": (text(notebook(e1_8=counter("while True: pass"))), 1),
     "an import that fails": (text(notebook(e1_8=f"import no_such_module\n{COUNTER}")), 1),
     "an error in the cell": (text(notebook(e1_8=f"1 / 0\n{COUNTER}")), 1),
-    "exit in the cell": (text(notebook(e1_8=f"exit()\n{COUNTER}")), 1),
     "a helper in another cell": (text(notebook(HELPER, e1_8=HELPED)), 3),
     "a cell deleted": (text(solved(lambda cells: cells.pop(3))), 9),
     "a function renamed": (text(solved(each(lambda source: source.replace("def running_mean", "def mean")))), 9),
@@ -192,33 +162,22 @@ DAY = {
     "an answer twice": (text(notebook("answer_1_6 = 128")), 1),
     "two answers": (text(notebook("answer_1_6 = 127")), 0),
     "cells cleared": (text(solved(each(lambda source: ""))), 0),
-    "no cells": (text(solved(list.clear)), 0),
     "magic lines": (text(notebook(e1_8=f"%%time\n{COUNTER}\n!ls\nfiles = !ls\nCounter?")), 3),
     "an experiment with await": (text(notebook(e1_8=f"{COUNTER}\nawait nothing()")), 3),
     "the kernel of R": (text(solved(metadata={"kernelspec": {"name": "ir", "language": "R"}})), 12),
-    "code in R": (text(solved(each(lambda source: "x <- c(1)"))), 0),
     "without tags": (text(solved(lambda cells: [cell.update(metadata={}) for cell in cells], metadata={})), 12),
     "carriage returns": (text(solved(each(lambda source: source.replace("\n", "\r")))), 12),
-    "odd ends of lines": (text(notebook(HELPER.replace("\n", "# \x0c\u2028\x0b\r"), e1_8=HELPED + "\r\nawait f()")), 3),
     "format 3": (text(nbformat.writes(nbformat.convert(nbformat.reads(solved(), 4), 3), 3)), 12),
     "a Python export": (text(jupytext.writes(NOTEBOOK, "py:percent"), "01_demo.py"), 12),
-    "a Python export of nbconvert": (text(SCRIPT, "01_demo.py"), 12),
     "a notebook saved as text": (text(name="01_demo.ipynb.txt"), 1),
-    "a notebook in capitals": (text(name="01_DEMO.IPYNB"), 1),
     "an HTML export": (text(HTML, "01_demo.html"), "01_demo.html is an HTML export, not a notebook; ask for the .ipynb"),
     "HTML called a notebook": (text(HTML), "is an HTML export"),
     "a PDF": (text(b"%PDF-1.7", "01_demo.pdf"), "is a PDF"),
     "a screenshot": (text(b"\x89PNG\r\n\x1a\n", "01_demo.png"), "is a picture"),
-    "an office document": (text(zipped({"word/document.xml": ""}), "01_demo.docx"), "or an office document"),
     "another archive": (text(b"Rar!\x1a", "01_demo.rar"), "is an archive that is not a zip"),
     "notes": (text("I did 1.6", "notes.txt"), "is not valid JSON"),
-    "an empty file": (text(""), "is empty"),
-    "a list": (text("[]"), "without a list of cells"),
-    "cells that are none": (text('{"cells": 3}'), "without a list of cells"),
     "format 3 without cells": (text('{"worksheets": []}'), "older than 4"),
     "nested without end": (text("[" * 100_000), "not valid JSON"),
-    "cut short": (text(GOOD[:500]), "was it saved whole?"),
-    "another program": (text("print(1)", "homework.py"), "is not one of the labs"),
     "another course": (text('{"cells": []}', "homework.ipynb"), "is not one of the labs"),
     "nothing at all": (lambda folder: None, "holds no notebook to grade"),
     "Jupyter's copy alone": (text(name=".ipynb_checkpoints/01_demo.ipynb"), "holds no notebook to grade"),
@@ -231,7 +190,6 @@ DAY = {
     "Ann Lee": (at_top(zipped({"Ann Lee_123_assignsubmission_file_/a.ipynb": GOOD}), "moodle.zip"), 1),
     "leeann": (at_top(GOOD, "leeann_LATE_1234_5678_01_demo-1.ipynb"), 1),
     "a zip": (at_top(ONE), 1),
-    "a zip of a Mac": (at_top(zipped({"__MACOSX/._01_demo.ipynb": "x", "a/.DS_Store": "x", "a/01_demo.ipynb": GOOD})), 1),
     "a zip in a zip": (at_top(zipped({"a.zip": ONE})), 1),
     "bob in a zip": (at_top(CLASS, "class.zip"), 1),
     "cleo in a zip": (lambda folder: folder.rmdir(), 1),
@@ -243,8 +201,6 @@ DAY = {
     "a zip of many files": (at_top(zipped({f"{i}.ipynb": "" for i in range(40)})), "holds more than 30 files"),
     "a damaged LZMA zip": (at_top(DAMAGED), "cannot be unpacked: Corrupt input data"),
     "a deep zip": (at_top(zipped({"a/" * 60 + "01_demo.ipynb": GOOD})), "nested more than 50 deep"),
-    "a YAML bomb": (text("# ---\n# a: &a [x, x]\n# b: [*a, *a]\n# ---\n\n# %%\nx = 1\n", "01_demo.py"), "has anchors (&)"),
-    "cells without end": (text('{"cells": [' + "{}," * 5_000 + "{}]}"), "5,001 cells; at most 5,000"),
     "spaces without end": (text(notebook(e1_8=" " * 200_000 + "x x")), 1),
     "a zip bomb": (at_top(zipped({"01_demo.ipynb": b"\0" * 2**21})), "or 1 MiB"),
 }  # fmt: skip
@@ -297,32 +253,6 @@ def test_each_submission_has_its_row_and_costs_no_other_its_grade(graded, tmp_pa
     assert not (tmp_path / "01_demo.ipynb").exists(), "the zip that climbs out"
 
 
-@pytest.mark.parametrize("end", ["\r", "\r\n"])
-def test_line_ends_change_nothing(end):
-    content = json.loads(solved(each(lambda source: source.replace("\n", end))))
-    assert code_cells(content) == code_cells(json.loads(solved()))
-
-
-def test_lines_are_numbered_as_python_does():
-    with pytest.raises(ZeroDivisionError) as caught:
-        run_cell("'\x0c\x0b\u2028\x85\x1c'\r1 / 0", {}, "<exercise 1.1>")
-    assert learners_line(caught.value) == "line 2 of the cell: 1 / 0"
-
-
-def test_an_error_that_nobody_thought_of_costs_one_grade(graded, grader, monkeypatch):
-    grade = type(grader).grade
-
-    def fail(self, path):
-        if "mallory" in str(path):
-            raise MemoryError
-        return grade(self, path)
-
-    monkeypatch.setattr(type(grader), "grade", fail)
-    rows = graded(ann=text(), mallory=text(), zoe=text(GOOD + "\n"))
-    assert [row["points"] for row in rows.values()] == ["1", "", "1"]
-    assert rows["mallory"]["error"] == "grading failed: MemoryError: "
-
-
 def test_an_error_of_one_answer_costs_that_answer(grader, monkeypatch):
     run = Lane.run
     monkeypatch.setattr(Lane, "run", lambda self, job: run(self, job) if job.exercise != "1.8" else 1 / 0)
@@ -336,46 +266,6 @@ def test_thousands_of_cells_are_read_in_seconds(grader, tmp_path):
     begun = time.process_time()
     assert grader.grade(path).points == 1
     assert time.process_time() - begun < 4  # 1 s; 8 s if cells are parsed for each name that is looked for
-
-
-def test_rows_are_on_disk_as_they_come(command, grader, tmp_path, monkeypatch):
-    folder = tmp_path / "all"
-    for learner in ("ann", "bob", "cleo"):
-        (folder / learner).mkdir(parents=True)
-        (folder / learner / "01_demo.ipynb").write_text(GOOD)
-    grade = type(grader).grade
-
-    def killed(self, path):
-        if "bob" in str(path):
-            raise KeyboardInterrupt
-        return grade(self, path)
-
-    monkeypatch.setattr(type(grader), "grade", killed)
-    with contextlib.suppress(KeyboardInterrupt):
-        command(folder, "--csv", tmp_path / "o.csv", "--json", tmp_path / "o.json")
-    (row,) = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
-    assert (row["learner"], row["points"]) == ("ann", "1")
-    assert [r["learner"] for r in json.loads((tmp_path / "o.json").read_text())["results"]] == ["ann"]
-    assert {path.name for path in tmp_path.iterdir()} == {"all", "o.csv", "o.json"}
-
-
-def test_old_results_stay_if_there_is_nothing_new(command, tmp_path, capsys):
-    (tmp_path / "o.csv").write_text("old")
-    assert command(tmp_path / "none.ipynb", "--csv", tmp_path / "o.csv", "--html", tmp_path / "no" / "o.html") == 2
-    assert (tmp_path / "o.csv").read_text() == "old"
-    assert f"{tmp_path / 'no' / 'o.html'} cannot be written" in capsys.readouterr().err
-
-
-def test_results_can_go_to_a_pipe(command, tmp_path):
-    (tmp_path / "01_demo.ipynb").write_text(GOOD)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert command(tmp_path / "01_demo.ipynb", "--csv", pipe) == 0
-        assert os.read(reading, 2**16).startswith(b"learner,lab,points")
-    finally:
-        os.close(reading)
 
 
 def test_copies_links_and_second_notebooks_are_told(graded):
@@ -395,13 +285,6 @@ def test_copies_links_and_second_notebooks_are_told(graded):
     assert [rows[name]["flags"] for name in ("bob", "fay", "gus")] == ["", "", ""]
 
 
-@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\r=1"])
-def test_no_cell_of_the_table_is_a_formula(graded, name):
-    (row,) = graded(**{name: text()}).values()
-    assert row["learner"] == (plain(name) if name[0] in "\t\r" else f"'{name}")
-    assert row["points"] == "1"
-
-
 def test_the_report_says_what_isolated_the_answers(graded):
     (row,) = graded(ann=text()).values()
     assert list(row)[-4:] == ["error", "path", "flags", "isolation"]
@@ -417,7 +300,9 @@ def test_the_checks_are_never_the_submissions_own(tmp_path, monkeypatch, capsys)
     for variable in DEMO.environment():
         monkeypatch.delenv(variable, raising=False)
     taken = []
-    monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader.__init__", lambda self, book, n: taken.append(book))
+    monkeypatch.setattr(
+        "twophase_labs.machine.grading.grade.Grader.__init__", lambda self, book, *rest: taken.append(book)
+    )
     monkeypatch.setattr("twophase_labs.machine.grading.grade.Grader.__exit__", lambda *args: None)
     with contextlib.suppress(AttributeError):  # a grader that was never made
         cli.main([str(tmp_path / "mallory" / "01_x.ipynb")])
@@ -442,59 +327,3 @@ def test_what_may_not_be_read_has_a_row(graded, tmp_path):
         (tmp_path / "all" / "cleo").chmod(0o700)
     assert "cannot be read: Permission denied" in rows["bob"]["error"]
     assert rows["cleo"]["error"]
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "a")
-    with pytest.raises(NotGradableError, match="pipe or a device"):
-        read_bytes(tmp_path / "a")
-
-
-def test_text_to_show():
-    assert plain("a\x1b[2J\u202e\udcff\x9bö\n\t\r") == r"a\x1b[2J\u202e\udcff\x9bö\n\t\r"
-    assert len(plain("x" * 10**6)) < 5000
-    assert files.plain_lines("a\n\tb\x1b") == "a\n    b\\x1b"
-
-
-def test_a_forged_picture_is_dropped():
-    png = base64.b64encode(b"\x89PNG\r\n\x1a\n...").decode()
-    for picture, shown in [(png, True), (f'{png}"><script>', False), ("", False), ("YWJj", False), ("ö", False)]:
-        html = Card("•", "a", "red", picture=picture)._repr_html_()
-        assert ("<img" in html, "<script" in html) == (shown, False)
-
-
-def test_hostile_words_of_a_verdict_are_shown_plainly(grader, tmp_path, monkeypatch):
-    path = tmp_path / "01_demo.ipynb"
-    path.write_text(GOOD)
-    hostile = "\x1b[2J\udcff"
-    verdict = Verdict("1.6", "failed", hostile, (hostile,), hostile, hostile, (hostile,), (hostile,))
-    monkeypatch.setattr(Lane, "run", lambda self, job: verdict)
-    (result,) = [r for r in grader.grade(path).results if r.exercise.id == "1.6"]
-    assert "\\u001b" not in json.dumps(Result.to_json(result))
-    assert result.verdict == replace(
-        verdict, **dict.fromkeys(("reason", "hint", "failed_property"), r"\x1b[2J\udcff"),
-        **dict.fromkeys(("details", "held", "notes"), (r"\x1b[2J\udcff",)),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("source", "python"),
-    [
-        ("len?", "pass"),
-        ("torch.nn??\nx = 1", "pass\nx = 1"),
-        ("?len\n??len", "pass\npass"),
-        ("!ls -l\nfiles = !ls", "pass\nfiles = None"),
-        ("def f():\n    !ls\n    x = %pwd", "def f():\n    pass\n    x = None"),
-        ("%%time\nx = 1", "pass\nx = 1"),
-        ("%%bash\nif [ 1 ]; then", "pass"),
-        ("%timeit f(1)", "pass"),
-        ("await go(1,\n  2); x = 1", "pass\npass"),
-        ("async for x in y:\n    z\nq = 1", "pass\npass\nq = 1"),
-        ("async def f():\n    await g()", "async def f():\n    await g()"),
-        ('s = """\n%d items\nreally?\n!x\n"""', 's = """\n%d items\nreally?\n!x\n"""'),
-        ("x = (1\n  % 3)", "x = (1\n  % 3)"),
-        ("def f(:", "def f(:"),
-    ],
-)
-def test_what_only_a_notebook_understands(source, python):
-    assert as_python(source) == python

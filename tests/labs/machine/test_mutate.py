@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 import pytest
-from rich.console import Console
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.machine import mutate, prove
@@ -21,23 +20,18 @@ def diffs(source, kind, names=("f",)):
     ("line", "kind", "after"),
     [
         ("return 5", "constants", ["return 6", "return 4", "return 0"]),
-        ("return 0.5", "constants", ["return 1.5", "return -0.5", "return 0.0"]),
         ("return True", "constants", ["return False"]),
         ("return 'a'", "constants", []),
         ("return a < b", "comparisons", ["return a <= b", "return a > b"]),
         ("return a == b", "comparisons", ["return a != b", "return a is b"]),
-        ("return a == 1", "comparisons", ["return a != 1"]),
         ("return a not in b", "comparisons", ["return a in b"]),
         ("return a if a is not None else b", "falsy_for_none", ["return a if a else b"]),
-        ("return a is None", "falsy_for_none", ["return not a"]),
         ("return range(a)", "ends", ["return range(a + 1)", "return range(a - 1)"]),
         ("return a[:b]", "ends", ["return a[:b + 1]", "return a[:b - 1]"]),
         ("return range(a)", "caps", ["return range(min(a, 64))", "return range(min(a, 256))"]),
-        ("return len(a)", "caps", ["return min(len(a), 64)", "return min(len(a), 256)"]),
         ("return a.shape[-1]", "caps", ["return min(a.shape[-1], 64)", "return min(a.shape[-1], 256)"]),
         ("return a[:-1]", "caps", []),
         ("return a + b", "operators", ["return a - b"]),
-        ("a //= b", "operators", ["a /= b"]),
         ("return a / b", "quotients", ["return a // b", "return round(a / b, 3)", "return a / (b + 1e-05)"]),
         ("return not a", "operators", ["return a"]),
         ("return a and b", "operators", ["return a or b"]),
@@ -46,9 +40,7 @@ def diffs(source, kind, names=("f",)):
         ("return max(0, a)", "parts", ["return 0", "return a"]),
         ("return a.reshape(2, -1)", "parts", ["return a.view(2, -1)"]),
         ("return a.clone()", "parts", ["return a"]),
-        ("return math.ceil(a)", "parts", ["return int(a)", "return int(a) + 1"]),
         ("return a.to(torch.float64)", "precision", ["return a.to(torch.float32)"]),
-        ("return a.double()", "precision", ["return a.float()"]),
         ("a.sort()", "dropped", ["pass"]),
         ("'text'", "dropped", []),
         ("return a", "names", ["return b"]),
@@ -58,16 +50,6 @@ def diffs(source, kind, names=("f",)):
 def test_each_kind_of_edit(line, kind, after):
     found = diffs(f"def f(a, b):\n    {line}\n", kind)
     assert found == [f"{line} -> {one}" for one in after]
-
-
-def test_names_are_swapped_for_their_neighbours_in_the_same_function():
-    source = "def f(a, b):\n    c = a\n    return c\n\ndef g(d):\n    return d\n"
-    assert diffs(source, "names") == [
-        "c = a -> c = b",
-        "c = a -> c = c",
-        "return c -> return a",
-        "return c -> return b",
-    ]
 
 
 def test_a_remembering_function_answers_by_the_size_of_its_inputs():
@@ -119,16 +101,14 @@ CAPPED = "counts = torch.arange(1, x.shape[-1] + 1) -> counts = torch.arange(1, 
 REJECTED = "return totals / counts -> return totals * counts"
 
 
-def test_survivors_and_equivalents(grader, capsys):
+def test_survivors_and_equivalents(grader):
     found = search(grader, LAB, "1.1")
     assert CAPPED in found.survivors  # no case of the demonstration is that long
     assert found.equivalent == (f"{SAME}: the sums have the shape of what they sum",)
     assert (found.errors, found.num_untried) == ((), 0)
     assert found.num_tried == found.num_rejected + len(found.survivors) + 1
-    Console(width=200).print(mutate.table([found]))
-    printed = capsys.readouterr().out
-    assert CAPPED in printed  # brackets are no markup
-    assert SAME not in printed
+    assert CAPPED in str(found)
+    assert SAME not in str(found)
 
 
 def test_an_entry_that_no_longer_holds_is_an_error(grader, monkeypatch):
@@ -139,11 +119,6 @@ def test_an_entry_that_no_longer_holds_is_an_error(grader, monkeypatch):
         "names no edit: b / b",
         f"is not equivalent, for the check rejects it: {REJECTED}",
     }
-
-
-def test_what_there_is_no_time_for_is_counted(grader):
-    found = search(grader, LAB, "1.8", budget_s=0)
-    assert (found.num_tried, found.num_untried) == (0, len(chosen(mutate.edits_of(LAB, "1.8"), mutate.NUM_EDITS)))
 
 
 def test_the_command_prints_a_table_and_fails_if_anything_survives(grader, capsys, monkeypatch):

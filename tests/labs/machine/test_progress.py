@@ -8,16 +8,16 @@ import pytest
 from twophase_labs.machine.progress import Progress, free_name, progress_path
 
 
-@pytest.fixture
-def path(tmp_path):
-    return progress_path(tmp_path / "01_demo.ipynb")
+def progress_in(folder):
+    return progress_path(folder / "01_demo.ipynb")
 
 
 def attempt(entry):
     entry["attempts"] = entry.get("attempts", 0) + 1
 
 
-def test_events_add_up_across_kernels(path):
+def test_events_add_up_across_kernels(tmp_path):
+    path = progress_in(tmp_path)
     assert path.name == "01_demo.progress.json"
     assert Progress(path).of("1.1") == {}
     Progress(path).record("1.1", attempt)
@@ -30,7 +30,8 @@ def test_events_add_up_across_kernels(path):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"exercises": 3}', b"\xff\xfe", b'{"exercises": {"1.1": 7}', b"[" * 10**5]
 )
-def test_a_broken_file_is_moved_aside_and_told(path, content):
+def test_a_broken_file_is_moved_aside_and_told(tmp_path, content):
+    path = progress_in(tmp_path)
     path.write_bytes(content)
     progress = Progress(path)
     assert progress.record("1.1", attempt) == {"attempts": 1}
@@ -51,13 +52,15 @@ def test_a_missing_folder_is_made(tmp_path):
     assert progress.of("1.1") == {"attempts": 1}
 
 
-def test_an_entry_that_is_no_entry_is_begun_anew(path):
+def test_an_entry_that_is_no_entry_is_begun_anew(tmp_path):
+    path = progress_in(tmp_path)
     path.write_text('{"exercises": {"1.1": 7}}')
     assert Progress(path).of("1.1") == {}
     assert Progress(path).record("1.1", attempt) == {"attempts": 1}
 
 
-def test_a_crash_while_writing_leaves_the_old_file(path, monkeypatch):
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = progress_in(tmp_path)
     Progress(path).record("1.1", attempt)
     before = path.read_bytes()
 
@@ -71,7 +74,9 @@ def test_a_crash_while_writing_leaves_the_old_file(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_full_disk_is_told_and_stops_nothing(path, monkeypatch):
+def test_a_full_disk_is_told_and_stops_nothing(tmp_path, monkeypatch):
+    path = progress_in(tmp_path)
+
     def full(*args):
         raise OSError(28, "No space left on device")
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.labs.demo import LAB as FIRST
 from tests.labs.timed import LAB as TIMED
 from twophase_labs.machine import blanks, rules
-from twophase_labs.machine.build import card, solved_notebook
+from twophase_labs.machine.build import card
 from twophase_labs.machine.cards import with_skeleton
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.solved import run_reference
@@ -156,18 +155,6 @@ def test_how_many(made, monkeypatch):
         assert message in told
     monkeypatch.setattr(Lab, "is_open", lambda lab, i: False)
     assert "of 3 core code exercises, 0 are open" in "\n".join(rules.problems(made()))
-
-
-def test_of_labs_without_minutes_nothing_is_asked():
-    assert rules.problems(FIRST) == []
-    assert not any(FIRST.is_open(i) for i in FIRST.exercises)
-
-
-def test_the_card_of_an_open_exercise_says_so(made):
-    lab = made()
-    assert card(lab.exercise("1.2"), is_open=True).split("\n")[2].startswith("*open: you write it whole · 3 points")
-    text = "\n".join(cell.source for cell in solved_notebook(lab).cells)
-    assert text.count("*open: you write it whole · ") == sum(lab.is_open(i) for i in lab.exercises)
 
 
 def test_the_card_says_what_is_needed(made):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.labs.demo import DEMO, LAB
 from twophase_labs.commands import labs
-from twophase_labs.machine.build import learner_notebook, section_map, solved_notebook
+from twophase_labs.machine.build import learner_notebook, section_map
 from twophase_labs.machine.lab import Lab, Workbook
 from twophase_labs.machine.sections import sections
 
@@ -64,12 +64,6 @@ def test_the_map(second):
     assert "## 1. Means of `x` (running)\n*14 minutes*\n" in text
     assert "*6 minutes*, and 9 for *Going further*\n" in text
     assert "<!--" not in text
-
-
-def test_without_minutes_the_map_lists_exercises():
-    text = "\n".join(cell.source for cell in solved_notebook(LAB).cells)
-    assert LAB.minutes is None
-    assert "| 1.2 | Cost of one more | choice | 1 | 1 |" in text
 
 
 def test_the_list_of_labs_takes_the_minutes_of_sections(second, monkeypatch, capsys):

@@ -11,5 +11,6 @@ grade.py     one notebook: what runs when, and the report
 handed_in.py a folder or archive of submissions: what is in it, and whose
 folder.py    many notebooks, none of which can hurt another's grade
 report.py    the report as a table and as an HTML page
-output.py    results as files: JSON, a row per learner
+output.py    results as files: JSON, a row per learner, tables for Canvas and Moodle
+gradescope.py a lab as an autograder of Gradescope
 """

@@ -1,18 +1,16 @@
-"""Where to look twice: code that is, or reads, a solution, reaches into the machinery, or starts something.
+"""Where to look twice: code that is the printed solution, reads one, reaches into the machinery, or starts something.
 
-Found in the source alone, so it can be hidden from, and an innocent notebook can have it. A flag changes no points; it
-tells a lecturer which cell to read. What the lab's own cells do is flagged nowhere.
+Found in the text alone, so it can be hidden from, and an innocent notebook can have it. A flag changes no points; it
+tells a lecturer which cell to read. What stands in the lab's own cells is flagged nowhere.
 """
 
 import ast
+import copy
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cache
 
-import twophase_labs
 from twophase_labs.machine.grading.locate import Cell, code_cells
 from twophase_labs.machine.lab import Lab
 
@@ -20,41 +18,27 @@ PRINTED = "is the printed solution"
 SOLUTION = "reads a solution"
 MACHINERY = "reaches into the machinery"
 PROCESS = "starts or ends processes"
-SYSTEM = "looks at the system's processes"
 NETWORK = "uses the network"
 TEXT = "runs code made of text"
 
-# Dotted names with the aliases of imports resolved, '?' for what is no module; `*` is any text.
-NAMES = {
-    SOLUTION: "labsolutions* tests.* *.exercises.* reference() use()",
+IMPORTS = r"^[ \t]*(?:import|from)[ \t]+(?:{})\b.*"
+SUSPECT = {
+    SOLUTION: IMPORTS.format(r"labsolutions|tests|twophase_labs\.\w+\.exercises") + r"|labsolutions|\banswers_\w+",
     MACHINERY: (
-        "twophase_labs.* gc gc.* ctypes ctypes.* linecache* builtins builtins.* atexit atexit.* signal signal.* "
-        "sys._getframe sys._current_frames sys.modules sys.meta_path sys.settrace sys.setprofile inspect.stack "
-        "inspect.currentframe object.__setattr__ *.f_back *.f_locals *.f_globals *.tb_frame *.gi_frame *.__code__ "
-        "*.__closure__ *.__globals__ *.__builtins__ *.__subclasses__ *.__self__ sys.[*] _ctypes*"
+        IMPORTS.format(r"gc|ctypes|linecache|builtins|atexit|signal|twophase_labs\.machine|twophase_labs\.\w+\.")
+        + r"|\bsys\.(?:_getframe|_current_frames|modules|meta_path|settrace|setprofile)|\bobject\.__setattr__"
+        r"|\binspect\.(?:stack|currentframe)|\.(?:f_back|f_locals|f_globals|tb_frame|gi_frame)\b"
+        r"|__(?:code|closure|globals|builtins|subclasses|self)__"
     ),
     PROCESS: (
-        "subprocess* multiprocessing* torch.multiprocessing* concurrent.futures.Process* os.[*] posix posix.* pty* "
-        "os.fork* os.exec* os.spawn* os.posix_spawn* os.system os.popen os.kill os.killpg os._exit os.setsid "
+        IMPORTS.format(r"subprocess|multiprocessing|pty|posix|concurrent\.futures")
+        + r"|\bos\.(?:fork|exec|spawn|posix_spawn|system|popen|kill|_exit|setsid)\w*|/proc\b"
+        r"|\bfrom os import .*(?:fork|exec|spawn|system|popen|kill|_exit|\*)"
     ),
-    NETWORK: "socket socket.* socketserver* http http.* urllib urllib.* requests requests.* httpx* aiohttp* ftplib*",
-    TEXT: "exec eval compile __import__ importlib* runpy* marshal* pickle.load* types.FunctionType types.CodeType",
+    NETWORK: IMPORTS.format(r"socket|socketserver|http|urllib|requests|httpx|aiohttp|ftplib"),
+    TEXT: r"(?<![\w.])(?:exec|eval|compile|__import__)\s*\(|" + IMPORTS.format("importlib|runpy|marshal|pickle"),
 }
-# In strings, which paths and `getattr` need.
-STRINGS = {
-    SOLUTION: r"labsolutions|\banswers_\w",
-    MACHINERY: r"^twophase_labs\.\w|^_getframe$|^__(?:code|closure|globals|builtins|subclasses)__$",
-    SYSTEM: r"/proc\b",
-}
-# A lab's cells take these from the machine, and a kernel may call any function of theirs.
-TRITON = {
-    "twophase_labs.machine.kernels.tl": "triton.language",
-    "twophase_labs.machine.kernels.triton": "triton",
-}
-BUILTINS = frozenset(("exec", "eval", "compile", "__import__"))  # called or not: `run = exec`, `@eval`
-MODULE_OF = {kind: re.compile("|".join(map(translate, names.split()))) for kind, names in NAMES.items()}
-IN_STRING = {kind: re.compile(pattern) for kind, pattern in STRINGS.items()}
-FOR_LEARNERS = frozenset(f"twophase_labs.{name}" for name in twophase_labs.__all__)
+PATTERNS = {kind: re.compile(pattern, re.MULTILINE) for kind, pattern in SUSPECT.items()}
 MAX_NAME = 60
 MIN_COPIED = 40  # words and signs that a learner writes: of fewer, two people write the same
 
@@ -72,20 +56,13 @@ class Flag:
 
 
 def flags(cells: Sequence[Cell], lab: Lab) -> list[Flag]:
-    """Of all cells that a learner wrote or changed, by kind and in order."""
-    own = _own_cells(lab)
-    modules = _modules([*own, *cells])
-    known = FOR_LEARNERS | {name for cell in own for name in _names(cell, modules)}
-    untouched = {cell.source.strip() for cell in own}
-    found = set()
+    """Of all cells, by kind and in order."""
+    own = "\n".join(cell.source for cell in code_cells(lab.notebook))
+    found = {Flag(PRINTED, cell.number, what) for cell in cells for what in _copied(cell, lab)}
     for cell in cells:
-        found |= {Flag(PRINTED, cell.number, what) for what in _copied(cell, lab)}
-        if cell.source.strip() in untouched:
-            continue
-        for name in _names(cell, modules) - known:
-            found |= {Flag(k, cell.number, name[:MAX_NAME]) for k, pattern in MODULE_OF.items() if pattern.match(name)}
-        for text in _strings(cell):
-            found |= {Flag(k, cell.number, repr(text[:MAX_NAME])) for k, p in IN_STRING.items() if p.search(text)}
+        for kind, pattern in PATTERNS.items():
+            texts = {match[0].strip() for match in pattern.finditer(cell.source)}
+            found |= {Flag(kind, cell.number, text[:MAX_NAME]) for text in texts if text not in own}
     return sorted(found)
 
 
@@ -94,121 +71,44 @@ def _copied(cell: Cell, lab: Lab) -> Iterator[str]:
 
     Comments, docstrings and annotations are not compared, nor exercises that leave little to write.
     """
-    for i, (written, solution, renamed) in _solutions(lab).items():
+    for i, (written, solution) in _solutions(lab).items():
         if cell.tree is not None and written >= MIN_COPIED and set(lab.exercises[i].names) <= cell.names:
-            if _shape(cell.tree, keep_names=True) == solution:
+            shape = _shape(cell.tree)
+            if shape == solution:
                 yield i
-            elif _shape(cell.tree, keep_names=False) == renamed:
+            elif _without_names(shape) == _without_names(solution):
                 yield f"{i}, names changed"
 
 
 @cache
-def _solutions(lab: Lab) -> Mapping[str, tuple[int, str, str]]:
-    """By exercise: how many words and signs a learner writes, and the shape of the solution, with names and without."""
+def _solutions(lab: Lab) -> Mapping[str, tuple[int, str]]:
+    """By exercise: how many words and signs a learner writes, and the shape of the solution."""
     found = {}
     for i in lab.exercises:
-        filled = ast.parse(lab.templates[i].filled())
         written = sum(len(re.findall(r"\w+|[^\w\s]", blank.answer)) for blank in lab.templates[i].blanks)
-        found[i] = (written, _shape(filled, keep_names=True), _shape(filled, keep_names=False))
+        found[i] = (written, _shape(ast.parse(lab.templates[i].filled())))
     return found
 
 
-def _shape(tree: ast.Module, *, keep_names: bool) -> str:
-    """The code as one text; without names, each is its number in the order in which they appear."""
+def _shape(tree: ast.Module) -> str:
+    """The code as one text; '' of what is nested too deeply."""
+    try:
+        bare = copy.deepcopy(tree)
+        for node in ast.walk(bare):
+            for field in {"annotation", "returns"} & set(node._fields):
+                setattr(node, field, None)
+            if isinstance(body := getattr(node, "body", None), list):
+                node.body = [part for part in body if not _is_docstring(part)]  # type: ignore[attr-defined]
+        return ast.dump(bare)
+    except RecursionError:
+        return ""
+
+
+def _without_names(shape: str) -> str:
+    """Each name is its number in the order in which they appear."""
     numbers: dict[str, int] = {}
-    parts: list[str] = []
-
-    def visit(node: ast.AST) -> None:
-        parts.append(type(node).__name__)
-        for field, value in ast.iter_fields(node):
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, ast.AST):
-                    if field not in ("annotation", "returns") and not _is_docstring(item):
-                        visit(item)
-                elif isinstance(item, str) and field in ("id", "arg", "name") and not keep_names:
-                    parts.append(f"name {numbers.setdefault(item, len(numbers))}")
-                elif item is not None and field not in ("kind", "type_comment"):
-                    parts.append(repr(item))
-
-    visit(tree)
-    return " ".join(parts)
+    return re.sub(r"\b(?:id|arg|name)=('\w+')", lambda found: str(numbers.setdefault(found[1], len(numbers))), shape)
 
 
 def _is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-@cache
-def _own_cells(lab: Lab) -> tuple[Cell, ...]:
-    """The lab's cells as solved, and those with blanks."""
-    blank = [Cell(0, template.shipped(), exercise) for exercise, template in lab.templates.items()]
-    filled = [Cell(0, template.filled(), exercise) for exercise, template in lab.templates.items()]
-    return (*code_cells(lab.notebook), *filled, *blank)
-
-
-def _modules(cells: Sequence[Cell]) -> dict[str, str]:
-    """What imports bind: {'sp': 'subprocess', 'fork': 'os.fork'}."""
-    found: dict[str, str] = {}
-    for cell in cells:
-        for node in cell.nodes:
-            if isinstance(node, ast.Import):
-                for alias in node.names:  # without `as`, `import a.b` binds `a`
-                    name = alias.name if alias.asname else alias.name.partition(".")[0]
-                    found[alias.asname or name] = name
-            elif isinstance(node, ast.ImportFrom):
-                found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    return {name: TRITON.get(module, module) for name, module in found.items()}
-
-
-def _names(cell: Cell, modules: Mapping[str, str]) -> set[str]:
-    """Dotted names of all that a cell imports and looks up, 'os.fork', and of what it calls, 'reference()'."""
-    found: set[str] = set()
-    for node in cell.nodes:
-        match node:
-            case ast.Import():
-                found |= {alias.name for alias in node.names}
-            case ast.ImportFrom():
-                found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            case ast.Attribute():
-                found.add(_dotted(node, modules))
-            case ast.Name() if node.id in modules or node.id in BUILTINS:
-                found.add(modules.get(node.id, node.id))
-            case ast.Call():
-                found.add(_called(node, modules))
-    return found if _is_answer(cell) else found - {"use()"}
-
-
-def _called(node: ast.Call, modules: Mapping[str, str]) -> str:
-    """'exec()', and 'reference()' under whatever name it was imported; '' of other objects' methods."""
-    function = node.func
-    name = _dotted(function, modules) if isinstance(function, ast.Attribute) else ""
-    name = modules.get(function.id, function.id) if isinstance(function, ast.Name) else name
-    name = name.removeprefix("twophase_labs.")
-    return f"{name}()" if name.isidentifier() else ""
-
-
-def _is_answer(cell: Cell) -> bool:
-    """Whether `use` has no place in it: in a measuring cell, which defines nothing, it is what it is for."""
-    defined = cell.tree.body if cell.tree is not None else []
-    return cell.exercise is not None or any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in defined)
-
-
-def _dotted(node: ast.Attribute, modules: Mapping[str, str]) -> str:
-    """'os.fork' of `o.fork` after `import os as o`; '?.fork' of any other object's."""
-    parts: list[str] = []
-    value: ast.expr = node
-    while isinstance(value, ast.Attribute) and len(parts) < 8:
-        parts.append(value.attr)
-        value = value.value
-    name = value.id if isinstance(value, ast.Name) else ""
-    root = "object" if name == "object" else modules.get(name, "?")
-    name = ".".join([root, *reversed(parts)])
-    # 'torch.os.fork' is 'os.fork': a module holds those that it has imported.
-    inner = [at for at, part in enumerate(name.split(".")[:-1]) if at and part in sys.stdlib_module_names]
-    return ".".join(name.split(".")[inner[-1] :]) if inner and root != "?" else name
-
-
-def _strings(cell: Cell) -> Iterator[str]:
-    for node in cell.nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value

@@ -10,7 +10,7 @@ from typing import Any
 from twophase.core.errors import TwophaseError
 from twophase_labs.machine.grading.files import plain
 from twophase_labs.machine.grading.grade import Grader, Report
-from twophase_labs.machine.grading.handed_in import Collector, HandedIn, is_archive
+from twophase_labs.machine.grading.handed_in import PLATFORM, Collector, HandedIn, is_archive
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,12 @@ class Submission:
     path: Path
     report: Report | None = None
     problem: str = ""
+
+    @property
+    def platform_id(self) -> str:
+        """The number that Moodle or Canvas wrote beside the learner's name; '' if there is none."""
+        found = [match["id"] for part in self.path.parts if (match := PLATFORM.fullmatch(part))]
+        return found[0] if found else ""
 
     def flags(self, among: "Sequence[Submission]" = ()) -> list[str]:
         """Where a lecturer should look: at cells of the notebook, and at other submissions."""

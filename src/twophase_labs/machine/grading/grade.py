@@ -143,10 +143,21 @@ class Report:
 
 
 class Grader:
-    """Grades notebooks of one workbook, with workers kept warm from one to the next. Close it when done."""
+    """Grades notebooks of one workbook, with workers kept warm from one to the next. Close it when done.
 
-    def __init__(self, workbook: Workbook, num_workers: int | None = None) -> None:
-        self.workbook = workbook
+    Attributes:
+        only: Ids of the exercises to grade; all if empty.
+        budget_s: For a whole notebook by the clock; what an exercise leaves of its share the others have.
+    """
+
+    def __init__(
+        self,
+        workbook: Workbook,
+        num_workers: int | None = None,
+        only: frozenset[str] = frozenset(),
+        budget_s: int | float | None = None,
+    ) -> None:
+        self.workbook, self.only, self.budget_s = workbook, only, budget_s
         self.num_workers = num_workers or min(4, os.cpu_count() or 1)
         self._idle: list[Lane] = []
         self._busy: list[Lane] = []
@@ -175,6 +186,9 @@ class Grader:
         notebook = parse_notebook(content, path)
         cells = code_cells(notebook)
         lab = which_lab(notebook, cells, path, self.workbook)
+        graded = [exercise for i, exercise in lab.exercises.items() if not self.only or i in self.only]
+        if not graded:
+            raise NotGradableError(f"{path} is lab {lab.number}, which has none of {', '.join(sorted(self.only))}")
         warnings = []
         if older_build(notebook, lab):
             warnings.append(
@@ -187,12 +201,12 @@ class Grader:
         except NotGradableError as error:
             warnings.append(plain(f"{error}; attempts, and solutions looked at, are not known from it."))
         with self._lane(lab) as lane:
-            verdicts = _verdicts(lane, lab, cells)
+            verdicts = _verdicts(lane, lab, cells, self.only, self.budget_s and begun + self.budget_s)
             isolation = lane.isolation or "nothing ran"
         revealed = _reveals(cells) | {e for e, entry in progress.items() if entry.get("revealed")}
         results = tuple(
-            Result(exercise, _shown(verdicts[i]), i in revealed, _number(progress.get(i, {}).get("attempts")))
-            for i, exercise in lab.exercises.items()
+            Result(e, _shown(verdicts[e.id]), e.id in revealed, _number(progress.get(e.id, {}).get("attempts")))
+            for e in graded
         )
         found = tuple(replace(flag, what=plain(flag.what)) for flag in flags(cells, lab))
         digest = hashlib.sha256(content).hexdigest()
@@ -251,18 +265,26 @@ class Grader:
                 self._idle += [lane] * (not lane.is_stopped)
 
 
-def _verdicts(lane: Lane, lab: Lab, cells: Sequence[Cell]) -> dict[str, Verdict]:
+def _verdicts(
+    lane: Lane, lab: Lab, cells: Sequence[Cell], only: frozenset[str] = frozenset(), deadline: float | None = None
+) -> dict[str, Verdict]:
+    """Of every exercise that has an answer, or of those in `only` and what these use; each after all that it uses."""
     found = {i: locate(exercise, lab.templates[i], cells) for i, exercise in lab.exercises.items()}
     answers = {i: cell for i, cell in found.items() if isinstance(cell, Cell)}
     verdicts = {i: verdict for i, verdict in found.items() if isinstance(verdict, Verdict)}
     defined = definitions(cells, lab, answers)
-    for i in sorted(answers, key=lambda i: len(lab.all_uses(i))):  # an exercise after all that it uses
+    run = {other for i in only or lab.exercises if i in lab.exercises for other in (i, *lab.all_uses(i))}
+    order = sorted((i for i in answers if i in run), key=lambda i: len(lab.all_uses(i)))
+    if order and deadline is not None:
+        lane.start()
+    for num_run, i in enumerate(order):
         uses = lab.all_uses(i)
         good = {other: answers[other].source for other in uses if verdicts[other].passed}
         taken = {name for other in (i, *uses) for name in lab.exercises[other].names}
         helpers, aliases = needed(defined, [answers[i].source, *good.values()], answers[i], taken)
         fall_back = tuple(other for other in uses if other not in good)
-        verdicts[i] = _run(lane, Job(i, answers[i].source, helpers, aliases, good, fall_back))
+        share_s = None if deadline is None else max(1.0, (deadline - time.monotonic()) / (len(order) - num_run))
+        verdicts[i] = _run(lane, Job(i, answers[i].source, helpers, aliases, good, fall_back, share_s=share_s))
     return verdicts
 
 

@@ -14,7 +14,7 @@ MAX_ENTRIES, MAX_MIB, MAX_DEPTH = 10_000, 1024, 2  # of an archive together with
 FOLDERS_PASSED_OVER = re.compile(r"\.(?!\.)|__MACOSX|__pycache__|labsolutions$")
 FILES_PASSED_OVER = re.compile(r"\.|00_|.*\.progress\.|.*\.csv$")  # lab 0 has no exercises
 # 'Ann Lee_123_assignsubmission_file_' of Moodle, 'leeann_LATE_123_456_lab.ipynb' of Canvas
-PLATFORM = re.compile(r"(?P<learner>.+?)(?:_LATE)?_\d{3,}_(?:assignsubmission_|\d{3,}_).*")
+PLATFORM = re.compile(r"(?P<learner>.+?)(?:_LATE)?_(?P<id>\d{3,})_(?:assignsubmission_|\d{3,}_).*")
 MAX_PARTS = 50  # of a path inside an archive; Python removes folders by recursion
 
 

@@ -1,14 +1,13 @@
 """What an answer needs from other cells: definitions it mentions, and what those mention in turn.
 
 Imports, functions, classes, plain constants and other names for an exercise's function count, from cells that a learner
-wrote, and from the lab's own above the answer. `step = use("3.1")` becomes `step = decode_step`, which runs once the
-exercise's cell, or the reference in its place, has defined that. Measurements and experiments are not run, so neither
-is what they compute.
+wrote, and from the lab's own above the answer. `step = use("3.1")` runs once the exercise's cell, or the reference in
+its place, has defined what it asks for. Measurements and experiments are not run, so neither is what they compute.
 """
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from twophase_labs.machine.grading.locate import NOT_PYTHON, Cell
@@ -23,7 +22,7 @@ class Definition:
     Attributes:
         names: What it binds.
         is_shipped: It stands in the lab's own notebook.
-        is_alias: It gives an exercise's function another name.
+        is_alias: It gives what an exercise asks for another name.
     """
 
     names: frozenset[str]
@@ -54,9 +53,12 @@ def definitions(cells: Sequence[Cell], lab: Lab, answers: Mapping[str, Cell]) ->
         source = cell.source.strip()
         if cell.tree is None or source in has_run:
             continue
-        for names, text, is_alias in _statements(cell, lab):
-            if cell.number in answering or not asked & names:
-                found.append(Definition(names, text, cell.number, source in shipped, is_alias))
+        lines = cell.source.encode(errors="replace").split(b"\n")
+        for node in cell.tree.body:
+            is_alias = _is_alias(node, lab)
+            names = frozenset(names_bound(ast.Module([node], []))) if is_alias else _names(node)
+            if names and (names.isdisjoint(asked) or (cell.number in answering and not is_alias)):
+                found.append(Definition(names, _text(node, lines), cell.number, source in shipped, is_alias))
     return found
 
 
@@ -84,18 +86,6 @@ def needed(
     return tuple(d.source for d in chosen if not d.is_alias), tuple(d.source for d in chosen if d.is_alias)
 
 
-def _statements(cell: Cell, lab: Lab) -> Iterator[tuple[frozenset[str], str, bool]]:
-    """Names and source of each definition of a cell, and whether it is an alias."""
-    assert cell.tree is not None
-    lines = cell.source.encode(errors="replace").split(b"\n")
-    for node in cell.tree.body:
-        aliases = list(_aliases(node, lab))
-        yield from ((frozenset([name]), f"{name} = {meant}", True) for name, meant in aliases)
-        names = _names(node)
-        if names and not aliases:
-            yield names, _text(node, lines), False
-
-
 def _text(node: ast.stmt, lines: list[bytes]) -> str:
     """As it was written: to write it anew from its tree takes a stack as deep as the tree."""
     first = min([node, *getattr(node, "decorator_list", [])], key=lambda part: part.lineno)
@@ -121,25 +111,16 @@ def _names(node: ast.stmt) -> frozenset[str]:
     return frozenset()
 
 
-def _aliases(node: ast.stmt, lab: Lab) -> Iterator[tuple[str, str]]:
-    """('decode_kernel', 'paged_decode_kernel') of `decode_kernel = use("3.9")`, alone or among several."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        return
-    pairs = [(node.targets[0], node.value)]
-    if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
-        pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
-    for target, value in pairs:
-        targets = target.elts if isinstance(target, ast.Tuple) else [target]
-        meant = _used(value, lab)
-        for name, its in zip(targets, meant, strict=False) if len(targets) == len(meant) else ():
-            if isinstance(name, ast.Name) and name.id != its:  # under its own name it is there already
-                yield name.id, its
+def _is_alias(node: ast.stmt, lab: Lab) -> bool:
+    """Whether it is `decode_kernel = use("3.9")`, or several such in one."""
+    if not isinstance(node, ast.Assign):
+        return False
+    values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+    return all(_is_use(value, lab) for value in values)
 
 
-def _used(value: ast.expr, lab: Lab) -> Sequence[str]:
-    """Names of the exercise in `use("3.9")`; none if the expression is something else."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "use":
-        match value.args:
-            case [ast.Constant(value=str(exercise))] if exercise in lab.exercises:
-                return lab.exercises[exercise].names
-    return ()
+def _is_use(value: ast.expr, lab: Lab) -> bool:
+    match value:
+        case ast.Call(func=ast.Name(id="use"), args=[ast.Constant(value=str(exercise))]):
+            return exercise in lab.exercises
+    return False

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from twophase_labs.machine.grading.run_one import from_line
+from twophase_labs.machine.grading.run_one import clock_limit_s, from_line, too_slow
 from twophase_labs.machine.judge import Verdict
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S, LOAD
 
 START_S = 180  # torch, the lab's setup and its reference, on a slow disk
 FORK_MARGIN_S = 30  # a forking worker keeps the exercise's limit itself; this long after it, the worker is dead
@@ -51,6 +50,7 @@ class Job:
         uses: Cells of exercises this one calls, by id: those that passed.
         fall_back: Ids of those that did not; the reference stands in.
         seed: Of the random inputs; None draws one.
+        share_s: Of the time for a notebook, by the clock; None where that has no limit.
     """
 
     exercise: str
@@ -60,6 +60,7 @@ class Job:
     uses: Mapping[str, str] = field(default_factory=dict)
     fall_back: tuple[str, ...] = ()
     seed: int | None = None
+    share_s: int | float | None = None
 
 
 class Lane:
@@ -83,21 +84,24 @@ class Lane:
             WorkbookError: with what the worker said when it died before being ready.
         """
         exercise = self.lab.exercise(job.exercise)
-        self._start()
-        patience = LOAD * exercise.time_limit_s + GRACE_S + (FORK_MARGIN_S if self._fork else 0)
+        self.start()
+        patience = clock_limit_s(exercise, job.share_s) + (FORK_MARGIN_S if self._fork else 0)
         line, is_late = self._ask(asdict(job), patience)
         if is_late or not line or not self._fork:
             self.close()
         if is_late:
-            limit = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
-            reason = f"still running after {limit}, and killed"
-            return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
+            return too_slow(exercise, job.share_s)
         try:
             return from_line(line, exercise.id)
         except ValueError:
             return Verdict(exercise.id, "error", "your code ended its process before it could be judged")
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Wait until the worker is ready, if there is none.
+
+        Raises:
+            WorkbookError: as `run`.
+        """
         if self.is_stopped:
             raise WorkbookError("grading was interrupted")
         if self._process is not None and self._process.poll() is None:

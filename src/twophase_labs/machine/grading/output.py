@@ -1,4 +1,12 @@
-"""Results as files, brought up to date after each notebook: whatever ends the grader, at most one grade is lost."""
+"""Results as files, brought up to date after each notebook: whatever ends the grader, at most one grade is lost.
+
+The table is of our own columns, or of those that a learning platform imports:
+
+    Canvas   gradebook: https://community.canvaslms.com/t5/Instructor-Guide/How-do-I-import-grades-in-the-Gradebook/ta-p/807
+             (read by https://github.com/instructure/canvas-lms/blob/master/lib/gradebook_importer.rb)
+    Moodle   an assignment's offline grading worksheet, read by
+             https://github.com/moodle/moodle/blob/MOODLE_405_STABLE/mod/assign/feedback/offline/importgradeslib.php
+"""
 
 import csv
 import io
@@ -7,10 +15,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from twophase_labs.machine.cards import LOOKS
 from twophase_labs.machine.grading.files import plain
 from twophase_labs.machine.grading.folder import Submission, counted
+from twophase_labs.machine.grading.grade import Report
 from twophase_labs.machine.grading.report import page
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one, if a cell begins so
@@ -21,6 +31,7 @@ class Output:
     """Where the results go; None where they were not asked for.
 
     Attributes:
+        table: The columns of the CSV file.
         single: One notebook was named: its JSON is the report itself, not a list of one.
     """
 
@@ -28,6 +39,7 @@ class Output:
     csv: Path | None = None
     html: Path | None = None
     single: bool = False
+    table: Literal["own", "canvas", "moodle"] = "own"
 
     def try_out(self) -> None:
         """
@@ -45,7 +57,7 @@ class Output:
             OSError: one cannot be written.
         """
         if self.csv is not None:
-            _write(self.csv, to_csv(submissions), last)
+            _write(self.csv, TABLES[self.table](submissions), last)
         if self.json is not None:
             _write(self.json, to_json(submissions, self.single), last)
         if self.html is not None and last and any(s.report is not None for s in submissions):
@@ -90,13 +102,59 @@ def to_csv(submissions: Sequence[Submission]) -> str:
     exercises = list(dict.fromkeys(r.exercise.id for report in reports for r in report.results))
     head = ["learner", "lab", "points", "max_points", "extra_points", "max_extra_points"]
     head += ["attempted", "passed", "by_reference", "revealed", "not_run_here"]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*head, *exercises, "error", "path", "flags", "isolation"])
+    rows = [[*head, *exercises, "error", "path", "flags", "isolation"]]
     for s in counted(submissions):
         isolation = s.report.isolation if s.report is not None else ""
-        row = [*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), isolation]
-        writer.writerow([_no_formula(value) for value in row])
+        rows.append([*_cells(s, exercises), s.problem, plain(s.path), "; ".join(s.flags(submissions)), isolation])
+    return _written(rows)
+
+
+def to_canvas(submissions: Sequence[Submission]) -> str:
+    """A row per learner, a column per lab; what was not graded stays as it is in Canvas."""
+    best = _best(submissions)
+    labs = {report.lab: report.max_points for report in best.values()}
+    rows: list[list[Any]] = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
+    rows.append(["    Points Possible", "", "", "", "", *labs.values()])
+    for learner, number in dict.fromkeys((s.learner, s.platform_id) for s in submissions):
+        found = [best.get((learner, number, lab)) for lab in labs]
+        rows.append([learner, number, "", "", "", *("" if r is None else r.points for r in found)])
+    return _written(rows)
+
+
+def to_moodle(submissions: Sequence[Submission]) -> str:
+    """A row per learner and lab. A worksheet is of one assignment, so one lab should be in it."""
+    head = ["Identifier", "Full name", "Grade", "Maximum Grade", "Last modified (grade)", "Feedback comments"]
+    rows: list[list[Any]] = [head]
+    for (learner, number, _), report in _best(submissions).items():
+        rows.append([f"Participant {number}", learner, report.points, report.max_points, "-", _feedback(report)])
+    return _written(rows)
+
+
+def _best(submissions: Sequence[Submission]) -> dict[tuple[str, str, str], Report]:
+    """The report of most points by learner, the platform's number and lab."""
+    best: dict[tuple[str, str, str], Report] = {}
+    for s in submissions:
+        if s.report is not None:
+            key = (s.learner, s.platform_id, s.report.lab)
+            best[key] = max(best.get(key, s.report), s.report, key=lambda report: report.points)
+    return best
+
+
+def _feedback(report: Report) -> str:
+    """'1.1 Running mean: passed (3 of 3); 1.2 Cost: not yet (0 of 1)'."""
+    told = []
+    for result in report.results:
+        e, (_, word, _) = result.exercise, LOOKS[result.verdict.verdict]
+        told.append(f"{e.id} {e.title}: {word} ({result.points} of {e.points})")
+    return "; ".join(told)
+
+
+TABLES = {"own": to_csv, "canvas": to_canvas, "moodle": to_moodle}
+
+
+def _written(rows: Sequence[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([[_no_formula(value) for value in row] for row in rows])
     return out.getvalue()
 
 

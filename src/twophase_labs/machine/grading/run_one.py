@@ -4,12 +4,14 @@ What an answer does here it can do to its own verdict alone; see worker.py for w
 """
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
+from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.judge import (
     Judge,
     Verdict,
@@ -21,7 +23,7 @@ from twophase_labs.machine.judge import (
     unavailable,
 )
 from twophase_labs.machine.lab import WorkbookError
-from twophase_labs.machine.limits import time_limit
+from twophase_labs.machine.limits import GRACE_S, LOAD, time_limit
 
 NOTEBOOKS_CALLS = ("check", "hint", "measured", "reference", "reveal", "use")
 MAX_CHARS, MAX_LINES = 20_000, 200  # of a text of a verdict; of a list of them
@@ -147,6 +149,19 @@ def become_private(folder: str) -> None:
     os.chdir(folder)
     os.environ.update(TMPDIR=folder, MPLCONFIGDIR=folder, TRITON_CACHE_DIR=folder)
     tempfile.tempdir = None
+
+
+def clock_limit_s(exercise: Exercise, share_s: int | float | None) -> int | float:
+    """Seconds after which an answer is killed: its exercise's, or its share of a whole notebook's."""
+    return min(LOAD * exercise.time_limit_s + GRACE_S, share_s or math.inf)
+
+
+def too_slow(exercise: Exercise, share_s: int | float | None) -> Verdict:
+    """Of an answer that was killed then."""
+    limit_s, own_s = clock_limit_s(exercise, share_s), LOAD * exercise.time_limit_s
+    own = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
+    reason = f"still running after {own if limit_s > own_s else f'{limit_s:.0f} s, its share of the time'}, and killed"
+    return Verdict(exercise.id, "timeout", reason, ("Look for a loop that never ends.",))
 
 
 def as_line(verdict: Verdict) -> bytes:

@@ -20,7 +20,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,21 +64,19 @@ class Ended:
     status: int | None
 
 
-def call(world: World | None, run: Callable[[int], object], seconds: int | float, keep: Sequence[int] = ()) -> Ended:
+def call(world: World | None, run: Callable[[int], object], seconds: int | float) -> Ended:
     """Run `run(descriptor)` in a process, and read what it writes there; it and all it started are killed then.
 
     Between the two stands a keeper, which alone knows how to kill what is inside; it does so too if this process ends.
 
-    Args:
-        world: None for no namespaces.
-        keep: File descriptors that the process needs; it gets no other.
+    `world` is None for no namespaces. The process has no file descriptor but its own.
     """
     mine, its = socket.socketpair()
     keeper = os.fork()
     if keeper == 0:
         try:
             mine.close()
-            _keep(world, run, seconds, its, keep)
+            _keep(world, run, seconds, its)
         finally:
             os._exit(70)
     its.close()
@@ -97,14 +95,12 @@ def isolation_of(world: World) -> str:
     return NAMESPACES if said == b"ok\n" else f"{LIMITS_ONLY} ({said.decode(errors='replace')[:200].strip()})"
 
 
-def _keep(
-    world: World | None, run: Callable[[int], object], seconds: int | float, caller: socket.socket, keep: Sequence[int]
-) -> None:
+def _keep(world: World | None, run: Callable[[int], object], seconds: int | float, caller: socket.socket) -> None:
     deadline = time.monotonic() + seconds
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     heard, said = os.pipe()
-    _close_all_but({caller.fileno(), heard, said, *keep})
+    _close_all_but({caller.fileno(), heard, said})
     try:
         if world is not None:
             _enter()
@@ -115,7 +111,7 @@ def _keep(
     if child == 0:
         try:
             os.setsid()
-            _close_all_but({said, *keep})
+            _close_all_but({said})
             if world is not None:
                 _settle(world)
             run(said)

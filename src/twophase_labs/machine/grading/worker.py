@@ -37,14 +37,20 @@ from twophase_features.model_store.prepare import cache_home
 from twophase_labs.machine.exercise import Exercise
 from twophase_labs.machine.forks import renew_torch_in_forks
 from twophase_labs.machine.grading import sandbox
-from twophase_labs.machine.grading.run_one import as_line, become_private, from_line, judged, silence_the_notebook
+from twophase_labs.machine.grading.run_one import (
+    as_line,
+    become_private,
+    clock_limit_s,
+    from_line,
+    judged,
+    silence_the_notebook,
+    too_slow,
+)
 from twophase_labs.machine.guard import Guard
 from twophase_labs.machine.judge import Judge, Verdict, run_cell
 from twophase_labs.machine.lab import Lab, Workbook, WorkbookError
-from twophase_labs.machine.limits import GRACE_S, LOAD, limit_this_process
+from twophase_labs.machine.limits import limit_this_process
 from twophase_labs.machine.session import Session, adopt
-
-LOOP = ("Look for a loop that never ends.",)
 
 
 def judged_in_a_fork(
@@ -53,7 +59,7 @@ def judged_in_a_fork(
     """Judge in a process of its own, and wait for it no longer than the exercise allows."""
     exercise = judge.exercises[job["exercise"]]
     proof = secrets.token_hex(16).encode()
-    seconds = LOAD * exercise.time_limit_s + GRACE_S
+    seconds = clock_limit_s(exercise, job["share_s"])
     with tempfile.TemporaryDirectory(prefix="twophase-grade-", ignore_cleanup_errors=True) as folder:
 
         def run(descriptor: int) -> None:
@@ -68,7 +74,7 @@ def judged_in_a_fork(
 
         ended = sandbox.call(world, run, seconds)
     if ended.status is None:
-        return explain_timeout(exercise)
+        return too_slow(exercise, job["share_s"])
     try:
         if not ended.said.startswith(proof):
             raise ValueError("no verdict")
@@ -81,11 +87,6 @@ def _memory_gib(exercise: Exercise) -> int | float | None:
     """No limit where the answer may use CUDA, which reserves far more address space than it uses."""
     uses_cuda = not {"gpu", "triton"}.isdisjoint(exercise.needs) and torch.cuda.device_count() > 0
     return None if uses_cuda else exercise.memory_limit_gib
-
-
-def explain_timeout(exercise: Exercise) -> Verdict:
-    limit = f"{exercise.time_limit_s:g} s of computing, or {LOAD} times that by the clock"
-    return Verdict(exercise.id, "timeout", f"still running after {limit}, and killed", LOOP)
 
 
 def explain_death(exercise: Exercise, ended: sandbox.Ended) -> Verdict:

@@ -1,0 +1,175 @@
+"""What a notebook file may hold: reading it ends, what is wrong with it is said, and its words do nothing."""
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.labs.demo import DEMO, LAB
+from twophase_labs.machine.build import solved_notebook
+from twophase_labs.machine.cards import Card
+from twophase_labs.machine.grading.files import (
+    MAX_MIB,
+    NotGradableError,
+    parse_notebook,
+    plain,
+    plain_lines,
+    progress_of,
+    read_bytes,
+    text_of,
+)
+from twophase_labs.machine.grading.folder import Submission, grade_one
+from twophase_labs.machine.grading.grade import Grader, Report, Result, _number, _reveals, _shown
+from twophase_labs.machine.grading.handed_in import learner_of
+from twophase_labs.machine.grading.locate import Cell, as_python, code_cells, locate
+from twophase_labs.machine.judge import Verdict, learners_line, run_cell
+
+
+def code(*sources):
+    return json.dumps({"cells": [{"cell_type": "code", "source": source} for source in sources]}).encode()
+
+
+REFUSED = {
+    "empty": (b"", "is empty"),
+    "a list": (b"[]", "without a list of cells"),
+    "cells that are none": (b'{"cells": 3}', "without a list of cells"),
+    "cut short": (code("x = 1")[:30], "was it saved whole?"),
+    "nested without end": (b"[" * 100_000, "not valid JSON"),
+    "an integer with 5,000 digits": (b'{"cells": [], "n": ' + b"1" * 5000 + b"}", "not valid JSON"),
+    "an office document": (b"PK\x03\x04", "or an office document"),
+    "UTF-16": (code("x").decode().encode("utf-16"), "not even text"),
+    "two million characters": (code("x" * 2_000_000), "hold 2,000,000 characters"),
+    "cells without end": (b'{"cells": [' + b"{}," * 5_000 + b"{}]}", "5,001 cells; at most 5,000"),
+    "a YAML bomb": (b"# ---\n# a: &a [x, x]\n# b: [*a, *a]\n# ---\n\n# %%\nx = 1\n", "has anchors (&)"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_notebook_says_why(what):
+    content, why = REFUSED[what]
+    with pytest.raises(NotGradableError) as refused:
+        parse_notebook(content, Path("a.ipynb"))
+    assert why in str(refused.value)
+
+
+def test_only_regular_files_of_bounded_size_are_read(tmp_path):
+    for path, why in (
+        ("/dev/null", "pipe or a device"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "no", "does not exist"),
+    ):
+        with pytest.raises(NotGradableError, match=why):
+            read_bytes(Path(path))
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(MAX_MIB * 2**20 + 1)
+    with pytest.raises(NotGradableError, match="larger than 64 MiB"):
+        read_bytes(tmp_path / "large")
+    assert text_of(b"\xef\xbb\xbf{}", tmp_path) == "{}"
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", '{"exercises": 3}', "{"])
+def test_a_progress_file_that_is_none(tmp_path, content):
+    (tmp_path / "a.progress.json").write_text(content)
+    with pytest.raises(NotGradableError, match="is not a progress file"):
+        progress_of(tmp_path / "a.ipynb")
+
+
+def test_what_a_learner_may_have_written_into_it():
+    assert [_number(value) for value in (3, "abc", None, float("inf"), -1, 10**9)] == [3, 0, 0, 0, 0, 0]
+    assert _reveals([Cell(1, f"reveal('1.6'), reveal(16), reveal(0x{'f' * 5000})", None)]) == {"1.6"}
+
+
+def test_line_ends_change_nothing():
+    cells = code_cells(solved_notebook(LAB))
+    for end in ("\r", "\r\n"):
+        content = json.loads(code(*(cell.source.replace("\n", end) for cell in cells)))
+        assert [cell.source for cell in code_cells(content)] == [cell.source for cell in cells]
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_cell("'\x0c\x0b\u2028\x85\x1c'\r1 / 0", {}, "<exercise 1.1>")
+    assert learners_line(caught.value) == "line 2 of the cell: 1 / 0"
+
+
+@pytest.mark.parametrize(
+    ("source", "python"),
+    [
+        ("len?", "pass"),
+        ("torch.nn??\nx = 1", "pass\nx = 1"),
+        ("?len\n??len", "pass\npass"),
+        ("!ls -l\nfiles = !ls", "pass\nfiles = None"),
+        ("def f():\n    !ls\n    x = %pwd", "def f():\n    pass\n    x = None"),
+        ("%%time\nx = 1", "pass\nx = 1"),
+        ("%%bash\nif [ 1 ]; then", "pass"),
+        ("await go(1,\n  2); x = 1", "pass\npass"),
+        ("async for x in y:\n    z\nq = 1", "pass\npass\nq = 1"),
+        ("async def f():\n    await g()", "async def f():\n    await g()"),
+        ('s = """\n%d items\nreally?\n!x\n"""', 's = """\n%d items\nreally?\n!x\n"""'),
+        ("def f(:", "def f(:"),
+    ],
+)
+def test_what_only_a_notebook_understands(source, python):
+    assert as_python(source) == python
+
+
+def test_code_nested_without_end_is_no_python_and_is_read_once():
+    assert Cell(1, f"x = {'-' * 100_000}1", None).tree is None
+    cell = Cell(1, "x = 1", None)
+    assert cell.tree is cell.tree
+
+
+def test_which_cell_answers():
+    exercise, template = LAB.exercises["1.1"], LAB.templates["1.1"]
+    cells = code_cells(solved_notebook(LAB))
+    assert locate(exercise, template, cells).exercise == "1.1"
+    assert locate(exercise, template, [*cells, Cell(9, "running_mean = len", None)]).verdict == "error"
+    assert locate(exercise, template, [Cell(1, template.shipped(), "1.1")]).verdict == "not_attempted"
+    assert locate(exercise, template, []).verdict == "missing"
+
+
+REPORT = Report("01_demo", Path("a"), (), (), (), "process", "d1", 1.0)
+TRIED = (Result(LAB.exercises["1.6"], Verdict("1.6", "failed", "no")),)
+
+
+def test_one_error_costs_one_grade():
+    class Failing(Grader):
+        def grade(self, path):
+            raise MemoryError
+
+    assert grade_one(Failing(DEMO, 1), Path("a"), "ann").problem == "grading failed: MemoryError: "
+
+
+def test_copies_are_told_unless_they_are_untouched():
+    digests = {"ann": "d1", "bob": "d1", "cleo": "d2"}
+    for results, told in [(TRIED, [True, True, False]), ((), [False] * 3)]:
+        reports = [replace(REPORT, digest=digest, path=Path("x"), results=results) for digest in digests.values()]
+        all_of = [Submission(name, Path(name), report) for name, report in zip(digests, reports, strict=True)]
+        assert [any("the same file" in flag for flag in s.flags(all_of)) for s in all_of] == told
+
+
+def test_who_handed_in(tmp_path):
+    names, moodle, canvas = ["01_demo"], "Ann Lee_123_assignsubmission_file_", "Ann Lee_LATE_1234_567_01_demo-1.ipynb"
+    assert learner_of(tmp_path / "ann" / "week1" / "01_demo.ipynb", tmp_path, names) == "ann"
+    assert learner_of(tmp_path / "ann_01_demo.ipynb", tmp_path, names) == "ann"
+    assert learner_of(tmp_path / "01_demo.ipynb", tmp_path, names) == "01_demo"
+    for name, number in ((moodle, "123"), (canvas, "1234")):
+        assert learner_of(tmp_path / "bundle.zip" / name, tmp_path, names) == "Ann Lee"
+        assert Submission("Ann Lee", Path("bundle.zip", name, "a.ipynb")).platform_id == number
+    long = Submission("ann", tmp_path / "/".join(["d" * 50] * 85))
+    assert (long.platform_id, long.flags()) == ("", [])
+
+
+def test_text_to_show():
+    assert plain("a\x1b[2J\u202e\udcff\x9bö\n\t\r") == r"a\x1b[2J\u202e\udcff\x9bö\n\t\r"
+    assert len(plain("x" * 10**6)) < 5000
+    assert plain_lines("a\n\tb\x1b") == "a\n    b\\x1b"
+    hostile, shown = "\x1b[2J\udcff", r"\x1b[2J\udcff"
+    verdict = Verdict("1.6", "failed", hostile, (hostile,), hostile, hostile, (hostile,), (hostile,))
+    assert _shown(verdict) == Verdict("1.6", "failed", shown, (shown,), shown, shown, (shown,), (shown,))
+
+
+def test_a_forged_picture_is_dropped():
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n...").decode()
+    for picture, shown in [(png, True), (f'{png}"><script>', False), ("", False), ("YWJj", False), ("ö", False)]:
+        html = Card("•", "a", "red", picture=picture)._repr_html_()
+        assert ("<img" in html, "<script" in html) == (shown, False)
