@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from tests.server.conftest import PATIENCE_S, held, serving, until
+from tests.server.conftest import MODEL, PATIENCE_S, held, serving, until
 from twophase.core.errors import ConfigError
 from twophase_server.connection import MAX_CHUNKS
 from twophase_server.run import listen
 
 TEXT = "/v1/completions"
-LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 20}
+LONG = {"model": MODEL, "prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 20}
 JSON = "content-type: application/json\r\n"
 HALF_HEAD = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = f"{HALF_HEAD}{JSON}connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
