@@ -88,8 +88,13 @@ async def _ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
+async def _version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
 async def _openapi(request: Request) -> Response:
-    return JSONResponse(_DOCUMENT)
+    pages = dict.fromkeys(PAGES, "application/json") | {"/metrics": "text/plain"}
+    return JSONResponse(document(ENDPOINTS, pages, __version__, service_of(request).model_name))
 
 
 async def _unsupported(request: Request) -> Response:
@@ -123,6 +128,6 @@ PAGES: dict[str, Callable[[Request], Awaitable[Response]]] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/openapi.json": _openapi,
+    "/version": _version,
     "/v1/models": _models,
 }
-_DOCUMENT = document(ENDPOINTS, dict.fromkeys(PAGES, "application/json") | {"/metrics": "text/plain"}, __version__)

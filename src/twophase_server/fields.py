@@ -122,7 +122,7 @@ class Table:
                     found[name] = self.fields[name].read(each, where)
             elif name in self.unsupported:
                 why, neutral = self.unsupported[name]
-                if each is not None and each not in neutral:
+                if each is not None and not any(type(each) is type(it) and each == it for it in neutral):
                     raise invalid(
                         f"{where} is not supported: {why}. Got {shown(each)}.", where, "unsupported_parameter"
                     )

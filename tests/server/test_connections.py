@@ -89,10 +89,11 @@ def test_an_answer_is_never_timed(server):
     [
         ("GET /health HTTP/1.1\r\nno colon\r\n\r\n", (400, "bad_http")),
         (f"{HALF_HEAD}transfer-encoding: gzip\r\n\r\n", (501, "bad_http")),
+        (f"{HALF_HEAD}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n", (400, "bad_http")),
         (f"{CHUNKED}{MAX_CHUNKS * CHUNK}0\r\n\r\n", (400, "invalid_json")),
         (f"{CHUNKED}{MAX_CHUNKS * CHUNK}{CHUNK}", (413, "bad_http")),
     ],
-    ids=["no colon", "gzip", "many chunks", "too many chunks"],
+    ids=["no colon", "gzip", "two lengths", "many chunks", "too many chunks"],
 )
 def test_what_is_refused(server, head, expected):
     assert error_of(send(server, head)) == expected
