@@ -28,7 +28,7 @@ class Content:
     """Text, or a list of parts; it is read as one text.
 
     Attributes:
-        types: Of the parts.
+        types: The types that a part may have.
         ignored: Fields that a part may have besides.
     """
 
@@ -91,7 +91,7 @@ class Conversation:
             last["content"] = "\n".join(filter(None, (last["content"], text)))
 
     def with_system(self, text: str) -> Messages:
-        """The messages, with this text at the end of the first system message, which is made if there is none."""
+        """The messages, with this text at the end of the first system message, made here if it is missing."""
         if text and (not self._messages or self._messages[0]["role"] != "system"):
             self._messages.insert(0, {"role": "system", "content": text})
         elif text:

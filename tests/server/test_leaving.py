@@ -54,7 +54,7 @@ def test_a_client_that_goes_away_while_some_of_its_prompts_wait(server, monkeypa
     until(lambda: server.llm.stats().cache.num_in_use > 0)
     connection.close()
     until(lambda: not server.llm.num_unfinished)
-    assert server.llm.stats().num_aborted == before + 1
+    until(lambda: server.llm.stats().num_aborted == before + 1)  # as of the end of the engine's turn
 
 
 def test_a_client_that_goes_away_in_its_own_body(server):

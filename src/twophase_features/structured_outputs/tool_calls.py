@@ -71,7 +71,7 @@ class ToolCalls:
         if self.is_required:
             lark += [f"start: {opening} call {more}"]
         else:
-            # A lazy head ends where the first opening does, so text cannot contain one without its call.
+            # A lazy head ends where the first opening does, so no text has an opening and then no call.
             lark += [f"start: TEXT | head call {more}", f"head[lazy]: TEXT {opening}", "TEXT: /(.|\\n)*/"]
         grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": "\n".join(lark)}]
         for i, (_, schema) in enumerate(self.functions):
