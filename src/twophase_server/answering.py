@@ -2,11 +2,10 @@
 
 import abc
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from starlette.responses import JSONResponse, Response
 
@@ -14,10 +13,19 @@ from twophase.core.errors import TwophaseError
 from twophase.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from twophase_features.serving.async_llm import RequestStream
 from twophase_features.structured_outputs.guidance import GuidanceError
+from twophase_features.structured_outputs.tool_calls import Call as FunctionCall
+from twophase_features.structured_outputs.tool_calls import read_calls
 from twophase_server.endpoint import Call
 from twophase_server.errors import ApiError
-from twophase_server.sampling import wants_usage
 from twophase_server.sse import DONE, event, event_stream
+
+
+class CallPart(NamedTuple):
+    """The part of a call that has not been sent; its name comes with its first part."""
+
+    number: int
+    name: str | None
+    arguments: str
 
 
 class Part(NamedTuple):
@@ -25,12 +33,16 @@ class Part(NamedTuple):
 
     Attributes:
         is_first: Whether nothing has been sent.
+        text, calls: Its text, and its parts of calls.
+        num_calls: Calls of the completion so far.
         entries: Its log-probabilities.
         completion: The completion so far.
     """
 
     is_first: bool
     text: str
+    calls: Sequence[CallPart]
+    num_calls: int
     entries: Sequence[TokenLogprobs]
     completion: CompletionOutput
 
@@ -41,40 +53,45 @@ class Part(NamedTuple):
     @property
     def reasons(self) -> dict[str, Any]:
         """Why the completion ended; empty reasons before its end."""
-        return {"finish_reason": self.completion.finish_reason, "stop_reason": self.completion.stop_reason}
+        found = self.completion.finish_reason
+        finish_reason = "tool_calls" if found == "stop" and self.num_calls else found
+        return {"finish_reason": finish_reason, "stop_reason": self.completion.stop_reason}
+
+
+@dataclass
+class Sent:
+    """The parts of one completion that have been sent: characters of its text, characters of each call, tokens."""
+
+    num_characters: int = 0
+    num_of_calls: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    is_last: bool = False
 
 
 class AnswerFormat(abc.ABC):
     """One endpoint's format of answers. Made for one request. The choices of the prompt at position i begin at index
-    i * n.
-
-    Attributes:
-        prefix, kind, chunk_kind: How ids begin; `object` of an answer, and of a stream's chunks.
-    """
-
-    prefix: ClassVar[str]
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
+    i * n."""
 
     def __init__(self, call: Call, params: SamplingParams) -> None:
         self.service, self.params = call.service, params
         self._newest: dict[int, RequestOutput] = {}  # by the prompt's position
-        self._sent: dict[int, tuple[int, int]] = {}  # characters and tokens, by choice
-        self._ended: set[int] = set()
-        self._has_usage, self._has_usage_so_far = wants_usage(call.fields)
-        self._head = {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": call.service.model_name,
-        }
+        self._sent: dict[int, Sent] = {}  # by choice
 
     @abc.abstractmethod
-    def choice(self, index: int, output: RequestOutput, part: Part) -> dict[str, Any]:
-        """A finished completion, which is a single part."""
+    def whole(self) -> dict[str, Any]:
+        """The answer, from the finished outputs of all prompts."""
 
     @abc.abstractmethod
-    def new_choices(self, index: int, output: RequestOutput, part: Part) -> Iterator[dict[str, Any]]:
-        """The choices with which a stream sends a part."""
+    def pieces(self, position: int) -> Iterator[dict[str, Any]]:
+        """A stream's events for the new parts of a prompt's output."""
+
+    @abc.abstractmethod
+    def last_pieces(self) -> Iterator[dict[str, Any]]:
+        """A stream's events after all outputs."""
+
+    def failure(self, error: ApiError) -> Iterator[dict[str, Any]]:
+        """A stream's events after an error, which are its last."""
+        yield error.to_dict()
 
     def take(self, position: int, output: RequestOutput) -> None:
         """Note the newest output of a prompt. Raises ApiError if one of its completions failed."""
@@ -86,41 +103,32 @@ class AnswerFormat(abc.ABC):
                     raise ApiError(400, f"the grammar cannot be followed any further: {why}", "grammar_failed")
                 raise ApiError(500, f"the request failed while it ran: {why}", "request_failed")
 
-    def whole(self) -> dict[str, Any]:
-        """The answer, from the finished outputs of all prompts."""
-        choices = [
-            self.choice(index, output, part)
-            for position, output in sorted(self._newest.items())
-            for index, part in self._parts(position, output)
-        ]
-        return {**self._head, "object": self.kind, "choices": choices, "usage": usage(self._newest.values())}
-
-    def pieces(self, position: int) -> Iterator[dict[str, Any]]:
-        """The chunks for the new part of a prompt's output. Their `usage` is null as OpenAI has it, or the usage so far
-        as vLLM has it."""
-        output = self._newest[position]
-        more = {"usage": usage([output]) if self._has_usage_so_far else None} if self._has_usage else {}
-        for index, part in self._parts(position, output):
-            for choice in self.new_choices(index, output, part):
-                yield {**self._head, "object": self.chunk_kind, "choices": [choice], **more}
-
-    def _parts(self, position: int, output: RequestOutput) -> Iterator[tuple[int, Part]]:
+    def parts(self, position: int) -> Iterator[tuple[int, Part]]:
         """The new part of each completion that had not ended, with its choice's index."""
-        for completion in output.outputs:
+        form = self.params.structured_outputs
+        has_calls = form is not None and form.tool_calls is not None
+        for completion in self._newest[position].outputs:
             index = position * self.params.n + completion.index
-            if index not in self._ended:
-                num_characters, num_tokens = self._sent.get(index, (0, 0))
-                entries = (completion.logprobs or ())[num_tokens:]
-                part = Part(index not in self._sent, completion.text[num_characters:], entries, completion)
-                yield index, part
-                self._sent[index] = len(completion.text), num_tokens + len(entries)
-                if part.is_last:
-                    self._ended.add(index)
+            is_first, sent = index not in self._sent, self._sent.setdefault(index, Sent())
+            if not sent.is_last:
+                sent.is_last = completion.finish_reason is not None
+                text, calls = read_calls(completion.text, sent.is_last) if has_calls else (completion.text, [])
+                entries = (completion.logprobs or ())[sent.num_tokens :]
+                new_text, new_calls = text[sent.num_characters :], _new_parts(calls, sent.num_of_calls)
+                sent.num_characters, sent.num_tokens = len(text), sent.num_tokens + len(entries)
+                yield index, Part(is_first, new_text, new_calls, len(calls), entries, completion)
 
-    def last_pieces(self) -> Iterator[dict[str, Any]]:
-        """The chunk with the usage, if requested."""
-        if self._has_usage:
-            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage(self._newest.values())}
+
+def _new_parts(calls: Sequence[FunctionCall], num_sent: list[int]) -> list[CallPart]:
+    """The parts of the calls beyond these numbers of characters, which are brought up to date."""
+    num_begun = len(num_sent)
+    num_sent += [0] * (len(calls) - num_begun)
+    parts = []
+    for i, (name, arguments) in enumerate(calls):
+        if i >= num_begun or len(arguments) > num_sent[i]:
+            parts.append(CallPart(i, name if i >= num_begun else None, arguments[num_sent[i] :]))
+            num_sent[i] = len(arguments)
+    return parts
 
 
 async def answer(call: Call, prompts: Sequence[Sequence[int]], answer_format: AnswerFormat) -> Response:
@@ -195,7 +203,8 @@ async def _events(
             for piece in answer_format.pieces(position):
                 yield event(piece)
     except TwophaseError as error:  # too late for a status
-        yield event(call.service.refusal(error).to_dict())
+        for piece in answer_format.failure(call.service.refusal(error)):
+            yield event(piece)
         return
     for piece in answer_format.last_pieces():
         yield event(piece)

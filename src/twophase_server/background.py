@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from twophase.llm import LLM
 from twophase_features.serving.async_llm import AsyncLLM
-from twophase_server.run import DrainingServer, listen
+from twophase_server.run import DrainingServer, check_certificate, listen
 from twophase_server.settings import ServerSettings
 
 
@@ -35,11 +35,12 @@ class BackgroundServer:
                 llm = AsyncLLM.of(llm, max_queue=settings.max_queue)
                 own.callback(llm.close)
             self.llm: AsyncLLM = llm
+            check_certificate(settings)
             self._server = DrainingServer(llm, settings)
             listener = listen(settings.host, settings.port)
             self._close_own = own.pop_all().close
         self.app: Starlette = self._server.app
-        self.url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        self.url = f"{settings.scheme}://{settings.host}:{listener.getsockname()[1]}"
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listener]}, name="twophase-server", daemon=True
         )

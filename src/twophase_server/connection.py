@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 @final
 class Messages(h11.Connection):
-    """The client's messages, as h11 reads them, with a limit on the number of a body's chunks."""
+    """The client's messages, as h11 reads them, but a body has one length, and a limited number of chunks."""
 
     num_chunks = 0
 
@@ -27,6 +27,8 @@ class Messages(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self.num_chunks = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:  # RFC 9112, 6.1
+                raise h11.RemoteProtocolError("a request may not have both content-length and transfer-encoding")
         self.num_chunks += isinstance(event, h11.Data) and event.chunk_start
         if self.num_chunks > MAX_CHUNKS:
             raise h11.RemoteProtocolError(f"a body may have {MAX_CHUNKS} chunks at most", error_status_hint=413)

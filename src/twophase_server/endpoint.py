@@ -2,17 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from twophase.core.rules import Rule
 from twophase_server.body import read_object
-from twophase_server.fields import Unsupported, read_fields
+from twophase_server.fields import Table
 from twophase_server.service import Service, service_of
 from twophase_server.tenants import Account
 
@@ -22,7 +21,7 @@ class Call:
     """An accepted request whose body has been read.
 
     Attributes:
-        fields: The body's, by their rules.
+        fields: The body's, by their table.
         at_end: Is closed after the last byte of the answer, or when the client has disconnected.
     """
 
@@ -38,14 +37,12 @@ class Endpoint:
     """An ASGI application that answers with the response of `handle`.
 
     Attributes:
-        rules, unsupported, required: The body's fields.
+        table: The body's fields.
         generates: Refuse the request before its body is read, if the engine accepts none now.
     """
 
     handle: Callable[[Call], Coroutine[Any, Any, Response]]
-    rules: Mapping[str, Rule]
-    unsupported: Mapping[str, Unsupported] = field(default_factory=dict)
-    required: Sequence[str] = ()
+    table: Table
     generates: bool = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +53,7 @@ class Endpoint:
             if self.generates:
                 service.llm.check_acceptance()
             given = await read_object(request, service.settings.max_body_bytes)
-            fields = read_fields(given, self.rules, self.unsupported, required=self.required)
+            fields = self.table.read(given)
             service.require_model(fields.get("model"))
             response = await _while_connected(request, self.handle(Call(service, account, fields, at_end)))
             await response(scope, receive, send)

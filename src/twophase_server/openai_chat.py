@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import uuid
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -7,37 +8,35 @@ from typing import Any, final
 from starlette.responses import Response
 
 from twophase.core.request import MAX_LOGPROBS, RequestOutput, TokenLogprobs
-from twophase.core.rules import whole_number
 from twophase.scheduling.limits import num_blocks_at_most
 from twophase.scheduling.scheduler import Scheduler
-from twophase_server.answering import AnswerFormat, Part, answer
+from twophase_server.answering import CallPart, Part, answer
+from twophase_server.choices import ChoicesFormat
 from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported
+from twophase_server.fields import FLAG, Reader, Table, Unsupported, whole
 from twophase_server.logprobs import chat_logprobs
-from twophase_server.messages import MESSAGES
-from twophase_server.sampling import COMMON_RULES, COMMON_UNSUPPORTED, SAMPLING_RULES, sampling_params
+from twophase_server.messages import MESSAGES, read_messages
+from twophase_server.sampling import COMMON, COMMON_UNSUPPORTED, SAMPLING, forms_of, sampling_params
 from twophase_server.service import Service
+from twophase_server.tools import CHAT_TOOL_FIELDS, chat_tools
 
-_NO_TOOLS = "the engine calls no tools"
-_RULES = {
-    **SAMPLING_RULES,
-    **COMMON_RULES,
-    "messages": MESSAGES,
+_FIELDS: Mapping[str, Reader] = {
+    **COMMON,
+    **CHAT_TOOL_FIELDS,
+    "messages": MESSAGES.outer,
     "special_tokens_in_content": FLAG,
     "logprobs": FLAG,
-    "top_logprobs": whole_number(at_least=0, at_most=MAX_LOGPROBS),
-    "max_completion_tokens": SAMPLING_RULES["max_tokens"],
+    "top_logprobs": whole(at_least=0, at_most=MAX_LOGPROBS),
+    "max_completion_tokens": SAMPLING["max_tokens"],
 }
 _UNSUPPORTED = {
     **COMMON_UNSUPPORTED,
-    "tools": Unsupported(_NO_TOOLS, ([],)),
-    "tool_choice": Unsupported(_NO_TOOLS, ("none", "auto")),
-    "functions": Unsupported(_NO_TOOLS, ([],)),
-    "function_call": Unsupported(_NO_TOOLS, ("none",)),
+    "functions": Unsupported("use tools", ([],)),
+    "function_call": Unsupported("use tool_choice", ("none",)),
     "modalities": Unsupported("the model writes text only", (["text"],)),
     "audio": Unsupported("the model writes text only"),
-    "web_search_options": Unsupported(_NO_TOOLS),
+    "web_search_options": Unsupported("there is no search here"),
     "service_tier": Unsupported("there is one tier; use priority", ("auto", "default")),
     "echo": Unsupported("use /v1/completions"),
     "continue_final_message": Unsupported("use /v1/completions", (False,)),
@@ -46,14 +45,16 @@ _UNSUPPORTED = {
 
 
 async def _answer(call: Call) -> Response:
-    prompt = await call.service.render(call.fields)
-    call.service.require_length(len(prompt))
-    max_tokens = _max_tokens(call.fields, len(prompt), call.service)
-    params = sampling_params(call.fields, logprobs=_num_logprobs(call.fields), max_tokens=max_tokens)
+    fields, service, tools = call.fields, call.service, chat_tools(call.fields)
+    prompt = await service.render(fields, lambda: read_messages(fields["messages"], tools.prompt))
+    service.require_length(len(prompt))
+    max_tokens = _max_tokens(fields, len(prompt), service)
+    forms = {**forms_of(fields), "tools": tools.form}
+    params = sampling_params(fields, forms, logprobs=_num_logprobs(fields), max_tokens=max_tokens)
     return await answer(call, [prompt], ChatFormat(call, params))
 
 
-chat_completions = Endpoint(_answer, _RULES, _UNSUPPORTED, required=("messages",))
+chat_completions = Endpoint(_answer, Table(_FIELDS, _UNSUPPORTED, required=("model", "messages")))
 
 
 def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
@@ -65,7 +66,7 @@ def _num_logprobs(fields: Mapping[str, Any]) -> int | None:
 
 
 def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Service) -> int:
-    """The field's value under its older or newer name; by default the room left in the context and in the pool."""
+    """The field's value under its older or newer name; by default as `max_new_tokens`."""
     given = {fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields}
     if len(given) > 1:
         raise invalid(
@@ -75,7 +76,13 @@ def _max_tokens(fields: Mapping[str, Any], num_prompt_tokens: int, service: Serv
         )
     if given:
         return int(given.pop())
-    return max_new_tokens(service.llm.llm.scheduler, num_prompt_tokens, fields.get("n", 1))
+    return default_max_tokens(service, num_prompt_tokens, fields.get("n", 1))
+
+
+def default_max_tokens(service: Service, num_prompt_tokens: int, n: int = 1) -> int:
+    """The room left in the context and in the pool, and at most the server's `default_max_tokens`."""
+    room, most = max_new_tokens(service.llm.llm.scheduler, num_prompt_tokens, n), service.settings.default_max_tokens
+    return room if most is None else min(room, most)
 
 
 def max_new_tokens(scheduler: Scheduler, num_prompt_tokens: int, n: int) -> int:
@@ -90,26 +97,41 @@ def max_new_tokens(scheduler: Scheduler, num_prompt_tokens: int, n: int) -> int:
 
 
 @final
-class ChatFormat(AnswerFormat):
+class ChatFormat(ChoicesFormat):
     """`chat.completion`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, output: RequestOutput, part: Part) -> dict[str, Any]:
-        message = {"role": "assistant", "content": part.text, "refusal": None}
+        content = None if part.calls and not part.text else part.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if part.calls:
+            message["tool_calls"] = [_tool_call(each) for each in part.calls]
         return {"index": index, "message": message, "logprobs": self._logprobs(part.entries), **part.reasons}
 
     def new_choices(self, index: int, output: RequestOutput, part: Part) -> Iterator[dict[str, Any]]:
         if part.is_first:
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        if part.text or part.entries:
+        if part.calls:
+            more = {"content": part.text} if part.text else {}
+            calls = [{"index": each.number, **_tool_call(each)} for each in part.calls]
+            yield self._chunk(index, {**more, "tool_calls": calls}, part.entries)
+        elif part.text or part.entries:
             yield self._chunk(index, {"content": part.text}, part.entries)
         if part.is_last:
             yield self._chunk(index, {}) | part.reasons
 
-    def _chunk(self, index: int, delta: Mapping[str, str], entries: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
+    def _chunk(self, index: int, delta: Mapping[str, Any], entries: Sequence[TokenLogprobs] = ()) -> dict[str, Any]:
         logprobs = self._logprobs(entries) if entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         return chat_logprobs(entries, self.service.token_texts) if self.params.logprobs is not None else None
+
+
+def _tool_call(part: CallPart) -> dict[str, Any]:
+    """A call, or a part of it; its first part has an id and a name."""
+    if part.name is None:
+        return {"function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}

@@ -1,19 +1,20 @@
 """POST /v1/completions."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 from starlette.responses import Response
 
 from twophase.core.request import MAX_LOGPROBS, RequestOutput, SamplingParams, TokenLogprobs
-from twophase.core.rules import TEXT, Rule, items_of, whole_number
-from twophase_server.answering import AnswerFormat, Part, answer
+from twophase.core.rules import Rule, items_of
+from twophase_server.answering import Part, answer
+from twophase_server.choices import ChoicesFormat
 from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, Unsupported, read_field, read_ints
+from twophase_server.fields import ANY_TEXT, FLAG, TOKEN_ID, Field, Reader, Table, Unsupported, read_ints, whole
 from twophase_server.logprobs import completion_logprobs
-from twophase_server.sampling import COMMON_RULES, COMMON_UNSUPPORTED, SAMPLING_RULES, sampling_params
+from twophase_server.sampling import COMMON, COMMON_UNSUPPORTED, forms_of, sampling_params
 
 PromptGiven = str | list[int]
 
@@ -29,20 +30,31 @@ def _read_prompts(value: Any) -> list[PromptGiven]:
     return items if kinds in ({str}, {list}) else [read_ints(items)]
 
 
-_PROMPTS = Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts)
-_IDS = Rule(_PROMPTS.words, read_ints)
-_RULES = {
-    **SAMPLING_RULES,
-    **COMMON_RULES,
+_IDS_SCHEMA = {"type": "array", "items": TOKEN_ID, "minItems": 1}
+_PROMPTS = Field(
+    Rule("text, a list of texts, a list of token ids, or a list of such lists", _read_prompts),
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            _IDS_SCHEMA,
+            {"type": "array", "items": _IDS_SCHEMA, "minItems": 1},
+        ]
+    },
+)
+_IDS = Field(Rule(_PROMPTS.rule.words, read_ints), _IDS_SCHEMA)
+_FIELDS: Mapping[str, Reader] = {
+    **COMMON,
     "prompt": _PROMPTS,
     "echo": FLAG,
-    "logprobs": whole_number(at_least=0, at_most=MAX_LOGPROBS),
+    "logprobs": whole(at_least=0, at_most=MAX_LOGPROBS),
+    "parallel_tool_calls": FLAG,  # there are no tools
 }
 _UNSUPPORTED = {
     **COMMON_UNSUPPORTED,
     "suffix": Unsupported("the model writes on at the end only", ("",)),
     "messages": Unsupported("use /v1/chat/completions"),
-    "tools": Unsupported("the engine calls no tools", ([],)),
+    "tools": Unsupported("use /v1/chat/completions", ([],)),
     "max_completion_tokens": Unsupported("here it is max_tokens"),
     "top_logprobs": Unsupported("here it is logprobs, a number"),
 }
@@ -51,11 +63,11 @@ _UNSUPPORTED = {
 async def _answer(call: Call) -> Response:
     prompts, num_logprobs = await _encode(call), call.fields.get("logprobs")
     echoed = num_logprobs if call.fields.get("echo") else None
-    params = sampling_params(call.fields, logprobs=num_logprobs, prompt_logprobs=echoed)
+    params = sampling_params(call.fields, forms_of(call.fields), logprobs=num_logprobs, prompt_logprobs=echoed)
     return await answer(call, prompts, CompletionFormat(call, params))
 
 
-completions = Endpoint(_answer, _RULES, _UNSUPPORTED, required=("prompt",))
+completions = Endpoint(_answer, Table(_FIELDS, _UNSUPPORTED, required=("model", "prompt")))
 
 
 async def _encode(call: Call) -> list[list[int]]:
@@ -63,7 +75,7 @@ async def _encode(call: Call) -> list[list[int]]:
     given, most = call.fields["prompt"], call.service.settings.max_prompts
     if len(given) > most:
         raise invalid(f"prompt must have at most {most} prompts, got {len(given)}.", "prompt", "too_many_prompts")
-    given = [read_field("prompt", prompt, TEXT if isinstance(prompt, str) else _IDS) for prompt in given]
+    given = [(ANY_TEXT if isinstance(prompt, str) else _IDS).read(prompt, "prompt") for prompt in given]
     prompts = [await call.service.encode(prompt) if isinstance(prompt, str) else prompt for prompt in given]
     for prompt in prompts:
         call.service.require_length(len(prompt))
@@ -71,7 +83,7 @@ async def _encode(call: Call) -> list[list[int]]:
 
 
 @final
-class CompletionFormat(AnswerFormat):
+class CompletionFormat(ChoicesFormat):
     """`text_completion`."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import signal
 import socket
+import ssl
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -38,16 +39,29 @@ def serve(model: str | Path, config: EngineConfig | None = None, settings: Serve
     settings = ServerSettings() if settings is None else settings
     if settings.api_keys is not None:
         read_tenants(Path(settings.api_keys))  # unusable options are refused before the model is loaded
+    check_certificate(settings)
     with listen(settings.host, settings.port) as listener:
         llm = AsyncLLM(model, config, max_queue=settings.max_queue)
         try:
             server = DrainingServer(llm, settings)
             host, port = listener.getsockname()[:2]
-            address = f"http://{host}:{port}/v1"
+            address = f"{settings.scheme}://{host}:{port}/v1"
             print(f"twophase serve: {server.service.model_name} on {address}", file=sys.stderr, flush=True)
             server.run(sockets=[listener])
         finally:
             llm.close()
+
+
+def check_certificate(settings: ServerSettings) -> None:
+    """Raises ConfigError if the certificate or its key cannot be used."""
+    if settings.ssl_certfile is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, "")
+        except OSError as error:  # an SSLError is one
+            raise ConfigError(
+                f"cannot use ssl_certfile {str(settings.ssl_certfile)!r} with ssl_keyfile {settings.ssl_keyfile!r}: "
+                f"{error}."
+            ) from error
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -89,6 +103,8 @@ class DrainingServer(uvicorn.Server):
             log_level=settings.log_level,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
         )
         super().__init__(config)
 

@@ -4,51 +4,107 @@ from collections.abc import Mapping
 from typing import Any
 
 from twophase.core.errors import InvalidRequestError
-from twophase.core.request import RULES, SamplingParams
-from twophase.core.rules import DURATION, TEXT, Rule, number, one_of, whole_number
+from twophase.core.request import MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOP_TOKEN_IDS, MAX_STOPS, RULES, SamplingParams
+from twophase.core.rules import DURATION, Rule, number
 from twophase_features.structured_outputs.params import StructuredOutputs
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME, OBJECT, Unsupported, read_fields
+from twophase_server.fields import (
+    ANY_TEXT,
+    FLAG,
+    NAME,
+    OBJECT,
+    TOKEN_ID,
+    Field,
+    Reader,
+    Table,
+    Unsupported,
+    choice,
+    whole,
+)
 
 MAX_BIASES = 1024  # OpenAI's is 300
 
 
 def _logit_bias(value: Any) -> Any:
     """Token ids are written as text, '42', because JSON's keys are text."""
-    biases = OBJECT.read(value)
+    biases = OBJECT.rule.read(value)
     if len(biases) > MAX_BIASES:
         raise ValueError
     return RULES["logit_bias"].read({int(key): bias for key, bias in biases.items()})
 
 
-FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-PLAIN = ("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "max_tokens", "stop")
-VLLM = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids")  # its extras, by its names
-
-# Fields of both endpoints that become sampling parameters unchanged.
-SAMPLING_RULES: dict[str, Rule] = {name: RULES[name] for name in (*PLAIN, *VLLM)} | dict.fromkeys(FLAGS, FLAG)
-SAMPLING_RULES["logit_bias"] = Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias)
-
-# Fields that OpenAI's clients send and that change nothing here (docs/server.md has the reasons).
-IGNORED_RULES: dict[str, Rule] = {
-    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), TEXT),
-    **dict.fromkeys(("reasoning_effort", "verbosity"), TEXT),
-    **dict.fromkeys(("store", "parallel_tool_calls"), FLAG),
-    **dict.fromkeys(("metadata", "prediction"), OBJECT),
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_PENALTY = {"type": "number", "minimum": -2, "maximum": 2}
+_FLAG_NAMES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "n": {"type": "integer", "minimum": 1},
+    "temperature": {"type": "number", "minimum": 0},
+    "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "seed": {"type": "integer", "minimum": 0, "maximum": MAX_SEED},
+    "max_tokens": {"type": "integer", "minimum": 1},
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]},
+    # vLLM's, by its names:
+    "top_k": {"type": "integer", "minimum": -1},
+    "min_p": {"type": "number", "minimum": 0, "maximum": 1},
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 100},
+    "min_tokens": {"type": "integer", "minimum": 0},
+    "stop_token_ids": {"type": "array", "items": TOKEN_ID, "maxItems": MAX_STOP_TOKEN_IDS},
+}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_BIASES,
 }
 
-# Further fields of both endpoints.
-COMMON_RULES: dict[str, Rule] = {
-    **IGNORED_RULES,
+# Fields that become sampling parameters unchanged.
+SAMPLING: Mapping[str, Field] = {
+    **{name: Field(RULES[name], schema) for name, schema in _SCHEMAS.items()},
+    **dict.fromkeys(_FLAG_NAMES, FLAG),
+    "logit_bias": Field(Rule(f"{RULES['logit_bias'].words}, at most {MAX_BIASES} of them", _logit_bias), _BIASES),
+}
+
+# Fields that OpenAI's clients send and that change nothing here (docs/server.md has the reasons).
+IGNORED: Mapping[str, Field] = {
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"), ANY_TEXT),
+    **dict.fromkeys(("store",), FLAG),
+    **dict.fromkeys(("metadata",), OBJECT),
+}
+
+# Fields of the scheduler, which all endpoints have that run the model.
+SCHEDULING: Mapping[str, Field] = {
+    "priority": whole(note="(lower runs first)"),
+    "cache_salt": NAME,
+    "ttft_slo_s": Field(number("a finite number of seconds >= 0", lambda x: x >= 0), {"type": "number", "minimum": 0}),
+    "deadline_s": Field(DURATION, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e9}),
+}
+
+SCHEMA_FIELDS = {"name": NAME, "schema": OBJECT, "description": ANY_TEXT, "strict": FLAG}
+_FORMAT = Table(
+    {
+        "type": choice("text", "json_object", "json_schema"),
+        "json_schema": Table(SCHEMA_FIELDS, required=("schema",)),
+    },
+    required=("type",),
+)
+_CHOICES = Field(Rule("a list of texts"), {"type": "array", "items": {"type": "string"}})
+_STRUCTURE = Table({"json": OBJECT, "regex": ANY_TEXT, "choice": _CHOICES})
+_STREAM = Table({"include_usage": FLAG, "continuous_usage_stats": FLAG})
+
+# Further fields of completions and chats.
+COMMON: Mapping[str, Reader] = {
+    **SAMPLING,
+    **IGNORED,
+    **SCHEDULING,
+    **dict.fromkeys(("reasoning_effort", "verbosity"), ANY_TEXT),
+    "prediction": OBJECT,
     "model": NAME,
     "stream": FLAG,
-    "stream_options": OBJECT,
-    "response_format": OBJECT,
-    "structured_outputs": OBJECT,
-    "priority": whole_number(note="(lower runs first)"),
-    "cache_salt": NAME,
-    "ttft_slo_s": number("a finite number of seconds >= 0", lambda x: x >= 0),
-    "deadline_s": DURATION,
+    "stream_options": _STREAM,
+    "response_format": _FORMAT,
+    "structured_outputs": _STRUCTURE,
 }
 
 COMMON_UNSUPPORTED = {
@@ -60,54 +116,62 @@ COMMON_UNSUPPORTED = {
     "prompt_logprobs": Unsupported("use /v1/completions with echo and logprobs"),
 }
 
-_FORMAT_RULES = {"type": one_of("text", "json_object", "json_schema"), "json_schema": OBJECT}
-_SCHEMA_RULES = {"name": NAME, "schema": OBJECT, "description": TEXT, "strict": FLAG}
-_STRUCTURE_RULES = {"json": OBJECT, "regex": TEXT, "choice": Rule("a list of texts")}
-_STREAM_RULES = {"include_usage": FLAG, "continuous_usage_stats": FLAG}
 
+def sampling_params(
+    fields: Mapping[str, Any], forms: Mapping[str, StructuredOutputs | None], **more: Any
+) -> SamplingParams:
+    """The parameters for fields read by `SAMPLING`, and for `more`.
 
-def sampling_params(fields: Mapping[str, Any], **more: Any) -> SamplingParams:
-    """The parameters for fields read by `SAMPLING_RULES` and `COMMON_RULES`, and for `more`.
+    Args:
+        forms: Field -> the form of the text for which it asks.
 
     Raises:
         ApiError: 400, two fields contradict each other, or the structured output is invalid.
     """
-    given = {name: value for name, value in fields.items() if name in SAMPLING_RULES} | more
+    given = {name: value for name, value in fields.items() if name in SAMPLING} | more
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
+    asked = {name: form for name, form in forms.items() if form is not None}
+    if len(asked) > 1:
+        raise invalid(f"{' and '.join(asked)} both constrain the text; give one of them.")
     try:
-        return SamplingParams(**given, structured_outputs=_structure(fields))
+        return SamplingParams(**given, structured_outputs=next(iter(asked.values()), None))
     except InvalidRequestError as error:
         raise invalid(str(error)) from error
 
 
-def _structure(fields: Mapping[str, Any]) -> StructuredOutputs | None:
-    asked = fields.get("response_format")
-    structure = fields.get("structured_outputs")
-    form = None if asked is None else _response_format(asked)
-    if structure is None:
-        return form
-    if form is not None:
-        raise invalid("response_format and structured_outputs both constrain the text; give one of them.")
-    return StructuredOutputs(**read_fields(structure, _STRUCTURE_RULES, path="structured_outputs"))
+def forms_of(fields: Mapping[str, Any]) -> dict[str, StructuredOutputs | None]:
+    """The forms of the text for which response_format and structured_outputs ask. Raises as `sampling_params`."""
+    return {
+        "response_format": _response_format(fields.get("response_format", {"type": "text"})),
+        "structured_outputs": structured(**fields["structured_outputs"]) if "structured_outputs" in fields else None,
+    }
 
 
 def _response_format(asked: Mapping[str, Any]) -> StructuredOutputs | None:
     """OpenAI's `response_format`: any text, any JSON object, or JSON of a schema (which is enforced, strict or not)."""
-    found = read_fields(asked, _FORMAT_RULES, path="response_format", required=("type",))
-    kind = found["type"]
-    if (kind == "json_schema") != ("json_schema" in found):
+    kind = asked["type"]
+    if (kind == "json_schema") != ("json_schema" in asked):
         raise invalid(
             f"response_format.json_schema requires type 'json_schema', and the type requires it; got type {kind!r}.",
             "response_format.json_schema",
         )
+    return json_form(kind, asked.get("json_schema"))
+
+
+def json_form(kind: str, described: Mapping[str, Any] | None) -> StructuredOutputs | None:
+    """The form for a type 'text', 'json_object' or 'json_schema', the last with its schema."""
     if kind == "text":
         return None
-    if kind == "json_object":
-        return StructuredOutputs(json={"type": "object"})
-    path = "response_format.json_schema"
-    described = read_fields(found["json_schema"], _SCHEMA_RULES, path=path, required=("schema",))
-    return StructuredOutputs(json=described["schema"])
+    return structured(json={"type": "object"} if described is None else described["schema"])
+
+
+def structured(**form: Any) -> StructuredOutputs:
+    """Raises ApiError (400) for a wrong form."""
+    try:
+        return StructuredOutputs(**form)
+    except InvalidRequestError as error:
+        raise invalid(str(error)) from error
 
 
 def wants_usage(fields: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -119,6 +183,5 @@ def wants_usage(fields: Mapping[str, Any]) -> tuple[bool, bool]:
         return False, False
     if not fields.get("stream"):
         raise invalid("stream_options require stream=true.", "stream_options")
-    found = read_fields(options, _STREAM_RULES, path="stream_options")
-    at_end = found.get("include_usage", False)
-    return at_end, at_end and found.get("continuous_usage_stats", False)
+    at_end = options.get("include_usage", False)
+    return at_end, at_end and options.get("continuous_usage_stats", False)

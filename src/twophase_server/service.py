@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from twophase_features.serving.async_llm import AsyncLLM
 from twophase_features.serving.errors import QueueFullError
 from twophase_server.errors import ApiError, as_api_error, invalid
 from twophase_server.logprobs import TokenTexts
-from twophase_server.messages import read_messages
+from twophase_server.messages import Messages
 from twophase_server.metrics import ServerMetrics
 from twophase_server.settings import ServerSettings
 from twophase_server.tenants import Account, Tenants, read_tenants
@@ -126,17 +126,17 @@ class Service:
         encode = self.tokenizer.encode
         return await asyncio.to_thread(encode, text, add_special_tokens, max_model_len=self.max_model_len)
 
-    async def render(self, fields: Mapping[str, Any]) -> list[int]:
-        """Token ids of a request's conversation, computed in another thread.
+    async def render(self, fields: Mapping[str, Any], messages: Callable[[], Messages]) -> list[int]:
+        """Token ids of a request's conversation, read and computed in another thread.
 
         Raises:
-            ApiError: 400, there is no tokenizer, or a message is invalid.
+            ApiError: 400, there is no tokenizer; or as `messages`.
             InvalidRequestError: There is no chat template, it refuses these messages, or they do not fit the context.
         """
         tokenizer = self.tokenizer
         return await asyncio.to_thread(
             lambda: tokenizer.apply_chat_template(
-                read_messages(fields["messages"]),
+                messages(),
                 fields.get("add_generation_prompt", True),
                 special_tokens_in_content=fields.get("special_tokens_in_content", False),
                 max_model_len=self.max_model_len,

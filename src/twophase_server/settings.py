@@ -1,5 +1,6 @@
 """The server's options: a frozen record, each field with its rule."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -10,6 +11,7 @@ from twophase.core.rules import (
     NON_EMPTY_TEXT,
     Rule,
     apply_rules,
+    items_of,
     one_of,
     option,
     optional,
@@ -20,6 +22,10 @@ from twophase.core.rules import (
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 _PATH = Rule("the path of a file", holds=lambda path: isinstance(path, str | Path))
 _COUNT = whole_number(at_least=1)
+_ORIGINS = Rule(
+    "a list of origins such as 'https://example.org', or of '*'",
+    lambda value: tuple(map(NON_EMPTY_TEXT.read, items_of(value))),
+)
 
 
 @final
@@ -37,10 +43,14 @@ class ServerSettings:
         max_prompt_tokens: Tokens of a prompt; None: the model's limit.
         max_prompts: Prompts in one request for completions.
         max_n: Completions of a prompt.
+        default_max_tokens: Tokens of an answer whose request has no limit of its own; None: as many as have room.
         deadline_s: Seconds from arrival after which a request gets 504; a client may ask for less. None: no deadline.
         read_timeout_s: Seconds that a request may take to arrive, headers and body together; then it gets 408.
         drain_timeout_s: Seconds for accepted requests to end after SIGTERM; None: unlimited, even if a client has
             stopped reading.
+        allowed_origins: Origins of web pages whose scripts may send requests (CORS), or '*' for all.
+        ssl_certfile, ssl_keyfile: Certificate and key in PEM files, with which the server speaks TLS; without a key
+            file the certificate's has both. None: plain HTTP.
         log_level: Uvicorn's: critical, error, warning, info or debug.
 
     Raises:
@@ -56,10 +66,20 @@ class ServerSettings:
     max_prompt_tokens: int | None = option(None, optional(_COUNT))
     max_prompts: int = option(64, _COUNT)
     max_n: int = option(16, _COUNT)
+    default_max_tokens: int | None = option(None, optional(_COUNT))
     deadline_s: float | int | None = option(None, optional(DURATION))
     read_timeout_s: float | int = option(60, DURATION)
     drain_timeout_s: float | int | None = option(300, optional(DURATION))
+    allowed_origins: Sequence[str] = option((), _ORIGINS)
+    ssl_certfile: Path | str | None = option(None, optional(_PATH))
+    ssl_keyfile: Path | str | None = option(None, optional(_PATH))
     log_level: str = option("info", one_of(*LOG_LEVELS))
 
     def __post_init__(self) -> None:
         apply_rules(self, rules_of(ServerSettings), ConfigError)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_keyfile requires ssl_certfile.")
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"

@@ -30,11 +30,10 @@ from twophase.core.plan import StepTrace
 from twophase.core.request import RequestOutput
 from twophase.core.rules import Rule, option, rules_of, whole_number
 from twophase_server.errors import ApiError, invalid
-from twophase_server.fields import read_fields
+from twophase_server.fields import Field, Table
 
 DIGEST = "sha256:"
 _LIMIT = whole_number(at_least=1)
-_KEYS = Rule("keys")  # no message shows a key, so no rule may refuse them
 
 
 @final
@@ -46,6 +45,12 @@ class Quota:
     tokens_per_minute: int | None = option(None, _LIMIT)
     concurrent_requests: int | None = option(None, _LIMIT)
     best_priority: int | None = option(0, whole_number())
+
+
+# No message shows a key, so no rule may refuse one.
+_TENANT = Table(
+    {name: Field(rule, {}) for name, rule in {**rules_of(Quota), "keys": Rule("keys")}.items()}, required=("keys",)
+)
 
 
 @final
@@ -220,7 +225,7 @@ def read_tenants(path: Path) -> Tenants:
 
 def _read_tenant(name: str, entry: Any) -> tuple[Account, Sequence[bytes]]:
     path = f"tenants.{name}"
-    limits = read_fields(entry, rules_of(Quota) | {"keys": _KEYS}, path=path, required=("keys",))
+    limits = _TENANT.read(entry, path)
     keys = limits.pop("keys")
     if not name or not isinstance(keys, list) or not keys:
         raise invalid(f"{path} must have a name, and keys, a list of at least one key.")

@@ -4,16 +4,27 @@ import asyncio
 
 from starlette.responses import JSONResponse, Response
 
-from twophase.core.rules import TEXT, Rule
+from twophase.core.rules import Rule
 from twophase_server.endpoint import Call, Endpoint
 from twophase_server.errors import invalid
-from twophase_server.fields import FLAG, NAME, read_ints
-from twophase_server.messages import MESSAGES
+from twophase_server.fields import ANY_TEXT, FLAG, NAME, TOKEN_ID, Field, Table, read_ints
+from twophase_server.messages import MESSAGES, read_messages
+from twophase_server.tools import CHAT_TOOLS, chat_tools
 
 _FLAGS = ("special_tokens_in_content", "add_special_tokens", "add_generation_prompt", "return_token_strs")
-_TOKENIZE_RULES = {"model": NAME, "prompt": TEXT, "messages": MESSAGES, **dict.fromkeys(_FLAGS, FLAG)}
-_IDS = Rule("a list of token ids, whole numbers >= 0", read_ints, lambda ids: min(ids, default=0) >= 0)
-_DETOKENIZE_RULES = {"model": NAME, "tokens": _IDS}
+_IDS = Field(
+    Rule("a list of token ids, whole numbers >= 0", read_ints, lambda ids: min(ids, default=0) >= 0),
+    {"type": "array", "items": TOKEN_ID},
+)
+_TOKENIZE = Table(
+    {
+        "model": NAME,
+        "prompt": ANY_TEXT,
+        "messages": MESSAGES.outer,
+        "tools": CHAT_TOOLS,
+        **dict.fromkeys(_FLAGS, FLAG),
+    }
+)
 
 
 async def _tokenize(call: Call) -> Response:
@@ -23,7 +34,8 @@ async def _tokenize(call: Call) -> Response:
     if "prompt" in fields:
         tokens = await service.encode(fields["prompt"], fields.get("add_special_tokens", True))
     else:
-        tokens = await service.render(fields)
+        tools = chat_tools(fields).prompt
+        tokens = await service.render(fields, lambda: read_messages(fields["messages"], tools))
     texts = None
     if fields.get("return_token_strs"):
         texts = await asyncio.to_thread(lambda: [service.token_texts.of(token_id) for token_id in tokens])
@@ -42,5 +54,5 @@ async def _detokenize(call: Call) -> Response:
     return JSONResponse({"prompt": await asyncio.to_thread(tokenizer.decode, tokens, False)})
 
 
-tokenize = Endpoint(_tokenize, _TOKENIZE_RULES, generates=False)
-detokenize = Endpoint(_detokenize, _DETOKENIZE_RULES, required=("tokens",), generates=False)
+tokenize = Endpoint(_tokenize, _TOKENIZE, generates=False)
+detokenize = Endpoint(_detokenize, Table({"model": NAME, "tokens": _IDS}, required=("tokens",)), generates=False)

@@ -13,8 +13,8 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "exactly one of json, regex, choice, got none"),
-        ({"json": SCHEMA, "regex": "a"}, "exactly one of json, regex, choice, got json and regex"),
+        ({}, "exactly one of json, regex, choice, tool_calls, got none"),
+        ({"json": SCHEMA, "regex": "a"}, "exactly one of json, regex, choice, tool_calls, got json and regex"),
         ({"json": "{}", "regex": "a", "choice": ["a"]}, "got json and regex and choice"),
         ({"json": "{'type': 'object'}"}, "this is not JSON: Expecting property name"),
         ({"json": {"enum": [{1, 2}]}}, "this is not JSON: Object of type set"),

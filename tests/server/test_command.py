@@ -11,10 +11,11 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, until
 from tests.tools.cli.conftest import child_environment, talkative_folder, twophase  # noqa: F401  (fixtures)
+from twophase.core.errors import ConfigError
 from twophase_server.settings import ServerSettings
 from twophase_tools.cli.engine_options import engine_options
 from twophase_tools.cli.main import build_parser
-from twophase_tools.cli.serve import settings_of
+from twophase_tools.cli.serve import settings_of, with_config_file
 
 
 def start(*args):
@@ -64,7 +65,13 @@ def test_a_second_signal_ends_it(talkative_folder):  # noqa: F811
     process = start("--model", talkative_folder, "--num-kv-blocks", 3000, "--log-level", "critical")
     try:
         url = url_of(process)
-        body = {"prompt": "The fox", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+        body = {
+            "model": talkative_folder.name,
+            "prompt": "The fox",
+            "max_tokens": 20_000,
+            "ignore_eos": True,
+            "stream": True,
+        }
         with (
             ThreadPoolExecutor(1) as pool,
             httpx.Client(base_url=url, timeout=PATIENCE_S) as http,
@@ -96,12 +103,14 @@ def test_options():
     words = (
         "serve --host 0.0.0.0 --port 81 --served-model-name m --api-keys k.toml --max-queue 5 --max-body-bytes 6 "
         "--max-prompt-tokens 7 --max-prompts 8 --max-n 9 --deadline 10 --drain-timeout 11 --read-timeout 12 "
+        "--default-max-tokens 13 --allow-origin a --allow-origin b --ssl-certfile c --ssl-keyfile d "
         "--log-level info --policy fair --kv-cache-dtype int8 --max-model-len 99"
     )
     args = build_parser().parse_args(words.split())
     assert settings_of(args) == ServerSettings(
         host="0.0.0.0", port=81, served_model_name="m", api_keys="k.toml", max_queue=5, max_body_bytes=6,
         max_prompt_tokens=7, max_prompts=8, max_n=9, deadline_s=10.0, drain_timeout_s=11.0, read_timeout_s=12.0, log_level="info",
+        default_max_tokens=13, allowed_origins=("a", "b"), ssl_certfile="c", ssl_keyfile="d",
     )  # fmt: skip
     assert set(engine_options(args)) == {"policy", "kv_cache_dtype", "max_model_len"}
 
@@ -113,6 +122,8 @@ def test_options():
         ("--max-queue 0", "max_queue must be a whole number >= 1"),
         ("--deadline -1", "deadline_s must be"),
         ("--api-keys no.toml", "cannot be read"),
+        ("--ssl-certfile no.pem", "cannot use ssl_certfile 'no.pem'"),
+        ("--config no.toml", "--config must name a file that can be read, got 'no.toml'"),
         ("--host nowhere.invalid", "cannot listen on host 'nowhere.invalid'"),
         ("--policy nonsense", "nonsense"),
     ],
@@ -122,3 +133,55 @@ def test_what_cannot_be_is_refused_before_a_model_is_opened(twophase, words, sai
     assert exit_code == 2
     assert out == ""
     assert said in err
+
+
+CONFIG = """
+port = 70
+max-queue = 5
+max_n = 6
+deadline = 2.5
+served-model-name = "m"
+allow-origin = ["a", "b"]
+max-model-len = 99
+"""
+
+
+@pytest.fixture
+def parsed(tmp_path):
+    """The arguments of `serve` with a configuration file, and others before and behind."""
+
+    def parsed(content, before="", behind=""):
+        file = tmp_path / "serve.toml"
+        file.write_text(content)
+        argv = ["serve", *before.split(), "--config", str(file), *behind.split()]
+        args = build_parser().parse_args(argv)
+        args.argv = argv
+        return with_config_file(args)
+
+    return parsed
+
+
+def test_options_of_a_file(parsed):
+    args = parsed(CONFIG)
+    assert settings_of(args) == ServerSettings(
+        port=70, max_queue=5, max_n=6, deadline_s=2.5, served_model_name="m", allowed_origins=("a", "b")
+    )
+    assert engine_options(args) == {"max_model_len": 99}
+
+
+def test_the_command_line_wins(parsed):
+    args = parsed(CONFIG, before="--port 71", behind="--max-queue 8")
+    assert (args.port, args.max_queue, args.max_n) == (71, 8, 6)
+
+
+@pytest.mark.parametrize("content", ["prot = 3", "port = 'x'", "[server]\nport = 3", "log-level = 'loud'"])
+def test_wrong_options_of_a_file(parsed, content, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parsed(content)
+    assert caught.value.code == 2
+    assert content.partition(" ")[0].strip("[]").split("]")[0] in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_toml(parsed):
+    with pytest.raises(ConfigError, match="must name a TOML file"):
+        parsed("port: 3")

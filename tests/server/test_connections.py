@@ -5,13 +5,13 @@ import socket
 
 import pytest
 
-from tests.server.conftest import PATIENCE_S, held, serving, until
+from tests.server.conftest import MODEL, PATIENCE_S, held, serving, until
 from twophase.core.errors import ConfigError
 from twophase_server.connection import MAX_CHUNKS
 from twophase_server.run import listen
 
 TEXT = "/v1/completions"
-LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 20}
+LONG = {"model": MODEL, "prompt": "a", "max_tokens": 200, "ignore_eos": True, "temperature": 0, "logprobs": 20}
 JSON = "content-type: application/json\r\n"
 HALF_HEAD = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = f"{HALF_HEAD}{JSON}connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -89,10 +89,11 @@ def test_an_answer_is_never_timed(server):
     [
         ("GET /health HTTP/1.1\r\nno colon\r\n\r\n", (400, "bad_http")),
         (f"{HALF_HEAD}transfer-encoding: gzip\r\n\r\n", (501, "bad_http")),
+        (f"{HALF_HEAD}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n", (400, "bad_http")),
         (f"{CHUNKED}{MAX_CHUNKS * CHUNK}0\r\n\r\n", (400, "invalid_json")),
         (f"{CHUNKED}{MAX_CHUNKS * CHUNK}{CHUNK}", (413, "bad_http")),
     ],
-    ids=["no colon", "gzip", "many chunks", "too many chunks"],
+    ids=["no colon", "gzip", "two lengths", "many chunks", "too many chunks"],
 )
 def test_what_is_refused(server, head, expected):
     assert error_of(send(server, head)) == expected

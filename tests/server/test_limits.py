@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.conftest import PATIENCE_S, held, openai_client, serving, until
+from tests.server.conftest import MODEL, PATIENCE_S, held, openai_client, serving, until
 from tests.server.test_connections import post
 from twophase_features.serving import thread
 
@@ -56,7 +56,7 @@ def error_of(answer, status):
 
 
 def body_of(size):
-    body = b'{"prompt": "", "max_tokens": 1}'
+    body = b'{"model": "%s", "prompt": "", "max_tokens": 1}' % MODEL.encode()
     return body.replace(b'""', b'"' + b"a " * ((size - len(body)) // 2) + b"a" * ((size - len(body)) % 2) + b'"')
 
 
@@ -82,11 +82,11 @@ def test_a_body_up_to_its_limit(http):
     ],
 )
 def test_more_than_is_served(http, body, words):
-    assert words in error_of(http.post(TEXT, json=body), 400)["message"]
+    assert words in error_of(http.post(TEXT, json={"model": MODEL} | body), 400)["message"]
 
 
 def test_prompts_up_to_the_limits(http):
-    body = {"prompt": [list(range(3, 103)), [5]], "n": 3, "max_tokens": 1}
+    body = {"model": MODEL, "prompt": [list(range(3, 103)), [5]], "n": 3, "max_tokens": 1}
     assert len(http.post(TEXT, json=body).json()["choices"]) == 6
 
 
@@ -105,7 +105,7 @@ def test_probes_need_no_key(server):
 
 def test_requests_at_once(server, http):
     def ask(_):
-        return http.post(TEXT, json={"prompt": "hi", "max_tokens": 2})
+        return http.post(TEXT, json={"model": MODEL, "prompt": "hi", "max_tokens": 2})
 
     with ThreadPoolExecutor(2) as pool:
         with held(server):
@@ -154,7 +154,14 @@ def test_tokens_are_charged_however_a_request_ends(chat_folder, tmp_path, monkey
             return outputs
 
         monkeypatch.setattr(engine, "step", planted)
-        body = {"prompt": [3, 4, 5, 6, 7, 8, 9], "n": 2, "max_tokens": 200, "ignore_eos": True, "stream": streams}
+        body = {
+            "model": MODEL,
+            "prompt": [3, 4, 5, 6, 7, 8, 9],
+            "n": 2,
+            "max_tokens": 200,
+            "ignore_eos": True,
+            "stream": streams,
+        }
         connection = post(server, body | {"deadline_s": 3600}, "authorization: Bearer sk-carol\r\n")
         until(lambda: account.num_running == 1)
         until(lambda: account.num_running == server.llm.num_unfinished == 0 and account.tokens._left < 10)
@@ -173,7 +180,7 @@ def test_what_leaves_the_queue_is_free(server):
     account.tokens._now_s = lambda: account.tokens._since_s
     before = account.tokens._left, server.llm.stats().num_output_tokens
     with held(server):
-        with post(server, {"prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
+        with post(server, {"model": MODEL, "prompt": "hi"}, "authorization: Bearer sk-carol\r\n"):
             until(lambda: server.llm.num_unfinished == 1)
         until(lambda: len(server.llm._thread._inbox) == 2)  # to be added, and to be aborted
     until(lambda: account.num_running == server.llm.num_unfinished == 0)
@@ -182,7 +189,7 @@ def test_what_leaves_the_queue_is_free(server):
 
 def test_a_priority_up_to_the_best_of_its_tenant(server, http):
     def ask(priority, key):
-        body = {"prompt": "hi", "max_tokens": 1, "priority": priority}
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 1, "priority": priority}
         return http.post(TEXT, json=body, headers={"authorization": f"Bearer {key}"})
 
     assert [ask(*asked).status_code for asked in ((0, "sk-alice"), (-3, "sk-dora"))] == [200, 200]
@@ -214,7 +221,7 @@ def test_a_full_queue(chat_folder):
     with serving(chat_folder, max_queue=3) as server, httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
 
         def ask(prompt):
-            return http.post(TEXT, json={"prompt": prompt, "max_tokens": 2})
+            return http.post(TEXT, json={"model": MODEL, "prompt": prompt, "max_tokens": 2})
 
         with ThreadPoolExecutor(3) as pool:
             with held(server):
@@ -260,7 +267,7 @@ def test_a_deadline(chat_folder, streams):
 
 @pytest.mark.parametrize(("own", "expected_s"), [(None, 700), (300, 300), (900, 700)])
 def test_a_client_may_ask_for_a_nearer_deadline(chat_folder, own, expected_s):
-    body = {"prompt": "hi", "max_tokens": 1} | ({} if own is None else {"deadline_s": own})
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 1} | ({} if own is None else {"deadline_s": own})
     with serving(chat_folder, deadline_s=700) as server, ThreadPoolExecutor(1) as pool:
         with held(server):
             task = pool.submit(httpx.post, server.url + TEXT, json=body, timeout=PATIENCE_S)

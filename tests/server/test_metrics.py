@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import PATIENCE_S, held, serving, until
+from tests.server.conftest import MODEL, PATIENCE_S, held, serving, until
 from twophase_server import metric_families as families
 
 TEXT = "/v1/completions"
@@ -38,7 +38,7 @@ def server(chat_folder):
 
 
 def ask(server, **body):
-    body = {"prompt": "The quick brown fox", "max_tokens": 5, "ignore_eos": True} | body
+    body = {"model": MODEL, "prompt": "The quick brown fox", "max_tokens": 5, "ignore_eos": True} | body
     return httpx.post(server.url + TEXT, json=body, timeout=PATIENCE_S)
 
 

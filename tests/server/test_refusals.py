@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.engine.tokenizers_for_tests import byte_level
-from tests.server.conftest import serving
+from tests.server.conftest import MODEL, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -23,10 +23,10 @@ def message(**fields):
 
 # Path, body, the field at fault (None where no single one is), words of the message.
 BAD = {
-    "no list of messages": (CHAT, {"messages": "hi"}, "messages", "must be a non-empty list of messages, at most 4096, got 'hi'"),
-    "no message": (CHAT, {"messages": []}, "messages", "must be a non-empty list"),
+    "no list of messages": (CHAT, {"messages": "hi"}, "messages", "must be a list of 1 to 4096 items, got 'hi'"),
+    "no message": (CHAT, {"messages": []}, "messages", "must be a list of 1 to 4096 items, got []"),
     "a message that is none": (CHAT, {"messages": [3]}, "messages[0]", "must be a JSON object, got 3"),
-    "an unknown role": (CHAT, message(role="cook"), "messages[0].role", "one of system, developer, user, assistant, got 'cook'"),
+    "an unknown role": (CHAT, message(role="cook"), "messages[0].role", "one of system, developer, user, assistant, tool, got 'cook'"),
     "no content": (CHAT, message(content=None), "messages[0].content", "is missing"),
     "content of another type": (CHAT, message(content=3), "messages[0].content", "must be text, or a list of parts"),
     "an image": (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].type", "the model reads text only, no images"),
@@ -34,8 +34,7 @@ BAD = {
     "half a character": (CHAT, message(content="\ud800"), "messages[0].content", "must be text"),
     "a name": (CHAT, message(name=3), "messages[0].name", "must be text"),
     "a field of a message": (CHAT, message(colour="red"), "messages[0].colour", "unknown field"),
-    "tools": (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools", "is not supported: the engine calls no tools"),
-    "a choice of tools": (CHAT, {"messages": HI, "tool_choice": "required"}, "tool_choice", "Got 'required'"),
+    "no model": (CHAT, {"messages": HI, "model": None}, "model", "model is missing"),
     "metadata": (TEXT, {"prompt": "a", "metadata": []}, "metadata", "must be a JSON object"),
     "sound": (CHAT, {"messages": HI, "modalities": ["audio"]}, "modalities", "the model writes text only"),
     "an unknown field": (CHAT, {"messages": HI, "temprature": 1}, "temprature", "Did you mean 'temperature'?"),
@@ -70,8 +69,8 @@ BAD = {
     "a long salt": (CHAT, {"messages": HI, "cache_salt": "u" * 513}, "cache_salt", "must be text of at most 512 characters"),
     "a long name of a field": (CHAT, {"messages": HI, "x" * 900_000: 1}, "x" * 2000, "unknown field 'xxx"),
     "a long value": (CHAT, {"messages": HI, "temperature": [[1] * 300_000]}, "temperature", "(0 is greedy), got [[1, 1, 1"),
-    "many messages": (CHAT, {"messages": HI * 4097}, "messages", "must be a non-empty list of messages, at most 4096"),
-    "many parts": (CHAT, message(content=[{"type": "text", "text": ""}] * 4097), "messages[0].content", "at most 4096"),
+    "many messages": (CHAT, {"messages": HI * 4097}, "messages", "must be a list of 1 to 4096 items"),
+    "many parts": (CHAT, message(content=[{"type": "text", "text": ""}] * 4097), "messages[0].content", "a list of 1 to 4096 items"),
     "many biases": (CHAT, {"messages": HI, "logit_bias": dict.fromkeys(range(3, 1028), 1)}, "logit_bias", "at most 1024 of them"),
     "a model that is a number": (CHAT, {"messages": HI, "model": 3}, "model", "must be text of at most 512 characters, got 3"),
     "a conversation too long": (CHAT, message(content="fox " * 500), None, "max_model_len=256"),
@@ -112,7 +111,8 @@ def error_of(answer, status):
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_is_told_what_is_wrong(http, name):
-    path, body, param, words = BAD[name]
+    path, given, param, words = BAD[name]
+    body = {"model": MODEL} | given
     error = error_of(http.post(path, content=json.dumps(body), headers={"content-type": "application/json"}), 400)
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
@@ -122,7 +122,7 @@ def test_a_bad_request_is_told_what_is_wrong(http, name):
 
 
 def test_nothing_of_it_was_left_behind(http, server):
-    assert http.post(TEXT, json={"prompt": ["a", "b"], "max_tokens": 2}).status_code == 200
+    assert http.post(TEXT, json={"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}).status_code == 200
     assert server.llm.num_unfinished == 0
 
 
@@ -163,7 +163,7 @@ def test_special_tokens_in_content(http, path):
     """Text for the chat and for /tokenize alike, unless the request asks for the tokens."""
 
     def count(**more):
-        body = message(content="<|end|>" * 3) | ({"max_tokens": 1} if path == CHAT else {}) | more
+        body = {"model": MODEL} | message(content="<|end|>" * 3) | ({"max_tokens": 1} if path == CHAT else {}) | more
         found = http.post(path, json=body).json()
         return found["usage"]["prompt_tokens"] if path == CHAT else found["count"]
 
@@ -193,19 +193,21 @@ def test_the_client_sees_the_field(client, chat_folder):
 
 def test_what_the_template_refuses(http, server, monkeypatch):
     monkeypatch.setattr(server.llm.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    assert "roles must alternate" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
+    assert "roles must alternate" in error_of(http.post(CHAT, json={"model": MODEL, "messages": HI}), 400)["message"]
     monkeypatch.setattr(server.llm.tokenizer, "chat_template", None)
-    assert "no chat template" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
+    assert "no chat template" in error_of(http.post(CHAT, json={"model": MODEL, "messages": HI}), 400)["message"]
 
 
 def test_without_a_tokenizer(chat_folder, tmp_path):
     import httpx
 
     with serving(chat_folder, {"skip_tokenizer_init": True}) as server, httpx.Client(base_url=server.url) as http:
-        assert "no tokenizer" in error_of(http.post(CHAT, json={"messages": HI}), 400)["message"]
-        assert "no tokenizer" in error_of(http.post(TEXT, json={"prompt": "hi"}), 400)["message"]
+        assert "no tokenizer" in error_of(http.post(CHAT, json={"model": MODEL, "messages": HI}), 400)["message"]
+        assert "no tokenizer" in error_of(http.post(TEXT, json={"model": MODEL, "prompt": "hi"}), 400)["message"]
         assert "no tokenizer" in error_of(http.post("/detokenize", json={"tokens": [1]}), 400)["message"]
-        found = http.post(TEXT, json={"prompt": [5, 6], "max_tokens": 2, "logprobs": 0, "temperature": 0}).json()
+        found = http.post(
+            TEXT, json={"model": MODEL, "prompt": [5, 6], "max_tokens": 2, "logprobs": 0, "temperature": 0}
+        ).json()
         assert found["choices"][0]["text"] == ""
         assert found["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")
 
@@ -213,6 +215,11 @@ def test_without_a_tokenizer(chat_folder, tmp_path):
 def test_a_grammar_that_cannot_be_followed_is_the_requests_own(http):
     """Valid in all its parts, and yet nothing may come: the stop ids are the only tokens that the pattern allows."""
     ids = http.post("/tokenize", json={"prompt": "aaa", "add_special_tokens": False}).json()["tokens"]
-    asked = {"prompt": "x", "structured_outputs": {"regex": "a{3}"}, "stop_token_ids": sorted({*ids, ids[0]})}
+    asked = {
+        "model": MODEL,
+        "prompt": "x",
+        "structured_outputs": {"regex": "a{3}"},
+        "stop_token_ids": sorted({*ids, ids[0]}),
+    }
     answer = http.post(TEXT, json=asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "grammar_failed")

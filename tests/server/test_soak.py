@@ -14,6 +14,7 @@ from contextlib import aclosing
 import httpx
 import pytest
 
+from tests.server.conftest import MODEL
 from tests.server.server_process import ServerProcess, free_port
 from twophase_tools.bench.http_client import HttpClient, RefusedError
 from twophase_tools.load.workloads import TimedRequest
@@ -29,7 +30,7 @@ CLOSING_FILES = 2  # of connections that are just being closed
 # Few shapes kept compiled, or memory grows by 600 MB until a thousand have been met.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
-RIGHT = {"prompt": "x", "max_tokens": 1}
+RIGHT = {"model": MODEL, "prompt": "x", "max_tokens": 1}
 WRONG = [
     ("POST", "/v1/completions", body if isinstance(body, bytes) else json.dumps(body).encode())
     for body in (

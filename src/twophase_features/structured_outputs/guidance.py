@@ -264,6 +264,8 @@ def _grammar_text(outputs: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_json_schema(enforceable(outputs.json), overrides=JSON_OPTIONS)
     if outputs.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(outputs.regex, ASCII_CLASSES)}/")
+    if outputs.tool_calls is not None:
+        return outputs.tool_calls.grammar(lambda text: {**json.loads(enforceable(text)), "x-guidance": JSON_OPTIONS})
     assert outputs.choice is not None
     # One terminal, which its capital letters make it: of rules, no more than 2,000 may begin at one place.
     return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, outputs.choice))}")

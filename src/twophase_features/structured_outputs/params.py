@@ -7,8 +7,9 @@ from typing import Any
 
 from twophase.core.errors import InvalidRequestError
 from twophase.core.rules import NON_EMPTY_TEXT, Rule, checked, shown
+from twophase_features.structured_outputs.tool_calls import ToolCalls
 
-KINDS = ("json", "regex", "choice")
+KINDS = ("json", "regex", "choice", "tool_calls")
 REGEX = Rule("a non-empty regular expression", NON_EMPTY_TEXT.read)
 
 
@@ -26,6 +27,7 @@ class StructuredOutputs:
             word boundaries and back-references; \\d, \\w and \\s mean ASCII. The output matches it as a whole, as with
             `re.fullmatch`.
         choice: The output is one of these texts.
+        tool_calls: The output calls functions.
 
     Raises:
         InvalidRequestError: No field is given, or several; or the form has no meaning.
@@ -34,6 +36,7 @@ class StructuredOutputs:
     json: Mapping[str, Any] | str | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
+    tool_calls: ToolCalls | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -45,12 +48,14 @@ class StructuredOutputs:
             object.__setattr__(self, "json", _schema_text(self.json))
         elif self.regex is not None:
             checked("structured_outputs.regex", self.regex, REGEX)
-        else:
+        elif self.choice is not None:
             object.__setattr__(self, "choice", _checked_choice(self.choice))
+        elif not isinstance(self.tool_calls, ToolCalls):
+            raise InvalidRequestError(f"structured_outputs.tool_calls must be ToolCalls, got {shown(self.tool_calls)}.")
 
     @property
     def kind(self) -> str:
-        """'json', 'regex' or 'choice'."""
+        """'json', 'regex', 'choice' or 'tool_calls'."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from twophase.config import DEFAULT_MODEL
+
 T = TypeVar("T")
 TIMEOUT_S = 120
 MOST_TRIES = 30
@@ -121,7 +123,14 @@ async def _try_once(
     make_reader: Callable[[], Reader] | None,
     waits_s: tuple[float, ...],
 ) -> Answer:
-    body = {"prompt": ask.prompt, "max_tokens": ask.max_tokens, "temperature": 0, "stream": True, **ask.fields}
+    body = {
+        "model": DEFAULT_MODEL,
+        "prompt": ask.prompt,
+        "max_tokens": ask.max_tokens,
+        "temperature": 0,
+        "stream": True,
+        **ask.fields,
+    }
     last_sent_s = time.monotonic()
     headers = {
         "x-request-id": f"{ask.name}-{last_sent_s}",

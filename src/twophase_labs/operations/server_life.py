@@ -7,13 +7,20 @@ from contextlib import contextmanager
 
 import httpx
 
+from twophase.config import DEFAULT_MODEL
 from twophase_labs.operations.clients import Ask, ask_all
 from twophase_labs.operations.one_llm import llm
 from twophase_labs.operations.own_bucket import limit_requests, settings_with
 from twophase_labs.operations.scrapes import Scrape, scrape, wait_until_idle
 from twophase_server.background import BackgroundServer
 
-POEM = {"prompt": "Write a long poem about the sea.\n", "max_tokens": 200, "temperature": 0, "stream": True}
+POEM = {
+    "model": DEFAULT_MODEL,
+    "prompt": "Write a long poem about the sea.\n",
+    "max_tokens": 200,
+    "temperature": 0,
+    "stream": True,
+}
 
 
 def chunks_of(url: str, prompt: str, max_tokens: int) -> list[bytes]:
