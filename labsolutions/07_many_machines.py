@@ -22,7 +22,7 @@ print(other_rule.line)
 # builds the rule, and section 8 repeats this measurement with yours.
 
 # %% [markdown]
-# <!-- opening minutes: 5 -->
+# <!-- opening minutes: 4 -->
 # <!-- map -->
 
 # %% [markdown]
@@ -1250,10 +1250,10 @@ from twophase_tools.capacity.engine_section import open_plan
 
 with open_plan(path) as llm:
     print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
-    longest = [{"prompt_token_ids": [100 + number] * 248} for number in range(8)]  # no two share a block
-    outputs = llm.generate(longest, SamplingParams(max_tokens=8, ignore_eos=True), use_tqdm=False)
+    longest = [{"prompt_token_ids": [100 + number] * 192} for number in range(8)]  # no two share a block
+    outputs = llm.generate(longest, SamplingParams(max_tokens=64, ignore_eos=True), use_tqdm=False)
     most = max(step.blocks_in_use for step in llm.engine.trace)
-    print(f"{len(outputs)} requests of {256} tokens, all at once: at most {most} blocks in use, ", end="")
+    print(f"{len(outputs)} requests of 256 tokens: at most {most} blocks in use, ", end="")
     print(f"{sum(len(step.preempted) for step in llm.engine.trace)} preemptions")
 
 # %% [markdown]

@@ -941,8 +941,8 @@ print(agents.on_the_engine(TierIndex))
 # > GB, come back over PCIe at 25 GB/s in 0.1 s; an H100 computes them again in 0.54 s at 60 % of its peak, an L4 in
 # > 4.4 s.
 #
-# **Takeaway.** Fourteen agents recompute 511,399 tokens with the pool alone and none with 18.9 GB of host memory; with a
-# limit of ten seconds on the same memory, 175,321.
+# **Takeaway.** Fourteen agents recompute 511,399 tokens with the pool alone, and none with 18.9 GB of host memory; with
+# a limit of ten seconds on the same memory, 175,321.
 
 # %% [markdown]
 # ## 6. Degrade before failing

@@ -25,13 +25,13 @@ def draw_answer(answer: RequestOutput, steps: Sequence[StepTrace], pieces: Seque
         width_ms = 1e3 * step.run_s
         colour = DECODE if number else PREFILL
         axes.add_patch(Rectangle((start_ms, 0), width_ms, 1, facecolor=colour, edgecolor="white"))
-        axes.text(start_ms + width_ms / 2, -0.12, piece.strip() or repr(piece), ha="center", va="top", color=INK)
+        axes.text(start_ms + width_ms / 2, -0.12, piece.strip() or "(end)", ha="center", va="top", color=INK)
         start_ms += width_ms
     first_ms = 1e3 * steps[0].run_s
     num_read = len(answer.prompt_token_ids)
     for number in range(1, num_read):
         axes.axvline(first_ms * number / num_read, 0.27, 0.75, color="white", linewidth=0.6)
-    axes.text(first_ms / 2, 1.1, f"prefill: {num_read} tokens read in one step", ha="center", color=INK)
+    axes.text(0, 1.1, f"prefill: {num_read} tokens read in one step", color=INK)
     middle_ms = (first_ms + start_ms) / 2
     after = f"decode: a step for each of the {len(pieces) - 1} tokens after the first"
     axes.text(middle_ms, 1.1, after, ha="center", color=INK)

@@ -43,7 +43,8 @@ def draw_steps(steps: Sequence[Sequence[int]]) -> Figure:
             hatch = None if num_tokens else "///"
             axes.add_patch(Rectangle((start, rank), width, 0.8, hatch=hatch, edgecolor=LINE, **look))
             text = str(num_tokens) if num_tokens else "dummy batches"
-            axes.text(start + width / 2, rank + 0.4, text, ha="center", va="center", fontsize=9, color=INK)
+            axes.text(start + width / 2, rank + 0.4, text, ha="center", va="center", fontsize=9, color=INK,
+                      bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1})  # fmt: skip
             start += width
     axes.set(xlim=(0, len(steps)), ylim=(len(steps[0]), -0.1), xlabel="step")
     axes.set_yticks([rank + 0.4 for rank in range(len(steps[0]))], [f"rank {rank}" for rank in range(len(steps[0]))])

@@ -9,6 +9,7 @@ from twophase_labs.machine.exercise import exercise
 LADDER = exercise(
     "8.9", "A ladder up, and down again", "Ladder", points=4, minutes=18, lines=16, difficulty=3, time_limit_s=90
 )
+LADDER.is_extra = True
 LADDER.objective = "degrade a service step by step before it fails, and not longer than needed"
 LADDER.hints = (
     "Three cases in each look: pressure, calm, neither. What does the ladder have to remember between looks?",
