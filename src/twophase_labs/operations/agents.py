@@ -47,7 +47,7 @@ class Sessions:
     first: int
     more: int
     answer: int
-    pauses_s: Sequence[tuple[float, float]]
+    pauses_s: Sequence[tuple[float | int, float | int]]
     gap_s: float = 4.0
 
 
