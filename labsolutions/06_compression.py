@@ -1287,9 +1287,10 @@ for name, options in {"K and V in int8": {"kv_cache_dtype": "int8"}, "in fp8": {
         print(f"    {'pass' if verdict.passed else 'FAIL'}  {verdict.name:20} {verdict.text}")
 
 # %% [markdown]
-# **Read the result.** A scale for each token and head keeps int8 close to 16 bits; fp8 has three bits of mantissa and
-# no scale of its own, and moves predictions further. A text of 512 tokens tests short contexts: before K and V are
-# rounded for long ones, the needles of the whole gate have to be found (lab 8, incident E).
+# **Read the result.** Both have a scale for each token and head. int8 spends all its bits on a fixed grid below it; fp8
+# has three bits of mantissa, finer near zero and coarser at the top, and moves predictions further. A text of 512
+# tokens tests short contexts: before K and V are rounded for long ones, the needles of the whole gate have to be found
+# (lab 8, incident E).
 #
 # **Compress, or take a smaller model?** At the same total number of bits, more weights of 4 bits were almost always
 # better than fewer of 8 or 16, and 3 bits were worse than 4 (several families on zero-shot tasks, arXiv:2212.09720). So

@@ -71,8 +71,10 @@ def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
 def gate_of_cache(kv_cache_dtype: str, num_tokens: int = 512) -> list[Verdict]:
     """What the gate says of SmolLM2 in float32 with K and V in another format, within its bounds for 8 bits."""
     token_ids = text_ids(num_tokens)
-    options = {"device": "cpu", "dtype": "float32", "attention_backend": "torch"}
-    llm = LLM(**options, kv_cache_dtype=kv_cache_dtype, num_kv_blocks=128, max_num_seqs=8)
+    llm = LLM(
+        device="cpu", dtype="float32", attention_backend="torch", kv_cache_dtype=kv_cache_dtype, num_kv_blocks=128,
+        max_num_seqs=8,
+    )  # fmt: skip
     found = drift_between(logits_before(num_tokens), step_logits(llm, token_ids), token_ids)
     return list(drift_verdicts(found, Bounds()))
 
