@@ -7,6 +7,7 @@ import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, final
 
 import matplotlib.pyplot as plt
@@ -73,11 +74,10 @@ class Turn:
 
 @dataclass
 class Served:
-    """What became of a workload: the turns of each session, and the blocks that went to host memory and came back."""
+    """What became of a workload: the turns of each session, and the blocks that came back from host memory."""
 
     name: str
     turns: dict[int, list[Turn]] = field(default_factory=dict)
-    num_stored: int = 0
     num_loaded: int = 0
 
     @property
@@ -106,7 +106,7 @@ class OwnTier(KVTier):
     def __init__(self, index: Any, num_blocks: int) -> None:
         self._index, self._num_blocks = index, num_blocks
         self._blocks: PinnedBlocks | None = None  # none in a simulation
-        self.num_stored = self.num_loaded = 0
+        self.num_loaded = 0
 
     def attach(self, runner: Any) -> None:
         self._blocks = PinnedBlocks(runner.kv_cache, self._num_blocks)
@@ -129,7 +129,6 @@ class OwnTier(KVTier):
         ]
         if self._blocks is not None:
             self._blocks.save(moves)
-        self.num_stored += len(moves)
         return len(moves)
 
 
@@ -143,8 +142,8 @@ class Expiring:
         self._used_s: dict[Any, float] = {}
 
     def match(self, keys: Sequence[Any]) -> list[int]:
-        fresh = next((i for i, key in enumerate(keys) if not self._is_fresh(key)), len(keys))
-        places: list[int] = self._index.match(keys[:fresh])
+        begin_s = self.now_s() - self.limit_s
+        places: list[int] = self._index.match(list(takewhile(lambda key: self._used_s.get(key, -1.0) >= begin_s, keys)))
         self._used_s |= dict.fromkeys(keys[: len(places)], self.now_s())
         return places
 
@@ -152,9 +151,6 @@ class Expiring:
         self._used_s |= dict.fromkeys(keys, self.now_s())
         places: list[int | None] = self._index.store(keys)
         return places
-
-    def _is_fresh(self, key: Any) -> bool:
-        return self.now_s() - self._used_s.get(key, float("-inf")) <= self.limit_s
 
 
 def serve(sessions: Sessions, index: Any = None, num_host_blocks: int = 0, name: str = "pool alone") -> Served:
@@ -172,7 +168,7 @@ def serve(sessions: Sessions, index: Any = None, num_host_blocks: int = 0, name:
     run = _Run(sessions, replica, Served(name))
     run.go()
     if tier is not None:
-        run.served.num_stored, run.served.num_loaded = tier.num_stored, tier.num_loaded
+        run.served.num_loaded = tier.num_loaded
     return run.served
 
 

@@ -5,36 +5,6 @@ from twophase_labs.machine.bank import right, wrong
 FINDS, ONCE = "finds the first keys that it holds", "copies a block once"
 OLDEST, END = "gives up the block used longest ago", "gives up the end of a prefix first"
 
-ORDERED = """
-from collections import OrderedDict
-from itertools import takewhile
-
-
-class TierIndex:
-    def __init__(self, num_blocks):
-        self.room, self.place_of = num_blocks, OrderedDict()
-
-    def match(self, keys):
-        found = list(takewhile(self.place_of.__contains__, keys))
-        for key in found[::-1]:
-            self.place_of.move_to_end(key)
-        return [self.place_of[key] for key in found]
-
-    def _new_place(self):
-        if len(self.place_of) < self.room:
-            return len(self.place_of)
-        return self.place_of.popitem(last=False)[1]
-
-    def store(self, keys):
-        places = []
-        for key in keys:
-            place = None if key in self.place_of else self._new_place()
-            if place is not None:
-                self.place_of[key] = place
-            self.place_of.move_to_end(key)
-            places.append(place)
-        return places
-"""
 BY_CLOCK = """
 class TierIndex:
     def __init__(self, num_blocks):
@@ -78,7 +48,7 @@ BANKS = {
               "                places.append(None)", by=OLDEST),
         wrong("gives up the newest", "next(iter(self.place_of))", "list(self.place_of)[-1]", by=OLDEST),
         wrong("one block too few", "list(range(num_blocks))", "list(range(num_blocks - 1))", by=ONCE),
-        right("an ordered dict", ORDERED),
+        right("the last free place first", "self.free.pop(0)", "self.free.pop()"),
         right("by a clock", BY_CLOCK),
     ),
 }
