@@ -74,16 +74,16 @@ COURSE: Mapping[str, str] = {
     ),
     "06_compression": (
         "rounding in groups, a GGUF file bit by bit, W8A8 and SmoothQuant, AWQ, GPTQ, a 4-bit Triton kernel, sparsity, "
-        "distillation; your 4-bit weights run in the engine and face its gate"
+        "adapters, distillation; your 4-bit weights run in the engine and face its gate"
     ),
     "07_many_machines": (
-        "a hand-over of K and V that survives lost messages, tensor parallelism, a mixture of experts over ranks, a "
-        "router; your pieces run in two processes and in simulated fleets"
+        "a transfer of K and V that survives lost messages, tensor parallelism, a mixture of experts over ranks, "
+        "data-parallel attention, a router; your pieces run in two processes and in simulated fleets"
     ),
     "08_operations": (
-        "a client for streamed events, a tenant's token bucket, quantiles and alerts, five incidents, a service that "
-        "degrades in steps, what a token costs, a canary's verdict, answers that a verifier accepts; your pieces run "
-        "against a real HTTP server and in simulated hours"
+        "a client for streamed events, a tenant's token bucket, quantiles and alerts, five incidents, a KV "
+        "tier for agents, a service that degrades in steps, what a token costs, a canary's verdict, answers that a "
+        "verifier accepts; your pieces run against a real HTTP server and in simulated hours"
     ),
     "09_your_engine": (
         "your parts of all labs in one engine, with and without each; vLLM's scheduler predicted, step by step beside "

@@ -40,6 +40,7 @@ INDEX = """
 :caption: The course
 
 %s
+docs/method
 ```
 
 ```{toctree}

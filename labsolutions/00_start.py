@@ -5,31 +5,61 @@
 
 # %%
 from twophase import LLM, SamplingParams
+from twophase_labs.kit.answer_picture import draw_answer
 
 llm = LLM(num_kv_blocks=24, block_size=16)
 question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 (answer,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
-print(answer.outputs[0].text)
-
-reading, *writing = llm.engine.trace
-num_read, num_written = len(answer.prompt_token_ids), len(writing)
-read_ms, write_ms = 1e3 * reading.run_s / num_read, 1e3 * sum(step.run_s for step in writing) / num_written
-print(f"read {num_read} tokens, {read_ms:.1f} ms each; then wrote {num_written} more, {write_ms:.1f} ms each")
+pieces = [llm.tokenizer.decode([token]) for token in answer.outputs[0].token_ids]
+draw_answer(answer, llm.engine.trace, pieces)
 
 # %% [markdown]
-# Reading and writing a token take the same weights and the same arithmetic. So why is there such a difference?
+# Each box is one run of the model, as wide as the time that it took. The orange one is **prefill**: it reads the whole
+# question and writes the first token. The blue ones are **decode**: each writes one token, from all tokens before it.
 #
-# The model runs in two phases. **Prefill** computes all tokens of the prompt together, in one run of the model.
-# **Decode** computes one token of the answer at a time, each from the one before, and every one of them needs a run
-# of its own. Lab 2 measures what limits prefill (how fast this machine multiplies), lab 3 what limits decode (how fast
-# it reads memory). The subject of the course is an engine that serves both.
+# Reading and writing a token take the same weights and the same arithmetic. So why does a blue box hold one token, and
+# the orange one so many? Lab 2 measures what limits prefill (how fast this machine multiplies), lab 3 what limits
+# decode (how fast it reads memory). The subject of the course is an engine that serves both.
 #
-# <!-- map -->
+# ## 1. The course
+# <!-- minutes: 3 -->
 #
-# Run this notebook from top to bottom (**Run ▸ Run All Cells**). If the first cell fails, section 1 says what is
-# missing and how to install it.
+# This is where you stand. (If the first cell failed, section 2 says what is missing and how to install it.)
+
+# %%
+from twophase_labs.kit.course_map import course_map, paths
+
+course_map()
+
+# %% [markdown]
+# ```mermaid
+# flowchart LR
+#     L1["1 autoregression<br/>why a cache exists"] --> L2["2 prefill<br/>all tokens at once"]
+#     L2 --> L3["3 decode<br/>one token at a time"]
+#     L3 --> L4["4 scheduling<br/>many requests"]
+#     L4 --> L5["5 advanced<br/>beyond the loop"]
+#     L5 --> L6["6 compression<br/>fewer bytes"]
+#     L6 --> L7["7 many machines<br/>more than one GPU"]
+#     L7 --> L8["8 operations<br/>a service"]
+#     L8 --> L9["9 your engine<br/>all your parts"]
+# ```
 #
-# ## 1. What this machine can do
+# In each lab you write the missing pieces, and then the engine runs with them. A blank looks like `____("1.3", 1)`.
+# `check("1.3")` says whether your answer is right and, if it is not, what fails first. `hint("1.3")` helps, a little
+# more each time, and `reveal("1.3")` shows a solution. If you skip an exercise, later cells use the reference. Your
+# progress is kept in a file beside each notebook; `make grade` reads all of them.
+#
+# All labs together take several days. With one day, take one of two paths, either the attention kernels or the parts of
+# a server. Each is a list of sections, in order:
+
+# %%
+paths()
+
+# %% [markdown]
+# Every lab works by the same [method](../docs/method.md): predict, measure, divide by the floor, read the shape,
+# explain the rest, and keep an oracle. It takes two minutes to read.
+#
+# ## 2. What this machine can do
 # <!-- minutes: 1 -->
 #
 # `diagnose` runs a small attention in each way that this machine offers, and compares the result with an independent
@@ -43,7 +73,7 @@ diagnose()
 # %% [markdown]
 # **Takeaway.** None of the labs needs a GPU. What cannot run here is reported as *not run*, never as passed.
 #
-# ## 2. Where the answer lives
+# ## 3. Where the answer lives
 # <!-- minutes: 3 -->
 #
 # For each token, every layer of the model computes a *key* and a *value*, which all later tokens need. The engine
@@ -101,11 +131,11 @@ print(f"in both block tables: {len(shared)} blocks, {shared}")
 #
 # **Takeaway.** Two requests share a block only if all of its 16 tokens, and all tokens before it, are the same.
 #
-# ## 3. The two phases again
+# ## 4. The two phases again
 # <!-- minutes: 2 -->
 #
-# The engine records every step. Here are the same two measurements as in the first cell, now for A and B, and a third:
-# what a token costs in the steps that wrote one token for A and one for B.
+# The engine records every step. Here are reading and writing again, now for A and B, with a time per token, and a
+# third: what a token costs in the steps that wrote one token for A and one for B.
 
 # %%
 from statistics import median
@@ -125,15 +155,16 @@ for what, found in steps.items():
 # Two things are new. B's step computes far fewer tokens than B's prompt has: the keys and values of the shared blocks
 # are there already (the step also writes one token for A). Per token it is slower than A's, since fewer tokens share
 # one reading of the weights. And a step that writes two tokens need not take twice as long as a step that writes one,
-# because it reads the weights once for both. Labs 1 to 3 explain the first line and the third, lab 4 the last, lab 5
-# the second.
+# because it reads the weights once for both. You will meet all four again: *A reads* and *A writes alone* in labs 1 to
+# 3, *A and B write* in lab 4, *B reads* in lab 5.
 #
-# **Takeaway.** A step reads the weights once, however many tokens it computes: the last column is what that is worth.
+# **Takeaway.** A step reads the weights once, however many tokens it computes. So the more tokens share a step, the
+# cheaper each one is.
 #
-# ## 4. One step of the engine
+# ## 5. One step of the engine
 # <!-- minutes: 2 -->
 #
-# Everything above was done by one method, called again and again. This is its source, read from the installed package:
+# One method, called again and again, has done everything above. This is its source, read from the installed package:
 
 # %%
 from twophase.engine.engine import Engine
@@ -168,32 +199,6 @@ while engine.has_unfinished_requests():
 # %% [markdown]
 # **Takeaway.** An engine is one loop with three acts: schedule, run, update. You will write parts of each.
 #
-# ## 5. The course
-# <!-- minutes: 1 -->
-#
-# ```mermaid
-# flowchart LR
-#     L1["1 autoregression<br/>why a cache exists"] --> L2["2 prefill<br/>all tokens at once"]
-#     L2 --> L3["3 decode<br/>one token at a time"]
-#     L3 --> L4["4 scheduling<br/>many requests"]
-#     L4 --> L5["5 advanced<br/>beyond the loop"]
-#     L5 --> L6["6 compression<br/>fewer bytes"]
-#     L6 --> L7["7 many machines<br/>more than one GPU"]
-#     L7 --> L8["8 operations<br/>a service"]
-#     L8 --> L9["9 your engine<br/>all your parts"]
-# ```
-#
-# In each lab you write the missing pieces, and then the engine runs with them. A blank looks like `____("1.3", 1)`.
-# `check("1.3")` says whether your answer is right and, if it is not, what fails first. `hint("1.3")` helps, a little
-# more each time, and `reveal("1.3")` shows a solution. Your progress is kept in a file beside each notebook. This is
-# where you stand:
-
-# %%
-from twophase_labs.kit.course_map import course_map
-
-course_map()
-
-# %% [markdown]
 # ## 6. Glossary
 # <!-- minutes: 2 -->
 #

@@ -17,19 +17,19 @@ print(other_rule.line)
 # %% [markdown]
 # The engines, the requests and their times of arrival are the same in both lines. In the first line each engine gets as
 # many requests as any other, and three quarters of all requests miss their SLO (a first token within 0.5 s, then at
-# most 30 ms per token on average). More than half get their tokens too slowly, by their TPOT, because so many prompts
-# are computed in the steps that decode them. What does the other rule know? Write down what you expect. Section 6
-# builds the rule, and section 9 repeats this measurement with yours.
+# most 30 ms per token on average). More than half miss the TPOT: the steps that decode them also compute too many
+# prompts. What does the other rule know? Write down what you expect. Section 6
+# builds the rule, and section 8 repeats this measurement with yours.
 
 # %% [markdown]
-# <!-- opening minutes: 5 -->
+# <!-- opening minutes: 4 -->
 # <!-- map -->
 
 # %% [markdown]
 # **After this lab you can**
 #
 # - hand a prompt's K and V from one process to another, bit for bit, and say what the link must carry;
-# - recover when a part of it does not arrive, without a wrong token;
+# - recover from a lost message without changing a token;
 # - split a layer over ranks (heads, MLP, experts), and count what the ranks exchange;
 # - choose an engine for a request by its prefix and its load, and size prefill and decode pools.
 #
@@ -39,6 +39,7 @@ print(other_rule.line)
 #
 # **How it works.** Commit to a prediction, write the code, run `check("7.1")`. `hint("7.1")` helps in up to three
 # steps, `reveal("7.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
+# Each section follows the course's [method](../docs/method.md).
 
 
 # %% tags=["setup"]
@@ -51,8 +52,8 @@ from twophase_labs.many_machines.layer_blocks import stored
 torch.set_num_threads(1)
 
 # %% [markdown]
-# ## 1. Prefill here, decode there
-# <!-- minutes: 38 + 4 -->
+# ## 1. Disaggregation: prefill here, decode there
+# <!-- minutes: 39 + 4 -->
 #
 # An engine that does both phases computes prompts, which is arithmetic, and decodes, which waits for memory. Chunks
 # (lab 4) let them share a step. **Disaggregation** separates them: some engines compute prompts, others decode, and
@@ -71,15 +72,15 @@ hand_over_pictures.draw_hand_over(num_tokens=10, block_size=4, here=(7, 3, 6), t
 
 # %% [markdown]
 # A block's id is an address in one pool. Only a token's *position* in its sequence means the same on both sides. So
-# rows travel, in the order of positions, and each side maps positions to slots by its own block table. They travel
-# **layer by layer**: a layer's K and V are complete as soon as the layer has been computed.
+# rows travel, in the order of positions, and each side maps positions to slots by its own block table. A layer's K and
+# V are complete as soon as the layer has been computed, so they can travel **layer by layer**.
 
 # %% [markdown]
 # <!-- card 7.1 -->
 # `layer` is a `LayerKV` of the engine: `layer.k[block, head, offset]` is the key of one slot. `stored(layer)` lists the
 # tensors: K, V and, when quantised, the scales of both, which are `[block, head, offset]`. `block_ids` has as many
-# blocks as the tokens need, the last one partly full. A message is a list of tensors, a row per token. The two pools
-# may have different block sizes.
+# blocks as the tokens need, the last one partly full. A message has one tensor for each that `stored(layer)` lists, and
+# its row t is that of token t. The two pools may have different block sizes.
 #
 # ```python
 # slots_of([7, 3], num_tokens=6, block_size=4)   # blocks 7 7 7 7 3 3, offsets 0 1 2 3 0 1
@@ -199,8 +200,30 @@ for name, bytes_per_s in links.items():
 # lies where sending a layer takes as long as computing one: here that is 11 GB/s, about 90 Gbit/s.
 #
 # **RDMA**: the network card reads and writes the other machine's memory (with GPUDirect, that of its GPU) without
-# involving its processor. Blocks are registered once; after that the sender needs their addresses and nothing else. The
-# processes below copy through host memory and sockets instead.
+# involving its processor. Memory is registered once, which gives it a key. To reach a block from outside takes its
+# address and that key, and afterwards a notification that the last byte has landed. The processes below copy through
+# host memory and sockets instead.
+#
+# **Push or pull?** So far the prefill side *pushes* each layer. Or the decode side *pulls* everything when the prompt
+# is done. Who has to hold blocks meanwhile, and for how long?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+computed_s = layer_s * num_layers
+print("                       pushed by layer                      pulled at the end")
+for name, bytes_per_s in links.items():
+    send_s = layer_bytes / bytes_per_s
+    push_s = arrival_times([layer_s] * num_layers, [send_s] * num_layers, 20e-6)[-1]
+    pull_s = computed_s + send_s * num_layers + 20e-6
+    late_ms, later_ms = 1e3 * (push_s - computed_s), 1e3 * (pull_s - computed_s)
+    print(f"{name:21}  late {late_ms:7.1f} ms, holds {1e3 * push_s:6.0f} ms", end="")
+    print(f"   late {later_ms:7.1f} ms, holds {later_ms:6.0f} ms on both sides")
+
+# %% [markdown]
+# **Read the result.** Pushing hides the transfer, and pays with memory: the decode side must reserve its blocks
+# *before* the prefill begins, and holds them empty all the while. Pulling reserves them when the prompt is done; then
+# the prefill side holds its own until they have been fetched, which needs a time-out for a receiver that never comes.
+# With a fast link the difference is some tens of milliseconds of the first token, and pulling is simpler.
 
 # %% [markdown]
 # ### Two processes, for real
@@ -262,13 +285,15 @@ show_source(unpack_layer)
 # %% [markdown]
 # > **In production, 2026.** vLLM's [disaggregated prefill](https://docs.vllm.ai/en/latest/features/disagg_prefill/) is
 # > still marked experimental; a *connector* moves the K and V (NIXL, LMCache, Mooncake and others), and according to
-# > its documentation it tunes TTFT and ITL separately and does not raise throughput. SGLang starts engines with
-# > `--disaggregation-mode prefill` or `decode`, and its default transfer backend is
-# > [Mooncake](https://nvidia.github.io/srt-slurm/mooncake-kv-store/), over RDMA or TCP. By roofline, the 2.62 GB of
-# > 8,000 tokens take 52 ms at 400 Gbit/s, a fifth of what eight H100s need to compute them.
+# > its documentation it tunes TTFT and ITL separately and does not raise throughput. Its NIXL connector
+# > [pulls](https://raw.githubusercontent.com/vllm-project/vllm/main/docs/design/nixl_kv_push_connector.md): the decode
+# > side reads the blocks after the prefill; a second connector pushes. SGLang starts engines with
+# > [`--disaggregation-mode`](https://docs.sglang.io/docs/advanced_features/pd_disaggregation.md) `prefill` or `decode`
+# > and moves K and V by Mooncake or NIXL. By roofline, the 2.62 GB of 8,000 tokens take 52 ms at 400 Gbit/s, a fifth of
+# > what eight H100s need to compute them.
 #
-# **Takeaway.** A hand-over moves 327,680 bytes per token of Llama-3-70B exactly once per request, bit for bit; sent
-# layer by layer at 400 Gbit/s, all but the last layer's 0.7 ms hides behind arithmetic.
+# **Takeaway.** A hand-over moves 327,680 bytes per token of Llama-3-70B exactly once per request, bit for bit; at 400
+# Gbit/s it costs 52 ms after the prompt when pulled, and 0.7 ms when pushed into blocks that were reserved before.
 
 # %% [markdown]
 # ### Going further: a link that others use
@@ -411,7 +436,7 @@ else:
     print(f"{handed.num_messages} messages, {handed.num_bytes:,} bytes")
 
 # %% [markdown]
-# **Read the result.** A lost message costs a second transfer or a second prefill, but never a token. (Without a loss
+# **Read the result.** A lost message costs time, and does not change the output. (Without a loss
 # there would be `3 * 30 * 2 = 180` messages, for prompts, layers and parts. The second prompt took 59 and then 30, its
 # second part again; the third 59 and 59.) The tokens do not show which of the three happened, so a service must count
 # resends and recomputations to notice them.
@@ -436,18 +461,19 @@ show_source(DecodeEngine._recover)
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's connectors report blocks that failed to load, and its scheduler [recomputes from the
-# > last valid block](https://github.com/vllm-project/vllm/pull/19330) on; the [example in its
-# > repository](https://docs.vllm.ai/en/latest/examples/disaggregated/kv_load_failure_recovery_offline/) injects such a
-# > failure and compares the output, as you did. By roofline a resend is the cheaper cure: a prompt of 8,000 tokens of
-# > Llama-3-70B takes 52 ms to send again at 400 Gbit/s and 236 ms to compute again on eight H100s, which then also hold
-# > up every decode on the engine that computes it.
+# > last valid block](https://github.com/vllm-project/vllm/pull/19330) on, if `kv_load_failure_policy` is `recompute`.
+# > It is as hard as it looks: in [issue 49250](https://github.com/vllm-project/vllm/issues/49250) two requests share
+# > blocks that failed, the second goes on decoding while the first still recomputes them, and its text is wrong. It was
+# > found as you test here, by comparing tokens with a run without a failure. By roofline a resend is the cheaper cure:
+# > a prompt of 8,000 tokens of Llama-3-70B takes 52 ms to send again at 400 Gbit/s and 236 ms to compute again on eight
+# > H100s, which then also hold up every decode on the engine that computes it.
 #
 # **Takeaway.** With one resend and then recomputation, 3 of 3 prompts give the tokens of one engine alone, although
 # messages of two of them were lost: one was sent again, the other prompt was computed again.
 
 # %% [markdown]
-# ## 3. One layer on several machines
-# <!-- minutes: 25 + 18 -->
+# ## 3. Tensor parallelism: one layer on several machines
+# <!-- minutes: 25 -->
 #
 # When memory is short, a second machine is not the first answer. Cheaper remedies come first, in this order: fewer
 # tokens (shorter prompts, a lower `max_model_len`, fewer sequences at once), fewer bits in the weights, fewer bits in K
@@ -511,7 +537,9 @@ check("7.4")
 # %% [markdown]
 # Attention is easier: a head works alone, from its own rows of $W_q$, $W_k$ and $W_v$ to its own columns of $W_o$,
 # which adds the heads up. So heads are dealt out, and again one all-reduce follows. A KV head and the query heads that
-# use it stay together. SmolLM2 has 3 KV heads; on two ranks they are dealt out 2 and 1.
+# use it stay together. SmolLM2 has 3 KV heads; on two ranks they are dealt out 2 and 1. (Where there are more ranks
+# than KV heads, engines *replicate* them: each of 16 ranks stores one of 8 heads, and each head is stored twice.
+# Section 5 comes back to this.)
 
 # %%
 shards_pictures.draw_heads(num_heads=9, num_kv_heads=3, num_ranks=2)
@@ -582,50 +610,7 @@ shards_pictures.draw_time_per_token(shards_cost.time_per_token())
 # divides is bytes, what it adds is 60 latencies per token.
 
 # %% [markdown]
-# ### Going further: heads that stay together
-#
-# The cut of attention, head by head. Lab 2's layout of the weights is all that it needs.
-
-
-# %% tags=["setup"]
-from twophase_labs.many_machines.shards_attention import AttentionWeights
-
-# %% [markdown]
-# <!-- card 7.6 -->
-# `kv_heads_of(rank, n, num_kv_heads)` is a range: ranks take heads in order, and the first ones take one more if the
-# heads do not divide evenly. `split_attention` returns for each rank the `AttentionWeights(q, k, v, o, num_heads,
-# num_kv_heads, head_dim, theta)` of its heads; a head's rows in q, k and v, and its columns in o, are contiguous.
-#
-# ```python
-# [list(kv_heads_of(rank, 2, 3)) for rank in (0, 1)] == [[0, 1], [2]]
-# ```
-
-
-# %% tags=["exercise:7.6"]
-def kv_heads_of(rank, n, num_kv_heads):
-    base, extra = divmod(num_kv_heads, n)
-    first = rank * base + min(rank, extra)  # SOLUTION: how many heads the ranks before this one have
-    return range(first, first + base + (rank < extra))  # SOLUTION: this rank's heads
-
-
-def split_attention(w, n):
-    group, d = w.num_heads // w.num_kv_heads, w.head_dim
-    shards = []
-    for rank in range(n):
-        kv = kv_heads_of(rank, n, w.num_kv_heads)
-        kv_rows = slice(kv.start * d, kv.stop * d)  # SOLUTION: rows of these heads in k and v
-        q_rows = slice(kv.start * group * d, kv.stop * group * d)  # SOLUTION: rows of their query heads in q
-        o = w.o[:, q_rows]  # SOLUTION: the part of o that takes these heads in
-        q, k, v = w.q[q_rows], w.k[kv_rows], w.v[kv_rows]
-        shards.append(AttentionWeights(q, k, v, o, len(kv) * group, len(kv), d, w.theta))
-    return shards
-
-
-# %%
-check("7.6")
-
-# %% [markdown]
-# ## 4. Stages in a row
+# ## 4. Pipeline parallelism: stages in a row
 # <!-- minutes: 5 -->
 #
 # **Pipeline parallelism** gives each machine some consecutive layers. One activation per token travels at each border
@@ -675,8 +660,8 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 # falls up to 32 chunks and rises again at 64.
 
 # %% [markdown]
-# ## 5. Experts on several machines
-# <!-- minutes: 30 + 24 -->
+# ## 5. Expert parallelism: experts on several machines
+# <!-- minutes: 37 + 24 -->
 #
 # A **mixture of experts** replaces a layer's MLP by E of them, the *experts*, and a *router* that sends each token
 # through K (arXiv:1701.06538). A token costs the arithmetic of K experts, while the model has the weights of E. For
@@ -684,16 +669,17 @@ for num_chunks in (1, 2, 4, 8, 16, 32, 64):
 
 # %% [markdown]
 # The router is one matrix: a logit per expert. The K largest win, and a softmax over these K gives the weights. Here is
-# a small mixture with random weights (4 layers, 16 experts, 2 per token); the real ones have the same form: Mixtral has
-# 8 experts and chooses 2, Qwen3-30B-A3B 128 and 8.
+# a small mixture with random weights (4 layers, 16 experts, 2 per token). Mixtral (8 experts, 2 chosen) and
+# Qwen3-30B-A3B (128 and 8) have this form. DeepSeek-V3 and Kimi K2 differ: their scores are sigmoids, a bias per expert
+# that training adjusts keeps the loads even, and one expert more is used by every token.
 
 # %% [markdown]
-# <!-- card 7.7 -->
+# <!-- card 7.6 -->
 # Write the layer. Each expert is a function of rows `[n, N]`, and calling it reads its weights: call an expert once,
 # with all of its rows, and do not call one that no token chose.
 
 
-# %% tags=["exercise:7.7"]
+# %% tags=["exercise:7.6"]
 def mixture(x, router, experts, k):
     """Each token through its k experts, added up with their weights: [T, N], of x's dtype, from x of shape [T, N].
 
@@ -719,7 +705,7 @@ def mixture(x, router, experts, k):
 
 
 # %%
-check("7.7")
+check("7.6")
 
 # %% [markdown]
 # **Against transformers.** Its Mixtral code runs the same small model, with the same random weights. What goes into
@@ -730,7 +716,7 @@ check("7.7")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.many_machines import small_moe
 
-mixture = use("7.7")
+mixture = use("7.6")
 layer = small_moe.a_layer(index=1, num_tokens=48)
 mine = mixture(layer.x, layer.router, layer.experts, small_moe.NUM_CHOSEN)
 is_equal = torch.allclose(mine, layer.expected, atol=1e-6)
@@ -739,19 +725,19 @@ print(f"{len(layer.experts)} experts, {len(layer.x)} tokens; equal to transforme
 # %% [markdown]
 # ### Which experts does a step read?
 #
-# <!-- card 7.8 -->
+# <!-- card 7.7 -->
 # **Predict.** Eight sequences decode with this model: 8 tokens per step, each through 2 of 16 experts in each layer. On
 # average, how many experts' weights does a step read in each layer? (A factor of 1.25 counts as close.)
 
 
-# %% tags=["exercise:7.8"]
-guess_7_8 = 10.5  # SOLUTION: experts
+# %% tags=["exercise:7.7"]
+guess_7_7 = 10.5  # SOLUTION: experts
 
 # %%
-check("7.8")
+check("7.7")
 
 # %%
-measured("7.8", small_moe.touched(8))
+measured("7.7", small_moe.touched(8))
 
 # %% [markdown]
 # If the tokens of a batch of B sequences chose at random, an expert would stay unread with probability $(1 - K/E)^B$.
@@ -774,11 +760,25 @@ expert_pictures.draw_touched(found, num_experts=16, num_chosen=2)
 # **Read the result.** A dense model reads all weights in every step, and a second sequence is nearly free. Here a
 # second sequence needs experts of its own. So a mixture decodes one sequence cheaply and needs large batches before
 # its reads are shared as a dense model's are.
+#
+# **What does a draft cost here?** Lab 5 verifies four drafts with each sequence: five rows, which in a dense model
+# share one read of the weights. The same formula for 128 experts of which a token uses 8:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for batch in (1, 4, 16, 64):
+    plain, drafted = (128 * (1 - (1 - 8 / 128) ** (batch * rows)) for rows in (1, 5))
+    print(f"batch {batch:2}: {plain:5.1f} experts, with drafts {drafted:5.1f}: {drafted / plain:.1f} times the bytes")
+
+# %% [markdown]
+# **Read the result.** In a mixture drafts cost most for one sequence, where a dense model has them for nothing, and
+# nothing for a batch of 64, which reads all experts anyway. (Neighbouring tokens agree on experts more often than at
+# random, so real factors are smaller; arXiv:2602.16052 measures them.)
 
 # %% [markdown]
 # ### Rows that travel
 #
-# **Expert parallelism** puts whole experts on different ranks. Each rank routes its own tokens, and then rows travel:
+# **Expert parallelism** puts whole experts on different ranks. If each rank has tokens of its own, rows travel:
 # *dispatch*, an **all-to-all** in which each rank sends each other rank the rows for its experts; the experts compute;
 # *combine*, a second all-to-all brings the rows back (GShard, arXiv:2006.16668). The picture has one expert per token;
 # with two, as in this model, a row is sent in two copies, one to each expert, and two results come back.
@@ -810,27 +810,84 @@ if shared.shared is None:
     print("not run here:", shared.why_not)
 else:
     print("the same tokens:", shared.shared == shared.alone)
-    per_step = shared.num_all_to_alls / shared.num_steps
-    print(f"{shared.num_all_to_alls} all-to-alls in {shared.num_steps} steps: {per_step / 4:.0f} a layer")
-    print(f"{shared.num_bytes:,} bytes sent by rank 0")
+    for name, num_calls in shared.num_calls.items():
+        print(f"{num_calls:3} {name} in {shared.num_steps} steps: {num_calls / shared.num_steps / 4:.0f} a layer")
+    print(f"{shared.num_bytes:,} bytes sent by rank 0 in all-to-alls")
 
 # %% [markdown]
-# **Read the result.** Three per layer, one more than dispatch and combine: how many rows come from which rank depends
-# on the tokens, so the counts are sent first.
+# **Read the result.** Four collectives for the experts of a layer, beside attention's all-reduce. How many rows come
+# from which rank depends on the tokens, so their *counts* are sent first; then dispatch and combine. And since
+# attention is cut by heads here, every rank needs every token afterwards: an *all-gather* hands round what each rank
+# has finished.
+#
+# Try the same two flags in vLLM, `--tensor-parallel-size 2 --enable-expert-parallel`, and you will look for the
+# all-to-all in vain. Where attention is cut by heads, each rank has all tokens anyway. So it computes its own experts
+# for all of them, and the layer's one all-reduce adds up. Rows have to travel only where tokens *belong* to ranks:
+#
+# ```mermaid
+# flowchart LR
+#     subgraph T["attention cut by heads: tensor parallel"]
+#         direction LR
+#         T0["rank 0: its heads,<br/>all tokens"] --> T1["its experts,<br/>all tokens"] --> TR["all-reduce"]
+#         T2["rank 1: its heads,<br/>all tokens"] --> T3["its experts,<br/>all tokens"] --> TR
+#     end
+#     subgraph D["attention cut by requests: data parallel"]
+#         direction LR
+#         D0["rank 0: all heads,<br/>its tokens"] --> DD["dispatch"]
+#         D1["rank 1: all heads,<br/>its tokens"] --> DD
+#         DD --> D2["rank 0's experts"] --> DC["combine"]
+#         DD --> D3["rank 1's experts"] --> DC
+#     end
+# ```
+#
+# ### Data-parallel attention
+#
+# Why would tokens belong to ranks? Because KV heads run out. With more ranks than KV heads, copies of them fill the
+# memory. DeepSeek's latent attention (MLA) is the extreme: one latent of 576 elements serves all heads, so each rank of
+# tensor parallelism would store all of it. With **data-parallel attention** each rank has the whole attention, and
+# requests, K and V of its own; only the experts are shared. How many tokens do all ranks hold, with 40 GB each for K
+# and V?
+
+# %%
+# NBVAL_CHECK_OUTPUT
+models = {"8 KV heads, Llama-3-70B": (8, 2 * 128, 80), "MLA, DeepSeek-V3": (1, 576, 61)}
+for name, (num_heads, elements, layers) in models.items():
+    for ranks in (8, 16):
+        head_bytes = 2 * elements * layers  # of a token, in 16 bits
+        by_heads = 40e9 / (head_bytes * -(-num_heads // ranks))  # a rank has a head or more, of every sequence
+        by_requests = ranks * 40e9 / (head_bytes * num_heads)
+        print(f"{name:23} on {ranks:2} ranks: cut by heads {by_heads / 1e6:5.2f} million tokens, ", end="")
+        print(f"by requests {by_requests / 1e6:5.2f}")
 
 # %% [markdown]
-# > **In production, 2026.** In vLLM experts are distributed with `--enable-expert-parallel`; the default
-# > `--all2all-backend` is
-# > [`allgather_reducescatter`](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/), with DeepEP kernels
-# > for prefill (high throughput) and decode (low latency). Its load balancer
-# > [EPLB](https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/) has 0 redundant experts by default and rearranges
-# > every 3,000 steps. In SGLang, `--moe-a2a-backend` is
+# The price: dispatch and combine are collectives, so all ranks must take part in every layer of every step. A rank
+# whose requests have ended runs **dummy batches** until the last one has. Twelve completions, dealt out to four ranks:
+
+# %%
+from twophase_labs.many_machines import lockstep
+
+steps = lockstep.steps_together(lockstep.LENGTHS, num_ranks=4)
+print(lockstep.line(steps))
+lockstep.draw_steps(steps)
+
+# %% [markdown]
+# **Read the result.** Without new requests, ranks fall idle one after the other, and their dummy batches cost a step's
+# time while they produce nothing. A router has to spread requests by their *tokens*; and a rank that computes a long
+# prompt in a step makes all others wait for it, which is one more reason for pools (section 7).
+
+# %% [markdown]
+# > **In production, 2026.** vLLM's guide says that expert parallelism is [typically coupled with data
+# > parallelism](https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/): `--data-parallel-size 8
+# > --enable-expert-parallel`. The name of the default `--all2all-backend`, `allgather_reducescatter`, says that it is
+# > no all-to-all: every rank gets all rows. DeepEP's kernels send each row where it belongs, in one variant for prefill
+# > and one for decode. While any rank has a request, a coordinator makes the others run [dummy
+# > passes](https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/). In SGLang, `--moe-a2a-backend` is
 # > [`none`](https://docs.sglang.io/advanced_features/expert_parallelism.html) unless given. If tokens choose at random,
 # > a batch of 16 reads 82 of 128 experts: by roofline that is 64 % of the time for expert weights, for an eighth of the
 # > tokens of a batch of 128.
 #
-# **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight, and three all-to-alls per layer; the
-# fullest rank, not the mean, decides how long a layer takes.
+# **Takeaway.** Two of 16 experts for one token, but 10 of 16 for a batch of eight. Cut by requests instead of heads,
+# eight ranks hold eight times as many tokens of an MLA model, and an idle rank still pays for each step.
 
 # %% [markdown]
 # ### Going further: dispatch and combine
@@ -838,7 +895,7 @@ else:
 # The rows that travel, in code: sorted by expert on the way out, put back in place on the way home.
 
 # %% [markdown]
-# <!-- card 7.9 -->
+# <!-- card 7.8 -->
 # One rank's part. `x` is `[T, N]`, `experts` `[T, K]` with the experts chosen for each token; there are `num_experts`
 # in all, and rank r of n has the experts from `r * num_experts / n` on, equally many each. `dispatch` returns a tensor
 # of rows for each rank (sorted by expert; rows of one expert in any order), the counts `[n, num_experts / n]`, and
@@ -846,7 +903,7 @@ else:
 # and `weights` `[T, K]`, and gives each token the weighted sum of its rows. T may be 0: a rank may have no tokens.
 
 
-# %% tags=["exercise:7.9"]
+# %% tags=["exercise:7.8"]
 def dispatch(x, experts, num_experts, n):
     flat = experts.flatten()  # entry i is choice i % K of token i // K
     order = flat.argsort(stable=True)  # SOLUTION: the entries in the order of their experts
@@ -868,15 +925,15 @@ def combine(returned, order, weights):
 
 
 # %%
-check("7.9")
+check("7.8")
 
 # %% [markdown]
-# The layer of 7.7 once more, with its experts on four ranks: your rows go out, each rank computes its experts, and your
+# The layer of 7.6 once more, with its experts on four ranks: your rows go out, each rank computes its experts, and your
 # `combine` puts the results together.
 
 # %%
 # NBVAL_CHECK_OUTPUT
-dispatch, combine = use("7.9")
+dispatch, combine = use("7.8")
 logits, chosen = (layer.x @ layer.router.T).topk(small_moe.NUM_CHOSEN, dim=-1)
 rows, counts, order = dispatch(layer.x, chosen, num_experts=16, n=4)
 print("rows per rank:", [len(part) for part in rows])
@@ -907,7 +964,7 @@ show_source(ExpertParallel._dispatch_and_combine)
 # </details>
 
 # %% [markdown]
-# ## 6. Which engine gets a request?
+# ## 6. Routing: which engine gets a request?
 # <!-- minutes: 27 + 4 -->
 #
 # Many engines, each with the whole model, are the simplest fleet: nothing travels but the request. Back to the first
@@ -927,13 +984,13 @@ print(f"6,000 tokens of prefill, by roofline at 60 % of an H100's peak: {hit_s:.
 # all traffic. What goes wrong? And what must a rule weigh against the hit?
 
 # %% [markdown]
-# <!-- card 7.10 -->
+# <!-- card 7.9 -->
 # Write a router that weighs the prompt tokens to be computed against the load, both in tokens. What an engine's cache
 # holds, it assumes from what it has sent there. Prompts here have 6,000 tokens and more, in blocks of 16: keep
 # something small for each block, not its whole prefix.
 
 
-# %% tags=["exercise:7.10"]
+# %% tags=["exercise:7.9"]
 class PrefixRouter:
     """`PrefixRouter(num_engines, weight=1.0, block_size=16)`: sends each request to the engine where it costs least.
 
@@ -982,14 +1039,14 @@ class PrefixRouter:
 
 
 # %%
-check("7.10")
+check("7.9")
 
 # %% [markdown]
-# **In the simulated fleet**, with three weights. (Section 9 compares it with the first cell.)
+# **In the simulated fleet**, with three weights. (Section 8 compares it with the first cell.)
 
 # %%
 # NBVAL_CHECK_OUTPUT
-PrefixRouter = use("7.10")
+PrefixRouter = use("7.9")
 by_weight = {}
 for weight in (0.0, 1.0, 4.0):
     router = PrefixRouter(4, weight, fleets.BLOCK_SIZE)
@@ -1031,9 +1088,9 @@ show_source(EnginePrefixAware._note)
 # </details>
 
 # %% [markdown]
-# > **In production, 2026.** SGLang's gateway and vLLM's router choose by
-# > [`cache_aware`](https://docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing/) unless told
-# > otherwise: the engine with the longest shared prefix if it covers more than 0.3 of the prompt, but the least loaded
+# > **In production, 2026.** SGLang's gateway, now a project of its own, chooses by
+# > [`cache_aware`](https://raw.githubusercontent.com/lightseekorg/smg/main/docs/getting-started/load-balancing.md) by
+# > default: the engine with the longest shared prefix if it covers more than 0.3 of the prompt, but the least loaded
 # > one once the busiest has over 64 requests more than the idlest and over 1.5 times as many. NVIDIA Dynamo's front end
 # > is [round robin by default](https://docs.nvidia.com/dynamo/v1.1.0/components/router/llms.txt); `--router-mode kv`
 # > weighs as you do, with a weight of 1.0. By roofline, a hit of 6,000 tokens saves an H100 96 TFLOP of Llama-3-8B:
@@ -1064,7 +1121,7 @@ for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
 
 # %% [markdown]
 # ## 7. Pools, planned
-# <!-- minutes: 10 + 8 -->
+# <!-- minutes: 11 + 10 -->
 #
 # Eight H100s with Llama-3-8B serve documents: 36 requests per second, prompts of some 4,800 tokens, completions of 140.
 # The SLO: the first token within a second, then 12 ms per token on average. Some engines compute prompts, the others
@@ -1075,20 +1132,20 @@ for router in (LeastTokens(), ByLength(limit_tokens=4000, num_long=4)):
 print(fleets.costs_line())
 
 # %% [markdown]
-# <!-- card 7.11 -->
+# <!-- card 7.10 -->
 # **Predict.** How many of the eight should compute prompts, so that as many requests as possible are within the SLO?
 
 
-# %% tags=["exercise:7.11"]
-guess_7_11 = 5  # SOLUTION: engines for prompts
+# %% tags=["exercise:7.10"]
+guess_7_10 = 5  # SOLUTION: engines for prompts
 
 # %%
-check("7.11")
+check("7.10")
 
 # %%
 for outcome in fleets.splits().values():
     print(outcome.line)
-measured("7.11", fleets.best_split())
+measured("7.10", fleets.best_split())
 
 # %% [markdown]
 # **Read the result.** With too few engines for prompts, requests queue up without end; with too few for decodes, each
@@ -1102,9 +1159,27 @@ for chunk in (256, 8192):
     print(fleets.serve(fleets.DOCUMENTS, LeastTokens(), 8, f"mixed, chunks of {chunk:,}", chunk).line)
 
 # %% [markdown]
-# Against chunks of 8,192, with which most prompts go whole, the pools win by far; against chunks of the right size they
-# win nothing here. **Chunked prefill is enough** as long as a chunk fits into the idle arithmetic of a decode step, and
-# this cost model assumes a perfect fit. Pools pay when the two phases want different hardware (*Going further*).
+# Compared with chunks of 8,192 (most prompts then fit into one step) disaggregation wins clearly; compared with chunks
+# of the right size it wins nothing here. But can these times be trusted? They take a step to last as long as all of its
+# bytes or all of its arithmetic, as if the one always hid behind the other. A step is a row of kernels, and the K and V
+# that attention reads cannot hide behind the products before and after it. So add up kernel by kernel:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+by_kernel = fleets.KernelByKernel()
+for num in (8, 64, 256):
+    load = fleets.mixed_step(num, context=1000, chunk=512)
+    times_ms = (1e3 * float(model.run_s(load)) for model in (fleets.H100, by_kernel))
+    print(f"{num:3} decodes beside a chunk of 512: {{:5.1f}} ms as a whole, {{:5.1f}} ms in kernels".format(*times_ms))
+for chunk in (256, 8192):
+    name = f"mixed, {chunk:,}, in kernels"
+    print(fleets.serve(fleets.DOCUMENTS, LeastTokens(), 8, name, chunk, by_kernel).line)
+
+# %% [markdown]
+# **Read the result.** With hundreds of decodes in a step, the simple sum is half too short. Here each of eight engines
+# decodes few sequences at a time, so the conclusion stands: **chunked prefill is enough** as long as the chunks are
+# small, and then no transfer is needed. Pools pay when batches are large, or when the two phases want different
+# hardware (*Going further*).
 
 # %% [markdown]
 # > **In production, 2026.** vLLM's documentation of [disaggregated
@@ -1159,7 +1234,7 @@ path.write_text("""
 model: smollm2-135m
 dtype: bfloat16
 hardware: {name: this machine, memory: 2 GB, flops_per_s: 200e9, bytes_per_s: 15e9}
-max_model_len: 1024
+max_model_len: 256
 max_num_seqs: 8
 chunk_size: 64
 workload: {rate: 0.5, prompt_tokens: 200, output_tokens: 40}
@@ -1170,70 +1245,41 @@ print(to_text(plan))
 
 # %%
 # NBVAL_CHECK_OUTPUT
+from twophase import SamplingParams
 from twophase_tools.capacity.engine_section import open_plan
 
 with open_plan(path) as llm:
     print(f"{llm.kv_cache.num_blocks:,} blocks of {llm.kv_cache.spec.block_size} tokens, {llm.scheduler.policy}")
+    longest = [{"prompt_token_ids": [100 + number] * 192} for number in range(8)]  # no two share a block
+    outputs = llm.generate(longest, SamplingParams(max_tokens=64, ignore_eos=True), use_tqdm=False)
+    most = max(step.blocks_in_use for step in llm.engine.trace)
+    print(f"{len(outputs)} requests of 256 tokens: at most {most} blocks in use, ", end="")
+    print(f"{sum(len(step.preempted) for step in llm.engine.trace)} preemptions")
 
 # %% [markdown]
 # **Read the result.** The engine has the blocks that the plan counted. The row "the context limit" is the worst case:
-# what fits if every request is as long as it may be. (Speeds of hardware that you name yourself are your own
+# what fits if every request is as long as it may be. Before a launch, fill that envelope for real, as here:
+# `max_num_seqs` requests of `max_model_len` tokens. (Speeds of hardware that you name yourself are your own
 # assumption: the times are as good as those.) When a line of the plan changes, write the section anew.
 
 # %% [markdown]
-# ## 8. As many engines as needed
-# <!-- minutes: 5 -->
+# ### Going further: as many engines as needed
 #
-# Traffic changes by the hour, and engines are paid by the second. An autoscaler looks at the fleet every few seconds
-# and decides how many engines there should be. Two things make that hard: a new engine takes time to load its weights
-# (15 s here), and a quiet moment is not a quiet hour.
+# Traffic changes by the hour, and engines are paid by the second. Kubernetes' autoscaler divides the whole load by the
+# load that one engine should carry, and rounds up; within 10 % of the present number nothing changes. The fleet grows
+# at once, and shrinks only to the *largest* number wished for during a **stabilization window**, because a new engine
+# takes its time to load weights and a quiet moment is not a quiet hour. For engines of language models the load is
+# requests per engine: the busy share says next to nothing, since one decoding sequence keeps an engine in steps all the
+# time. (`twophase simulate` has an autoscaler to try.)
 #
-# Kubernetes' HorizontalPodAutoscaler divides the whole load by the load that one engine should carry, and rounds up;
-# near the present number (10 %) nothing changes. The fleet grows without delay. It shrinks only to the *largest* number
-# wished for during a **stabilization window**, the last minutes.
-#
-# **In the simulated fleet.** Engines of four H100s each with Llama-3-70B; long prompts, first 1.5 requests per second,
-# then up to 7, then 1.5 again. The target is 5 unfinished requests per engine; the rule looks every 5 s, and there are
-# eight engines at most. First without a window, then with one of a minute, and two fleets of a fixed size:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-runs = [
-    fleets.scaled("no window", window_s=0),
-    fleets.scaled("a window of 60 s", window_s=60),
-    fleets.scaled("4 engines, always", num_engines=4),
-    fleets.scaled("8 engines, always", num_engines=8),
-]
-for run in runs:
-    print(run.line)
-
-# %%
-from twophase_labs.many_machines import fleet_pictures
-
-fleet_pictures.draw_scaling(runs[:2])
+# > **In production, 2026.** Kubernetes: a [tolerance of
+# > 10 %](https://kubernetes.io/zh-cn/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance); a window of [300 s
+# > before it shrinks](https://docs.rs/k8s-openapi/0.29.0/src/k8s_openapi/v1_37/api/autoscaling/v2/hpa_scaling_rules.rs.html),
+# > none before it grows. By roofline, an engine of four H100s loads Llama-3-70B's 141 GB at 10 GB/s (a fast local disk)
+# > in 14 s; over 10 Gbit/s, in almost two minutes.
 
 # %% [markdown]
-# **Read the result.** Without a window, the fleet gives up engines in every quiet moment of the rise, some while they
-# still load, and has to start them again, 15 s late each time. With a minute of it the engines stay, for more
-# engine-seconds than without and fewer than a fleet sized for the peak. Four engines all the time cost less here, and
-# are late for one request in seven: the quiet parts of this traffic are short, those of a day are long. What no rule
-# can avoid is the first 15 s of a rise.
-#
-# The `load` here is requests per engine. The share of the time for which engines are busy would say next to nothing: a
-# single decoding sequence keeps an engine in steps all the time.
-
-# %% [markdown]
-# > **In production, 2026.** Kubernetes' autoscaler, by default: a [tolerance of 10 % and a window of
-# > 300 s](https://k8s-schemas-3y7.pages.dev/keda.sh/scaledobject_v1alpha1.html) before it shrinks, none before it
-# > grows; the [rule itself](https://tencentcloud.com/ind/document/product/457/39126) is the one above. Custom
-# > metrics such as requests per engine are what LLM servers scale by. By roofline, an engine of four H100s loads
-# > Llama-3-70B's 141 GB at 10 GB/s (a fast local disk) in 14 s; over 10 Gbit/s, in almost two minutes.
-#
-# **Takeaway.** A window of a minute turned a fleet that gave up and restarted engines during the rise into one that
-# kept nearly all requests within the SLO, at fewer engine-seconds than eight engines that are always there.
-
-# %% [markdown]
-# ## 9. Capstone: your fleet
+# ## 8. Capstone: your fleet
 # <!-- minutes: 4 -->
 #
 # All pieces of this lab are in place. Your `take_layer`, `put_layer` and `Transfer` served SmolLM2 from two processes,
@@ -1249,6 +1295,8 @@ print(by_weight[4.0].line)
 print(other_rule.line)
 
 # %%
+from twophase_labs.many_machines import fleet_pictures
+
 fleet_pictures.draw_fleets([in_turn, by_weight[0.0], by_weight[4.0]])
 
 # %% [markdown]
@@ -1275,13 +1323,13 @@ for num_engines in (4, 3, 2):
 # request; and your router's three engines serve more of them in time than four engines in turn.
 
 # %% [markdown]
-# ## 10. Knowledge check
-# <!-- minutes: 6 -->
+# ## 9. Knowledge check
+# <!-- minutes: 3 -->
 #
-# Two questions over the whole lab.
+# One question over the whole lab.
 
 # %% [markdown]
-# <!-- card 7.12 -->
+# <!-- card 7.11 -->
 # Eight H100s in one server serve Llama-3-8B in bf16: eight engines, each request to the next one in turn. 200
 # conversations run at a time, and each begins with one of 40 long instructions. All engines are busy with prompts most
 # of the time; ITL is below its SLO, but too many first tokens are late. What is the first thing to try?
@@ -1292,30 +1340,11 @@ for num_engines in (4, 3, 2):
 # **d** four engines for prompts and four for decodes, round robin in both pools
 
 
-# %% tags=["exercise:7.12"]
-answer_7_12 = "b"  # SOLUTION: one letter
+# %% tags=["exercise:7.11"]
+answer_7_11 = "b"  # SOLUTION: one letter
 
 # %%
-check("7.12")
-
-# %% [markdown]
-# <!-- card 7.13 -->
-# Which cause fits which symptom? **a** a hole in a transfer was not noticed · **b** a late message was written into
-# blocks that were in use again · **c** the router's choices are uneven, and all wait for the fullest rank · **d** the
-# front end does not look at prefixes · **e** the autoscaler has no tolerance and no window
-
-
-# %% tags=["exercise:7.13"]
-answer_7_13 = {
-    "the hit rate falls when engines are added": "d",  # SOLUTION: a letter
-    "a completion ignores part of its prompt, after a network error": "a",  # SOLUTION: a letter
-    "a healthy request's text becomes another's in the middle, after a network error": "b",  # SOLUTION: a letter
-    "engines start and drain every minute under a steady load": "e",  # SOLUTION: a letter
-    "one rank computes while the others wait, in every layer with experts": "c",  # SOLUTION: a letter
-}
-
-# %%
-check("7.13")
+check("7.11")
 
 # %% [markdown]
 # ### Principles
@@ -1326,7 +1355,7 @@ check("7.13")
 # 4. **Know what you have.** A receiver that knows *which* blocks it has can recover; one that counts them or trusts
 #    shapes cannot.
 # 5. **Divide bytes, not latencies.** Tensor parallelism pays where there is much to read.
-# 6. **The fullest rank is the clock**, whether it holds experts, stages or requests.
+# 6. **The most loaded rank sets the step time**, whether it holds experts, stages or requests.
 # 7. **A cache is worth what reaches it.** Route by prefix and load together.
 # 8. **Scale up at once, scale down after a window.**
 #
@@ -1339,3 +1368,8 @@ check("7.13")
 # - Preble, arXiv:2407.00023: prompts scheduled by prefix and load over many engines.
 #
 # Lab 8 puts the engine behind a server and operates it.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("7")

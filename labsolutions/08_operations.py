@@ -16,7 +16,7 @@ print(before.client_line)
 # %% [markdown]
 # The same six requests, in the same process, and both lines are right. Every client got its answer. A dashboard would
 # show the first line. Where is the rest of the second one? Write down where you would look. Sections 1 and 2 take a
-# request's time apart, and section 10 repeats this measurement with your work in place.
+# request's time apart, and section 11 repeats this measurement with your work in place.
 
 # %% [markdown]
 # <!-- opening minutes: 4 -->
@@ -27,8 +27,8 @@ print(before.client_line)
 #
 # - read a streamed answer byte by byte, and refuse a request so that its client knows when to come back;
 # - split a time to first token into six terms, read quantiles out of buckets, and find the slice that a mean hides;
-# - write an alert that a spike does not fire, and know what its silence means;
-# - tell an incident's cause from its symptoms, degrade a service in steps, and share out what a step costs;
+# - write an alert that a spike does not fire, and know what its silence means; - tell an incident's cause from its
+#   symptoms, keep what paused agents will need again, and share out what a step costs;
 # - judge a canary by intervals, and decide how many tokens to spend on an answer.
 #
 # You need labs 3 to 7, or a working knowledge of their subjects: blocks, steps, queues, TTFT and ITL, prefix caching, a
@@ -38,6 +38,7 @@ print(before.client_line)
 #
 # **How it works.** Commit to a prediction, write the code, run `check("8.1")`. `hint("8.1")` helps in up to three
 # steps, `reveal("8.1")` shows a solution. If you skip an exercise, later cells use the reference solution and say so.
+# Each section follows the course's [method](../docs/method.md).
 
 
 # %% tags=["setup"]
@@ -424,7 +425,7 @@ for name, slice_of in term_loads.SLICES.items():
 # **Read the result.** The majority, chat, sets the median, and the mean lies between the groups, where hardly any
 # request is. The slices by tenant show *that* two of them wait; those by prompt and by grammar show why, and the
 # reasons differ. A faster prefill would not help the shop, nor a cache of grammars the archive. (The shop's first
-# request also pays for something that this process does once, when it is first asked for guided decoding: it reads the
+# request also pays for something that this process does once, when it first serves structured outputs: it reads the
 # whole vocabulary. A warm-up request after each start would pay it instead.)
 #
 # (Tenant and prompt length can be labels of a metric if they take few values. A label per user multiplies every series
@@ -576,7 +577,7 @@ for now_s, value in ((0.0, 0.9), (0.5, 1.4), (1.0, None), (1.5, None), (2.0, Non
 
 # %% [markdown]
 # ## 4. Five incidents
-# <!-- minutes: 21 + 35 -->
+# <!-- minutes: 21 + 30 -->
 #
 # An alert says that something is wrong. What is it? A service runs Llama-3-8B on NVIDIA L4s. Its requests are chats,
 # questions about documents, and questions whose answer must be JSON. Ordinary hours look like the column *healthy*
@@ -770,51 +771,29 @@ for name in "ABCDE":
     print(name, diagnose(dashboards.window(name), ordinary))
 
 # %% [markdown]
-# ### Going further: too little memory, in nine steps
+# ### Going further: too little memory
 #
-# Incident *C* filled the pool; here the memory is too small from the start. One of the L4s gets a new task: eight
-# requests at a time, each with 12,000 tokens of retrieved text and an answer of 1,000. The planner (`twophase plan`,
-# lab 7) says what that takes:
+# Incident *C* filled the pool; a pool can also be too small from the start. Nine steps are usually tried, in this
+# order: shorter prompts, shorter answers, smaller chunks; fewer bits in the weights, then in K and V, each behind a
+# gate; fewer sequences at a time, K and V on the host; a second GPU, a larger one. It is a list of what to *consider*.
+# What to take follows from what is missing (`twophase plan`, lab 7) and from what each step costs this service; savings
+# do not simply add, since shorter prompts leave less for fewer bits to win. And leave a margin: an engine whose pool is
+# too small does not crash at run time, it queues and preempts.
+#
+# Here is the first step, *shorter prompts*, by **retrieval**: instead of the whole text, the prompt gets the three
+# sentences that share most words with the question, rare words first. SmolLM2, and the five needles from above:
 
 # %%
-# NBVAL_CHECK_OUTPUT
-from twophase_labs.operations import triage as memory
-
-print(memory.split_line())
-for name, step in memory.STEPS.items():
-    won = memory.missing() - memory.missing([name])
-    print(f"{name:18} wins {won / 1e9:5.2f} GB, harm {step.harm}: {step.what}")
+for name, num_best in {"the whole text": None, "three sentences": 3}.items():
+    asked = probes.asked(probes.LONG, num_best)
+    print(f"{name:16} {asked.num_tokens:5,.0f} tokens a prompt, first token after {1e3 * asked.ttft_s:5.0f} ms, "
+          f"{asked.num_found} of {asked.num_needles} needles found")  # fmt: skip
 
 # %% [markdown]
-# The list is in the usual order: first the input, the output and the size of a step, then bits, then concurrency, the
-# host and hardware. The harm, in points, is a judgement of the owners of this service. What each step wins is the
-# planner's figure for this step alone.
-#
-# **Think first.** What two steps win together is often less than the sum of the two. Why? And must the steps be taken
-# in this order?
-#
-# There are nine steps, so all sets of them can be tried:
-
-# %%
-# NBVAL_CHECK_OUTPUT
-least, best = memory.least_harm()
-print(
-    f"of all {2 ** len(memory.HARM)} sets of steps, the least harm that fits: {least}, for example by {', '.join(best)}"
-)
-print(memory.split_line(best))
-usual = ["shorter prompts", "shorter answers", "smaller chunks", "K/V in 8 bits"]
-print("in the usual order until it fits:", sum(memory.HARM[step] for step in usual), "points")
-
-# %%
-memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware at once": ["a second GPU"]})
-
-# %% [markdown]
-# **Read the result.** Shorter prompts make each sequence smaller, so after them 8 bits in K and V win less than alone:
-# the savings do not simply add. Eight bits for K and V and for the weights are enough. The usual order gets there as
-# well, with more steps and more harm, since it keeps two small steps that its last one made needless. It is a list of
-# what to *consider*; what to take follows from what is missing, and from what each step costs this service. (Leave a
-# margin: what just fits has no room for a longer prompt. An engine whose pool is too small does not crash at run time;
-# it queues and preempts, as in incident *C*.)
+# **Read the result.** The search costs next to nothing here, and saves most of the prefill and of the cache. It works
+# because each answer is in one sentence that shares words with its question. A question over the whole text ("what
+# changed between the two drafts?") has no such sentence; then a summary or the long context has to do. (With the prefix
+# cache on, the whole text is computed once for all questions that begin with it; here it was off.)
 
 # %% [markdown]
 # > **In production, 2026.** SGLang's [list](https://docs.sglang.io/references/faq.html) for a GPU that runs out of
@@ -824,8 +803,150 @@ memory.draw_triage({"least harm": best, "in the usual order": usual, "hardware a
 # > `--kv-cache-dtype fp8` is 'K/V in 8 bits', and `--quantization` covers both steps for the weights.
 
 # %% [markdown]
-# ## 5. Degrade before failing
-# <!-- minutes: 25 -->
+# ## 5. Agent sessions
+# <!-- minutes: 22 -->
+#
+# An agent calls the model again and again for one task. It reads everything so far, writes a short call of a tool,
+# waits for the tool, and reads everything again, with the tool's result at the end. Prompts are long, answers short,
+# and between them is a pause in which the session has no request in the engine. Its blocks are free then, and can be
+# found by their hashes (lab 5) until another sequence overwrites them.
+#
+# **Think first.** Blocks that were used longest ago are given up first. Which session's blocks are those, if most tools
+# answer within three seconds and one in five runs tests for a minute? What does that session pay?
+#
+# Fourteen agents on one L4 with Llama-3-8B, simulated: each begins with some 2,500 tokens, calls the model twelve
+# times, and reads some 500 tokens more with each call. The pool has room for about a third of what all of them have
+# read in the end.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+from twophase_labs.operations import agents
+
+alone = agents.serve(agents.AGENTS)
+print(alone.line)
+print(f"the pool: {agents.ON_L4.num_blocks():,} blocks, {agents.ON_L4.num_blocks() * agents.BLOCK_SIZE:,} tokens")
+
+# %% [markdown]
+# What was computed once need not be lost. A **KV tier** is a second place for blocks: host memory, a disk, another
+# machine. When the pool is about to overwrite a block, it offers it to the tier (`store`); when a request is admitted,
+# the tier is asked for blocks that continue what the pool has (`match`). A tier has a limit, too. Its **index** knows
+# which blocks it holds, where, and which one to give up.
+
+# %% [markdown]
+# <!-- card 8.8 -->
+# Write the index; the copies are made by others. Keys are hashes of a block's tokens and all tokens before it.
+
+
+# %% tags=["exercise:8.8"]
+class TierIndex:
+    """`TierIndex(num_blocks)`: which blocks a tier holds, each in a place from 0 to num_blocks - 1.
+
+    match(keys): the places of the first keys that are held, up to the first that is not: a list. keys: of a prompt's
+        blocks, from its beginning on. What is found counts as used now, and earlier blocks of the prompt as used after
+        later ones: without its beginning the rest of a prefix is useless.
+    store(keys): for each key the place into which its block is to be copied, or None if it is held already; then it
+        counts as used now. Any free place will do; if none is free, the block that was used longest ago is given up.
+        One key after the other.
+
+    >>> index = TierIndex(num_blocks=2)
+    >>> index.store(["end", "start"]), len(index.match(["start", "end", "more"]))
+    ([0, 1], 2)
+    >>> index.store(["other"]), index.match(["start", "end"])    # 'end' was given up, and its place taken
+    ([0], [1])
+    """
+
+    # BEGIN SOLUTION: __init__(num_blocks), match(keys), store(keys)
+    def __init__(self, num_blocks):
+        self.free = list(range(num_blocks))
+        self.place_of = {}  # of each key; the one used longest ago comes first
+
+    def match(self, keys):
+        found = []
+        for key in keys:
+            if key not in self.place_of:
+                break
+            found.append(self.place_of[key])
+        for key in reversed(keys[: len(found)]):
+            self.place_of[key] = self.place_of.pop(key)
+        return found
+
+    def store(self, keys):
+        places = []
+        for key in keys:
+            if key in self.place_of:
+                self.place_of[key] = self.place_of.pop(key)
+                places.append(None)
+                continue
+            place = self.free.pop(0) if self.free else self.place_of.pop(next(iter(self.place_of)))
+            self.place_of[key] = place
+            places.append(place)
+        return places
+
+    # END SOLUTION
+
+
+# %%
+check("8.8")
+
+# %% [markdown]
+# **In the simulated service**, with your index and more and more host memory. The last two have a time limit as well
+# (*time to live*): a block that was not used for so long is forgotten. The same for chats: sixty people who take twenty
+# to ninety seconds to write the next message.
+
+# %%
+# NBVAL_CHECK_OUTPUT
+TierIndex = use("8.8")
+served = {}
+for sessions in (agents.AGENTS, agents.CHATS):
+    served[sessions.name] = [agents.serve(sessions)]
+    for num_host, limit_s in ((1000, None), (3000, None), (9000, None), (9000, 10.0), (9000, 60.0)):
+        index = TierIndex(num_host) if limit_s is None else agents.Expiring(TierIndex(num_host), limit_s)
+        name = f"host {num_host * agents.BLOCK_BYTES / 1e9:4.1f} GB" + (f", {limit_s:.0f} s to live" if limit_s else "")
+        served[sessions.name].append(agents.serve(sessions, index, num_host, name))
+    print(sessions.name, *(each.line for each in served[sessions.name]), sep="\n  ")
+
+# %%
+of_agents = served["agents"]
+agents.draw_turns({"pool alone": of_agents[0], of_agents[3].name: of_agents[3]}, session=3)
+
+# %% [markdown]
+# **Read the result.** All sessions together have 133 thousand tokens in the end; with the pool alone, half a million
+# are computed a second time, because a session that waits a minute for its tests has lost everything when it comes
+# back. With your index and enough host memory nothing is recomputed, and a late first token comes in less than half of
+# the time. In between, memory decides. A time limit is no remedy. Ten seconds drop just those sessions that wait for
+# tests; sixty suit these agents, and make the chats, whose people take longer, compute 40,620 tokens again. The rule
+# "used longest ago" needs no such number.
+#
+# **In the real engine.** Your index behind the door `KVTier`, SmolLM2, and a pool that is too small for three sessions:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+print(agents.on_the_engine(TierIndex))
+
+# %% [markdown]
+# **Question.** A session ends, and the engine does not know it. Whose blocks does the tier then give up, and who could
+# tell it better?
+#
+# <details><summary>Answer</summary>
+#
+# The blocks used longest ago, which may be those of a session that waits for slow tests, while those of the finished
+# session are newer and useless. The agent's framework knows both: that a session has ended, and which tool it waits
+# for. So engines get hints from outside: release this session, keep that one.
+# </details>
+#
+# > **In production, 2026.** vLLM's maintainers [describe](https://github.com/vllm-project/vllm/issues/57103) agents'
+# > traffic with 43 turns in the median, 142,000 tokens of input for 444 of output, and hits for more than 96 % of the
+# > tokens; they propose policies for keeping, moving and sharing out blocks by a session's state, and [hints from a
+# > router](https://github.com/vllm-project/vllm/issues/51428). By roofline, K and V of 20,000 tokens of Llama-3-8B, 2.6
+# > GB, come back over PCIe at 25 GB/s in 0.1 s; an H100 computes them again in 0.54 s at 60 % of its peak, an L4 in
+# > 4.4 s.
+#
+# **Takeaway.** Fourteen agents recompute 511,399 tokens with the pool alone, and none with 18.9 GB of host memory; with
+# a limit of ten seconds on the same memory, 175,321.
+
+# %% [markdown]
+# ## 6. Degrade before failing
+# <!-- minutes: 0 + 25 -->
 #
 # Incident *C* again, with more traffic. An engine left to itself refuses nobody, and so fails its clients by the
 # hundred: it preempts, it queues, and clients that have no first token after a minute go away. A front end can give up
@@ -846,11 +967,11 @@ print(alone.line)
 # happens if it falls as soon as the pool is below the same mark?
 
 # %% [markdown]
-# <!-- card 8.8 -->
+# <!-- card 8.9 -->
 # Write the ladder. The front end asks `look` about once a second and does what the level says.
 
 
-# %% tags=["exercise:8.8"]
+# %% tags=["exercise:8.9"]
 class Ladder:
     """`Ladder()`: which rung the front end stands on, 0 (as always) to 4."""
 
@@ -891,11 +1012,11 @@ class Ladder:
 
 
 # %%
-check("8.8")
+check("8.9")
 
 # %%
 # NBVAL_CHECK_OUTPUT
-Ladder = use("8.8")
+Ladder = use("8.9")
 runs = {"left to itself": alone, "your ladder": overload.overload(Ladder().look)}
 for rung in (1, 3):
     runs[f"always on rung {rung}"] = overload.overload(lambda *look, rung=rung: rung)
@@ -931,7 +1052,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # answers and 37 refused documents.
 
 # %% [markdown]
-# ## 6. What does a token cost?
+# ## 7. What does a token cost?
 # <!-- minutes: 21 + 8 -->
 #
 # A GPU is paid for by the hour, whether its tokens are read, generated, cached, rejected as drafts or generated twice.
@@ -949,7 +1070,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # equally by the chunks of the step, because each would have had to read them once.
 
 # %% [markdown]
-# <!-- card 8.9 -->
+# <!-- card 8.10 -->
 # `machine` has `flops_per_s` and `bytes_per_s` (what it reaches), `weight_bytes`, `flops_per_token` (products with the
 # weights), `flops_per_key` (attention of one query to one key) and `kv_bytes_per_token`.
 #
@@ -957,7 +1078,7 @@ cures.draw_ladder({name: runs[name] for name in ("left to itself", "your ladder"
 # all of them so that they add up to the step.
 
 
-# %% tags=["exercise:8.9"]
+# %% tags=["exercise:8.10"]
 def share_step(chunks, step_s, machine):
     """Seconds of a step that each of its chunks has to pay; together `step_s`.
 
@@ -983,7 +1104,7 @@ def share_step(chunks, step_s, machine):
 
 
 # %%
-check("8.9")
+check("8.10")
 
 # %% [markdown]
 # **The bill.** The healthy hour and incident *A* on the L4, the same healthy hour on an H100, and an H100 with all the
@@ -993,7 +1114,7 @@ check("8.9")
 # NBVAL_CHECK_OUTPUT
 from twophase_labs.operations import incidents
 
-share_step = use("8.9")
+share_step = use("8.10")
 hours = {
     "L4, healthy": incidents.HEALTHY,
     "L4, half of the JSON invalid": incidents.FORMAT,
@@ -1015,12 +1136,12 @@ for name, hour in hours.items():
 # %% [markdown]
 # **Read the result.** With the same traffic an output token costs more on the H100: it reads the weights faster, but
 # for few sequences at a time, and its hour has a higher price. With more traffic more sequences share each reading, and
-# its price falls to less than a tenth; a prompt token, which is mostly arithmetic, becomes only a quarter cheaper. With
-# the second attempts the L4's batches are fuller, so its *token* is cheaper with invalid JSON, and only an answer in
-# JSON costs more. With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in
-# them costs no more than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times
-# as many prompt tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a
-# decode, the more retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
+# its price falls to less than a tenth; a prompt token, which is mostly arithmetic, becomes only a quarter cheaper.
+# Retries fill the L4's batches: a token gets cheaper, and a valid JSON answer costs more, because it takes more tokens.
+# With half of the JSON invalid a tenth of the bill is for answers that were thrown away; a token in them costs no more
+# than another, but a JSON task costs 1.6 times as much. A question about documents brings ten times as many prompt
+# tokens as a chat, and costs 1.14 times as much on the L4, 2.1 times on the busy H100: the cheaper a decode, the more
+# retrieved text counts. (The search that finds the text, embeddings and index, is another bill.)
 
 # %% [markdown]
 # > **In production, 2026.** Price lists show three of these prices: an [overview of OpenAI's
@@ -1090,7 +1211,7 @@ costs.draw_prices(of_path, "H100")
 # its own arithmetic together, which nothing shares.
 
 # %% [markdown]
-# ## 7. A new version, and a few who try it
+# ## 8. A new version, and a few who try it
 # <!-- minutes: 22 + 6 -->
 #
 # A window for attention frees memory, weights in 4 bits make steps shorter. Each change has passed its tests. How do we
@@ -1118,7 +1239,8 @@ for variant in shadow.VARIANTS:
 # loses no right answer, the window changes seven and loses four. The purpose of an answer decides, in four layers, each
 # cheaper to check than the next: its **format** (does it parse), its **task** (is the sum right), **safety** (does it
 # refuse what it should, and nothing else; lab 6 counts both), and the **business** (does a support case end without a
-# person; known days later, and only from real traffic). Now look at the window's line by slice: three kinds of prompts
+# person; known days later, and only from real traffic). (Before all of these comes lab 6's gate on fixed texts: how far
+# predictions drift, and needles in long ones.) Now look at the window's line by slice: three kinds of prompts
 # are shorter than the window, and lose nothing. The fourth kind loses facts that are further back. It is one prompt in
 # five here; in most traffic it is rarer.
 #
@@ -1174,7 +1296,7 @@ for num in (10, 100, 1000, 10_000):
 # point of quality is a decision about the service, written down as weights *before* the canary starts.
 
 # %% [markdown]
-# <!-- card 8.10 -->
+# <!-- card 8.11 -->
 # A `Line` has an interval, `low` to `high`, for how much worse the canary is than the old side, a `bound` (what may be
 # lost, in the same unit, positive), a `weight`, and `is_hard`. A loss below 0 is a gain; it does not make up for other
 # losses.
@@ -1187,7 +1309,7 @@ for num in (10, 100, 1000, 10_000):
 # 4. Otherwise wait.
 
 
-# %% tags=["exercise:8.10"]
+# %% tags=["exercise:8.11"]
 def decide(lines, most_used=0.5):
     """'promote', 'roll back' or 'wait'. lines: each a `Line`, hard ones and others in any order."""
     hard = [line for line in lines if line.is_hard]
@@ -1210,7 +1332,7 @@ def decide(lines, most_used=0.5):
 
 
 # %%
-check("8.10")
+check("8.11")
 
 # %% [markdown]
 # **Three canaries, judged twice.** Traffic is simulated: 2,000 tenants, one in twenty-five with long texts; answers are
@@ -1218,7 +1340,7 @@ check("8.10")
 # asked again and again: with one hard line for all answers, and with one for each slice.
 
 # %%
-decide = use("8.10")
+decide = use("8.11")
 looks = (500, 1000, 2000, 5000, 10_000, 20_000, 40_000)
 base = canary_traffic.rates_of(shadow.shadow("as it is").by_slice)
 canaries = {}
@@ -1297,7 +1419,7 @@ for rule, share in alarms.items():
 # the canary's slices by how often it comes on the other side.
 
 # %% [markdown]
-# ## 8. Spending more on an answer
+# ## 9. Spending more on an answer
 # <!-- minutes: 0 + 28 -->
 #
 # Most of this course made the *same* answer cheaper. One can also pay more for a better answer: ask again, ask for the
@@ -1449,11 +1571,11 @@ for num, ms in more_samples.step_times().items():
 # more only where it failed. The same loop is a **tiered path** of models: small, large, person.
 
 # %% [markdown]
-# <!-- card 8.11 -->
+# <!-- card 8.12 -->
 # Write the loop. It has a budget, and never returns what the verifier rejected.
 
 
-# %% tags=["exercise:8.11"]
+# %% tags=["exercise:8.12"]
 def answer_within(tiers, accepts, budget):
     """The first answer that the verifier accepts, and the tokens spent on all tries: (answer, tokens).
 
@@ -1483,14 +1605,14 @@ def answer_within(tiers, accepts, budget):
 
 
 # %%
-check("8.11")
+check("8.12")
 
 # %% [markdown]
 # **With the completions from above.** First one greedy answer in steps, then up to eight drawn ones, verified by
 # `is_derived`; against drawing eight for every task.
 
 # %%
-answer_within = use("8.11")
+answer_within = use("8.12")
 for budget in (30, 60, 120, 240):
     num_right = spent = 0
     for number, task in enumerate(more_samples.sums()):
@@ -1535,14 +1657,27 @@ show_source(selection.first_accepted, first="params, budget =")
 #   avoiding it. Without outside evidence (a test, a tool) even large models often change right answers into wrong ones
 #   (arXiv:2310.01798).
 # - **Process rewards and tree search**: a verifier that scores *steps* can stop a path at its first wrong equation, and
-#   spend the tokens on others (arXiv:2305.20050). `adds_up` on a half-finished text would be one. Trees share prefixes,
-#   as forks and the prefix cache do.
+#   spend the tokens on others (arXiv:2305.20050). Trees share prefixes, as forks and the prefix cache do. Below it is
+#   tried.
 # - **Which one?** It depends on what must not happen. If an answer must not be *wrong* (a sum, a query, code), verify,
 #   and refuse. If it must not be *flat* (a story, a slogan), sample at a higher temperature and let a person choose; a
 #   vote or the likeliest text would be flat.
+#
+# The completions in steps once more, drawn one after the other until `is_derived` accepts one. A verifier that looks at
+# each equation as soon as it is complete stops the wrong ones there:
+
+# %%
+# NBVAL_CHECK_OUTPUT
+for name, stops in {"whole completions": False, "stopped at a wrong equation": True}.items():
+    tokens = [more_samples.tokens_until_accepted(number, stops) for number in range(len(more_samples.sums()))]
+    print(f"{name:28} {sum(tokens) / len(tokens):5.1f} tokens a task")
 
 # %% [markdown]
-# ## 9. Choosing by the bottleneck
+# **Read the result.** The answers are the same, since only what would have been rejected is stopped. How much is saved
+# depends on how early mistakes can be seen: here there are two equations, in a proof there are hundreds.
+
+# %% [markdown]
+# ## 10. Choosing by the bottleneck
 # <!-- minutes: 0 + 13 -->
 #
 # "Which engine is the fastest?" has no answer; "what do my requests wait for?" has one. Below are five services, each
@@ -1564,15 +1699,15 @@ print(bottlenecks.table())
 choice_pictures.draw_parts(bottlenecks.SERVICES)
 
 # %% [markdown]
-# <!-- card 8.12 -->
+# <!-- card 8.13 -->
 # Which improvement raises each service's requests per second most? **a** K/V in 8 bits: half of `K/V` · **b** a prefix
 # cache: of tokens seen before, a tenth is still computed · **c** weights and activations in fp8: half of `weights`, and
 # prompts in 0.55 of their time · **d** weights in 4 bits: their bytes fall to 0.28 · **e** steps planned ahead, graphs:
 # a tenth of `host` is left
 
 
-# %% tags=["exercise:8.12"]
-answer_8_12 = {
+# %% tags=["exercise:8.13"]
+answer_8_13 = {
     "agents": "b",  # SOLUTION: a letter
     "chat": "d",  # SOLUTION: a letter
     "completion": "e",  # SOLUTION: a letter
@@ -1581,7 +1716,7 @@ answer_8_12 = {
 }
 
 # %%
-check("8.12")
+check("8.13")
 
 # %%
 # NBVAL_CHECK_OUTPUT
@@ -1630,7 +1765,7 @@ print(bottlenecks.gains())
 # > wide range of hardware.
 
 # %% [markdown]
-# ## 10. Capstone: the first cell again
+# ## 11. Capstone: the first cell again
 # <!-- minutes: 4 -->
 #
 # The same six clients at the same moment. Your `EventReader` reads their streams. The tenant's limit of two requests at
@@ -1655,11 +1790,11 @@ for name, run in (("before", before), ("after", after)):
 # none did, because all six fit into the new limit.
 
 # %% [markdown]
-# ## 11. Knowledge check
+# ## 12. Knowledge check
 # <!-- minutes: 7 -->
 
 # %% [markdown]
-# <!-- card 8.13 -->
+# <!-- card 8.14 -->
 # **slow**: one customer says that its first tokens take 5 s. On the dashboard p99 of the time to first token is 0.4 s,
 # for this customer as for the others. **a** its prompts are longer than the others' · **b** it is refused at first, and
 # its client library tries again without saying so · **c** it waits behind another tenant's batch job · **d** the
@@ -1675,15 +1810,15 @@ for name, run in (("before", before), ("after", after)):
 # documents · **d** drop the slice: it is too rare to matter.
 
 
-# %% tags=["exercise:8.13"]
-answer_8_13 = {
+# %% tags=["exercise:8.14"]
+answer_8_14 = {
     "slow": "b",  # SOLUTION: a letter
     "dead": "c",  # SOLUTION: a letter
     "canary": "c",  # SOLUTION: a letter
 }
 
 # %%
-check("8.13")
+check("8.14")
 
 # %% [markdown]
 # ### Principles
@@ -1707,3 +1842,8 @@ check("8.13")
 # - Prometheus' documentation, *Histograms and summaries*: where the buckets go, and what they cost.
 #
 # Lab 9 puts all of your parts into one engine.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("8")

@@ -350,5 +350,11 @@ for name in SERVICES:
 #   preempted once too often, a metric that counts wrong, a hit that is missed. You can reproduce it in a simulator,
 #   show it with a timeline, and prove the cure with an oracle. That is most of the work.
 #
-# What the labs used again and again is worth more than any of their parts: predict, measure, divide by the floor, read
-# the shape of what is left, explain it, and keep an oracle beside everything that is fast.
+# What the labs used again and again is worth more than any of their parts: the [method](../docs/method.md). Predict,
+# measure, divide by the floor, read the shape of what is left, explain it, and keep an oracle beside everything that is
+# fast.
+
+# %%
+from twophase_labs.kit.course_map import closing
+
+closing("9")

@@ -8,7 +8,7 @@ from functools import cache
 from jaxtyping import Float
 from torch import Tensor
 
-from twophase import SamplingParams
+from twophase import LLM, SamplingParams
 from twophase_labs.compression.calibrated import NUM_CALIBRATION
 from twophase_labs.compression.changed_model import PLACES, matrix
 from twophase_labs.compression.own_engine import OwnModel, Rounded, running
@@ -16,7 +16,7 @@ from twophase_labs.compression.step_bytes import open_engine
 from twophase_tools.bench.perplexity import more_prose, prose, step_logits
 from twophase_tools.bench.quality_drift import Drift, drift_between
 from twophase_tools.bench.quality_probes import ONE_DIGIT, add_up
-from twophase_tools.bench.quality_verdict import FOUR_BITS, Verdict, drift_verdicts
+from twophase_tools.bench.quality_verdict import FOUR_BITS, Bounds, Verdict, drift_verdicts
 
 PROMPT = "The lighthouse keeper climbed the stairs and"
 NUM_NEW, NUM_ROUNDS = 16, 2
@@ -66,6 +66,17 @@ def drift(own: OwnModel, num_tokens: int, dtype: str = "float32", is_calibration
 def gate_of(own: OwnModel, num_tokens: int = 512) -> list[Verdict]:
     """What the engine's gate says of predictions with these matrices in bfloat16, within its bounds for 4 bits."""
     return list(drift_verdicts(drift(own, num_tokens, "bfloat16"), FOUR_BITS))
+
+
+def gate_of_cache(kv_cache_dtype: str, num_tokens: int = 512) -> list[Verdict]:
+    """What the gate says of SmolLM2 in float32 with K and V in another format, within its bounds for 8 bits."""
+    token_ids = text_ids(num_tokens)
+    llm = LLM(
+        device="cpu", dtype="float32", attention_backend="torch", kv_cache_dtype=kv_cache_dtype, num_kv_blocks=128,
+        max_num_seqs=8,
+    )  # fmt: skip
+    found = drift_between(logits_before(num_tokens), step_logits(llm, token_ids), token_ids)
+    return list(drift_verdicts(found, Bounds()))
 
 
 def tokens_per_s(variants: Mapping[str, OwnModel | None]) -> tuple[dict[str, float], dict[str, str]]:

@@ -9,6 +9,8 @@ from matplotlib.patches import Rectangle
 
 from twophase_tools.colours import COLOURS, EMPTY, INK, LINE
 
+OWNERS = (*COLOURS[2:4], COLOURS[6], COLOURS[5], COLOURS[0])  # none of the two phases' colours
+
 
 def draw_block_tables(
     tables: Mapping[str, tuple[Sequence[int], int]], *, num_blocks: int, block_size: int, columns: int = 8
@@ -29,7 +31,7 @@ def draw_block_tables(
                 raise ValueError(f"{name} has block {block}, and the picture shows blocks 0 to {num_blocks - 1}")
             owners.setdefault(block, []).append((name, logical))
             filled[block] = max(filled.get(block, 0), min(block_size, num_tokens - logical * block_size))
-    colour_of = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(tables)}
+    colour_of = {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(tables)}
 
     num_rows = max(-(-num_blocks // columns), len(tables), 2)
     figure, (left, right) = plt.subplots(

@@ -1,4 +1,4 @@
-"""Pictures of fleets: what a router changes, and how a fleet follows its load."""
+"""A picture of fleets: what a router changes."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from twophase_labs.kit.draw import done
-from twophase_labs.many_machines.fleets import Outcome, Scaled
+from twophase_labs.many_machines.fleets import Outcome
 from twophase_tools.colours import COLOURS, INK, LINE
 
 
@@ -36,29 +36,3 @@ def draw_fleets(outcomes: Sequence[Outcome]) -> Figure:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     return done(figure)
-
-
-def draw_scaling(runs: Sequence[Scaled]) -> Figure:
-    """Traffic and engines over time, those that take requests and those that are paid for; and the longest wait."""
-    figure, panels = plt.subplots(2, len(runs), figsize=(10, 4.4), facecolor="white", sharex=True, sharey="row",
-                                  squeeze=False, height_ratios=(2, 1))  # fmt: skip
-    for column, run in enumerate(runs):
-        upper, lower = panels[0, column], panels[1, column]
-        upper.step(run.times_s, run.paid, where="post", color=COLOURS[1], linewidth=1.8, label="paid for")
-        upper.step(run.times_s, run.ready, where="post", color=COLOURS[0], linestyle="--", linewidth=1.5,
-                   label="take requests")  # fmt: skip
-        upper.step(run.times_s, run.rate_per_s, where="post", color=INK, linestyle=":", linewidth=1.5,
-                   label="traffic: requests per s")  # fmt: skip
-        upper.set_title(run.name, loc="left", fontsize=10)
-        lower.fill_between(run.times_s, run.queue_age_s, step="post", color=COLOURS[5], alpha=0.6)
-        lower.set_xlabel("time in s")
-        for axes in (upper, lower):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.set_ylim(0, None)
-    panels[0, 0].set_ylabel("engines (or requests per s)")
-    panels[1, 0].set_ylabel("longest wait\nin a queue, s")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=9, loc="upper center", ncols=3)
-    figure.tight_layout(rect=(0, 0, 1, 0.94))
-    plt.close(figure)
-    return figure

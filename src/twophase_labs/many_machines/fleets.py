@@ -1,10 +1,11 @@
 """Fleets of simulated H100s with Llama-3-8B, and the traffic that this lab sends them."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
+
+import numpy as np
 
 from twophase.core.request import Request
 from twophase_features.policies.chunked_prefill import ChunkedPrefillPolicy
@@ -15,8 +16,7 @@ from twophase_tools.load.records import RequestRecord
 from twophase_tools.load.report import ServingReport
 from twophase_tools.load.slo import Slo
 from twophase_tools.load.workloads import RandomWorkload, SharedPrefix
-from twophase_tools.simulate.autoscale import FleetState, Scaler, ScalingPolicy
-from twophase_tools.simulate.cost_model import RooflineCostModel
+from twophase_tools.simulate.cost_model import CostModel, RooflineCostModel
 from twophase_tools.simulate.fleet import Fleet, run_fleet
 from twophase_tools.simulate.fleet_report import FleetReport
 from twophase_tools.simulate.hardware import HARDWARE
@@ -33,7 +33,6 @@ BLOCK_SIZE = 16
 WEIGHT = 4.0  # of a token of prefill, in tokens of load
 SHAPE = MODELS["llama-3-8b"]
 H100 = RooflineCostModel(HARDWARE["h100"], SHAPE)
-FOUR_H100 = RooflineCostModel(HARDWARE["h100"], MODELS["llama-3-70b"], 4)  # an engine of 70B on four GPUs
 
 
 @dataclass(frozen=True)
@@ -106,22 +105,59 @@ def _at(percent: int, times_s: Sequence[float | int | None]) -> float:
     return percentile([time_s for time_s in times_s if time_s is not None], percent) or 0.0
 
 
-def replica(max_tokens: int = 2048, cost_model: RooflineCostModel = H100, *, is_caching: bool = False) -> Replica:
+@final
+@dataclass(frozen=True)
+class KernelByKernel(CostModel):
+    """A step as its kernels run, one after the other: products with weights, then attention. Each takes as long as its
+    arithmetic or its bytes, but none hides behind another, as it may in the roofline of a whole step."""
+
+    whole: RooflineCostModel = H100
+
+    def overhead_s(self, num_chunks: int | float) -> tuple[float | int, float | int]:
+        return self.whole.overhead_s(num_chunks)
+
+    def run_s(self, load: StepLoad) -> Any:
+        whole, assumed = self.whole, self.whole.assumptions
+        products = load._replace(decode_context=0, prefill_pairs=0, prefill_context=0)
+        flops_s = (whole.flops(load) - whole.flops(products)) / (
+            whole.hardware.flops_per_s * assumed.compute_efficiency
+        )
+        bytes_s = (whole.bytes(load) - whole.bytes(products)) / (
+            whole.hardware.bytes_per_s * assumed.bandwidth_efficiency
+        )
+        return whole.run_s(products) + np.maximum(flops_s, bytes_s)
+
+
+def mixed_step(num_decodes: int, context: int, chunk: int) -> StepLoad:
+    """A step of so many decodes with `context` tokens each, and the last chunk of a prompt that is no longer."""
+    keys = num_decodes * context
+    return StepLoad(num_decodes + chunk, num_decodes + 1, num_decodes + 1, keys, num_pairs(0, chunk), chunk)
+
+
+def replica(max_tokens: int = 2048, cost_model: CostModel = H100, *, is_caching: bool = False) -> Replica:
     """An engine whose steps have so many tokens at most."""
     limits = {
         "max_num_seqs": 256,
         "max_num_batched_tokens": 8192,
         "max_model_len": 32768,
-        "num_blocks": cost_model.num_blocks(),
+        "num_blocks": cost_model.num_blocks() if isinstance(cost_model, RooflineCostModel) else H100.num_blocks(),
         "block_size": BLOCK_SIZE,
     }
     scheduler = make_scheduler(limits, ChunkedPrefillPolicy(max_tokens), enable_prefix_caching=is_caching)
     return Replica(scheduler, cost_model, Recorder(keeps_steps=False))
 
 
-def serve(traffic: Traffic, router: Router, num_engines: int = 4, name: str = "", max_tokens: int = 2048) -> Outcome:
+def serve(
+    traffic: Traffic,
+    router: Router,
+    num_engines: int = 4,
+    name: str = "",
+    max_tokens: int = 2048,
+    cost_model: CostModel = H100,
+) -> Outcome:
     """Simulate a fleet: the same requests at the same times, whatever the router."""
-    replicas = [replica(max_tokens, is_caching=traffic.prefix is not None) for _ in range(num_engines)]
+    is_caching = traffic.prefix is not None
+    replicas = [replica(max_tokens, cost_model, is_caching=is_caching) for _ in range(num_engines)]
     report = FleetReport(run_fleet(traffic.requests, replicas, router), traffic.slo)
     return Outcome(name or type(router).__name__, report.records, report.total, report.busy_share, report.balance or 0)
 
@@ -193,129 +229,3 @@ def best_split() -> int:
     """Prefill engines of the split with the most requests within the SLO."""
     found = splits()
     return max(found, key=lambda n: found[n].within)
-
-
-# -- engines that come and go
-
-
-BURST_SLO = Slo(ttft_s=2.0, tpot_s=0.250)
-
-
-@dataclass(frozen=True)
-class Burst:
-    """Quiet, a rise, quiet again: (seconds, requests per second)."""
-
-    parts: tuple[tuple[float, float], ...] = ((40.0, 1.5), (20.0, 3.0), (20.0, 5.0), (50.0, 7.0), (50.0, 1.5))
-    slo: Slo = BURST_SLO
-    seed: int = 3
-
-    def rate_at(self, time_s: float) -> float:
-        """Requests per second at this time; none when the last part is over."""
-        for length_s, rate in self.parts:
-            if time_s < length_s:
-                return rate
-            time_s -= length_s
-        return 0.0
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        found: list[Request] = []
-        start_s = 0.0
-        for number, (length_s, rate) in enumerate(self.parts):
-            workload = RandomWorkload(
-                "burst", int(rate * length_s), Poisson(rate),
-                LogNormalLengths(median=6000, sigma=0.5, low=200, high=16000),
-                LogNormalLengths(median=100, sigma=0.5, low=8, high=400), seed=self.seed + number,
-            )  # fmt: skip
-            for request in requests_of(workload):
-                if request.arrival_s < length_s:
-                    found.append(_later(request, start_s, len(found)))
-            start_s += length_s
-        return tuple(found)
-
-
-def _later(request: Request, start_s: float, number: int) -> Request:
-    return replace(request, request_id=f"r{number}", arrival_s=request.arrival_s + start_s)
-
-
-@final
-class PerEngine(ScalingPolicy):
-    """As many engines as carry `target` unfinished requests each; within 10 % of it, the present number."""
-
-    def __init__(self, target: int, tolerance: float = 0.1) -> None:
-        self._target, self._tolerance = target, tolerance
-
-    def num_wanted(self, state: FleetState) -> int:
-        num_engines = state.num_ready + state.num_starting
-        ratio = state.num_outstanding / (num_engines * self._target)
-        if abs(ratio - 1) <= self._tolerance:
-            return num_engines
-        return math.ceil(state.num_outstanding / self._target)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A burst, and the engines that served it.
-
-    Attributes:
-        times_s: Of the scaler's looks. The rest is of these times: `ready` and `paid` count engines as they are after
-            the look, `rate_per_s` is that of the traffic, and `queue_age_s` the longest wait of a request in a queue.
-    """
-
-    name: str
-    total: ServingReport
-    engine_s: float
-    times_s: tuple[float, ...]
-    ready: tuple[int, ...]
-    paid: tuple[int, ...]
-    rate_per_s: tuple[float, ...]
-    queue_age_s: tuple[float, ...]
-
-    @property
-    def line(self) -> str:
-        ttft_s = 0.0 if self.total.latencies.ttft is None else self.total.latencies.ttft.p99
-        return (
-            f"{self.name:26} {_within(self.total):4.0%} within the SLO, TTFT p99 {ttft_s:6.2f} s; "
-            f"{self.engine_s:5,.0f} engine-seconds"
-        )
-
-
-def scaled(name: str, *, window_s: float | None = None, num_engines: int = 1) -> Scaled:
-    """The burst on a fleet that begins with `num_engines`.
-
-    Args:
-        window_s: The fleet shrinks to the largest number wanted in so many seconds; None: the number never changes.
-    """
-    burst = Burst()
-    scaler = None
-    if window_s is not None:
-        options: dict[str, Any] = {"least": 1, "most": 8, "startup_s": 15.0, "period_s": 5.0, "down_after_s": window_s}
-        scaler = Scaler(PerEngine(target=5), lambda: replica(cost_model=FOUR_H100), **options)
-    fleet = run_fleet(
-        burst.requests, [replica(cost_model=FOUR_H100) for _ in range(num_engines)], LeastTokens(), scaler
-    )
-    report = FleetReport(fleet, burst.slo)
-    states = [state for state, _ in fleet.states]
-    after = [_after(state, wanted) for state, wanted in fleet.states]
-    return Scaled(
-        name,
-        report.total,
-        report.engine_s,
-        tuple(state.time_s for state in states),
-        tuple(ready for ready, _ in after),
-        tuple(paid for _, paid in after),
-        tuple(burst.rate_at(state.time_s) for state in states),
-        tuple(state.queue_age_s for state in states),
-    )
-
-
-def _after(state: FleetState, wanted: int) -> tuple[int, int]:
-    """Engines that take requests, and engines paid for, once a look's decision is carried out: one that drains is taken
-    back before another is started, and one that is starting is given up before another drains."""
-    more = wanted - state.num_ready - state.num_starting
-    paid = state.num_ready + state.num_starting + state.num_draining
-    if more >= 0:
-        taken_back = min(more, state.num_draining)
-        return state.num_ready + taken_back, paid + more - taken_back
-    given_up = min(-more, state.num_starting)
-    return state.num_ready + more + given_up, paid - given_up

@@ -2,9 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -134,11 +134,11 @@ def a_layer(index: int = 1, num_tokens: int = 48) -> Layer:
 
 @dataclass(frozen=True)
 class Shared:
-    """The same prompts on one process and on two with half of the experts each."""
+    """The same prompts on one process and on two with half of the experts each. `num_calls`: collectives by name."""
 
     alone: list[list[int]]
     shared: list[list[int]] | None
-    num_all_to_alls: int = 0
+    num_calls: Mapping[str, int] = field(default_factory=dict)
     num_bytes: int = 0
     num_steps: int = 0
     why_not: str = ""
@@ -162,10 +162,10 @@ def main(path: str) -> None:
         if runner is None:
             return
         found = answers(llm)
-        traffic = runner.traffic["all_to_all"]
-        steps = len(llm.engine.trace)
-        said = {"shared": found, "num_all_to_alls": traffic.num_calls, "num_bytes": traffic.num_bytes}
-        print(json.dumps(said | {"num_steps": steps}))
+        names = {"all_to_all": "all-to-alls", "all_gather": "all-gathers"}
+        num_calls = {shown: runner.traffic[name].num_calls for name, shown in names.items()}
+        said = {"shared": found, "num_calls": num_calls, "num_bytes": runner.traffic["all_to_all"].num_bytes}
+        print(json.dumps(said | {"num_steps": len(llm.engine.trace)}))
 
 
 if __name__ == "__main__":

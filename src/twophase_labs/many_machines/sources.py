@@ -4,16 +4,17 @@ from twophase_labs.machine.sources import sources
 
 SOURCES = sources("""
 vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/features/disagg_prefill/
-SGLang, read November 2026: https://nvidia.github.io/srt-slurm/mooncake-kv-store/
 vLLM, merged September 2025: https://github.com/vllm-project/vllm/pull/19330
-vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/examples/disaggregated/kv_load_failure_recovery_offline/
 vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/serving/parallelism_scaling/
 vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/
-vLLM, 0.12.0: https://docs.vllm.ai/en/v0.12.0/api/vllm/config/parallel/
 SGLang, read November 2026: https://docs.sglang.io/advanced_features/expert_parallelism.html
-vLLM router 0.1.15, SGLang gateway 0.3.1, read November 2026: https://docs.gpustack.ai/gpustack-operator/main/docs/modules/model-deployment/routing/
 NVIDIA Dynamo, 1.1.0: https://docs.nvidia.com/dynamo/v1.1.0/components/router/llms.txt
 Ray Serve LLM, latest, read November 2026: https://docs.ray.io/en/latest/serve/llm/pd-dissagregation.html
-Kubernetes HorizontalPodAutoscaler, autoscaling/v2, read November 2026: https://k8s-schemas-3y7.pages.dev/keda.sh/scaledobject_v1alpha1.html
-Kubernetes HorizontalPodAutoscaler, read November 2026: https://tencentcloud.com/ind/document/product/457/39126
+vLLM, main, read November 2026: https://raw.githubusercontent.com/vllm-project/vllm/main/docs/design/nixl_kv_push_connector.md
+SGLang, read November 2026: https://docs.sglang.io/docs/advanced_features/pd_disaggregation.md
+vLLM, open in November 2026: https://github.com/vllm-project/vllm/issues/49250
+vLLM, latest, read November 2026: https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/
+SGLang's gateway (SMG), its source, read November 2026: https://raw.githubusercontent.com/lightseekorg/smg/main/docs/getting-started/load-balancing.md
+Kubernetes' blog, 1.33: https://kubernetes.io/zh-cn/blog/2025/04/28/kubernetes-v1-33-hpa-configurable-tolerance
+Kubernetes' interface, 1.37: https://docs.rs/k8s-openapi/0.29.0/src/k8s_openapi/v1_37/api/autoscaling/v2/hpa_scaling_rules.rs.html
 """)

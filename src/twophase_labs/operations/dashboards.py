@@ -98,6 +98,7 @@ def draw_dashboards() -> Figure:
             panels[row, 0].set_ylim(0, 105 if title.endswith("%") else None)
         elif letter == "h":
             panels[row, 0].set_ylim(1, 30)
+        panels[row, -1].text(1.04, 0.5, letter, transform=panels[row, -1].transAxes, va="center", fontsize=9, color=INK)
         panels[row, 0].set_ylabel(f"{letter}  {title}", rotation=0, ha="right", va="center", fontsize=8, color=INK)
     for axes in panels[-1]:
         axes.set_xlabel("time in s", fontsize=8)

@@ -108,9 +108,7 @@ def beams(way: str, width: int = 4) -> tuple[Sample, ...]:
 
     A search has no stop strings; the token of a line's end stops it.
     """
-    tokenizer = engine().tokenizer
-    assert tokenizer is not None
-    stops = tokenizer.encode("\n", add_special_tokens=False)
+    stops = _encoded("\n")
     params = BeamSearchParams(beam_width=width, max_tokens=MAX_TOKENS[way], stop_token_ids=stops)
     best = []
     for output in engine().beam_search([prompt(one, way) for one in sums()], params, use_tqdm=False):
@@ -231,6 +229,27 @@ def tiers_of(number: int) -> list[tuple[Callable[[], tuple[Sample, int]], int, i
 
     most = MAX_TOKENS["in steps"]
     return [(lambda: (first, first.num_tokens), 1, most), (again, NUM_COMPLETIONS, most)]
+
+
+def tokens_until_accepted(number: int, stops: bool) -> int:
+    """Tokens of a task's completions in steps up to the first that `is_derived` accepts, all if it accepts none.
+
+    Args:
+        stops: Whether a completion ends at its first equation that does not hold.
+    """
+    one, spent = sums()[number], 0
+    for sample in completions("in steps")[number]:
+        wrong = next((m.end() for m in EQUATION.finditer(sample.text) if not adds_up(m[0])), None)
+        spent += len(_encoded(sample.text[:wrong])) if stops and wrong else sample.num_tokens
+        if is_derived(one, sample.text):
+            break
+    return spent
+
+
+def _encoded(text: str) -> list[int]:
+    tokenizer = engine().tokenizer
+    assert tokenizer is not None
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def step_times(nums: Sequence[int] = (1, 2, 4, 8), rounds: int = 3, num_tokens: int = 10) -> dict[int, float]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -107,7 +108,9 @@ def draw_alerts(seen: Burst, told: Sequence[Told], thresholds: Sequence[float]) 
         axes.set(ylim=(0, top))
         axes.set_title(one.name, loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    np.atleast_1d(panels)[-1].set_xlabel(
-        "s after the first request (dot: look; hatched: pending; plain: firing; dotted: the first client is late)"
-    )
+    np.atleast_1d(panels)[-1].set_xlabel("s after the first request; a dot is a look; dotted: the first client is late")
+    kinds = [Rectangle((0, 0), 1, 1, facecolor=COLOURS[3], hatch="///", alpha=0.3, label="pending"),
+             Rectangle((0, 0), 1, 1, facecolor=COLOURS[5], alpha=0.3, label="firing")]  # fmt: skip
+    top_right: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    np.atleast_1d(panels)[0].legend(handles=kinds, frameon=False, fontsize=9, ncols=2, **top_right)
     return done(figure)

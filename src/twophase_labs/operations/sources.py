@@ -19,6 +19,8 @@ OpenAI's price list, as an article read it, November 2026: https://raw.githubuse
 Istio, read November 2026: https://istio.io/docs/tasks/traffic-management/mirroring
 nginx, read November 2026: https://www.nginx.org/docs/http/ngx_http_split_clients_module.html
 Argo Rollouts, read November 2026: https://argoproj.github.io/argo-rollouts/features/analysis/
+vLLM, open in November 2026: https://github.com/vllm-project/vllm/issues/57103
+vLLM, open in November 2026: https://github.com/vllm-project/vllm/issues/51428
 vLLM, 0.15.0: https://docs.vllm.ai/en/v0.15.0/api/vllm/sampling_params/
 vLLM, stable, read November 2026: https://docs.vllm.ai/en/stable/usage/v1_guide/
 vLLM, 0.14.0, whose release notes name this change: https://github.com/vllm-project/vllm/pull/27614

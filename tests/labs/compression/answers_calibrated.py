@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 6.6 and 6.7."""
+"""Answers that prove the checks of exercises 6.5 and 6.6."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -57,7 +57,7 @@ def gptq(weight, upper, bits, group_size):
 
 # fmt: off
 BANKS = {
-    "6.6": (
+    "6.5": (
         wrong("never alpha 1", "num_steps - 1", "num_steps", by=BEST),
         wrong("the last, not the best", "error < best_error", "True", by=BEST),
         wrong("always alpha 0.5", "step / (num_steps - 1)", "0.5", by=BEST),
@@ -69,7 +69,7 @@ BANKS = {
         right("as a minimum by a key", ALL_AT_ONCE),
         right("by x^T x", BY_HESSIAN),
     ),
-    "6.7": (
+    "6.6": (
         wrong("the first group's range", "i % group_size", "i", by=NEAREST),
         wrong("a range for each column", "i % group_size == 0", "True", by=NEAREST),
         wrong("the lower triangle", "upper[i, i + 1 :]", "upper.T[i, i + 1 :]", by=MAKES_UP),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 6.10."""
+"""Answers that prove the check of exercise 6.9."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -19,7 +19,7 @@ def distillation_loss(student_logits, teacher_logits, temperature):
 
 # fmt: off
 BANKS = {
-    "6.10": (
+    "6.9": (
         wrong("a cross-entropy", "log_p - log_q", "-log_q", by=COPY),
         wrong("the sign", "log_p - log_q", "log_q - log_p", by=DIVERGENCE),
         wrong("a sum over positions", "divergence.mean", "divergence.sum", by=DIVERGENCE),

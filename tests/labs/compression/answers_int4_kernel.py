@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 6.8."""
+"""Answers that prove the check of exercise 6.7."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -8,7 +8,7 @@ HALF = "takes 16-bit activations"
 
 # fmt: off
 BANKS = {
-    "6.8": (
+    "6.7": (
         wrong("a word for each code", "[None, :] // 8", "[None, :]", by=CODES),
         wrong("rows as long as x's", "num_inputs // 8", "num_inputs", by=CODES),
         wrong("one row of scales for all outputs", {3: "offs_o * 0 + group"}, by=GROUPS),

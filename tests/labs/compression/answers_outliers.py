@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 6.5."""
+"""Answers that prove the check of exercise 6.4."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -8,7 +8,7 @@ ZEROS = "gives zeros for a token of zeros"
 
 # fmt: off
 BANKS = {
-    "6.5": (
+    "6.4": (
         wrong("the tokens' scales alone", {4: "sums * x_scales"}, by=WHOLE),
         wrong("sums in int8", {3: "x_codes @ codes.t()"}, by=WHOLE),
         wrong("sums in half precision", {3: "(x_codes.bfloat16() @ codes.t().bfloat16())"}, by=WHOLE),

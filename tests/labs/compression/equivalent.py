@@ -7,14 +7,11 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     "6.3": {
         "rows of 20 bytes can be seen as float16 where they lie": ("].view",),
     },
-    "6.4": {
-        "the last shift is 28": ("0, 31",),
-    },
-    "6.6": {
+    "6.5": {
         "no test of more steps: neighbours of so many differ by less than rounding does": (", 64)",),
         "of two alphas with the same error either will do": ("error <=",),
     },
-    "6.8": {
+    "6.7": {
         "outputs that do not exist have weights of their own, and sums that are not stored": (
             "other=1)",
             "other=-1)",

@@ -2,11 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.labs.timed import LAB, TIMED
-from twophase_labs.kit.course_map import course_map
+from twophase_labs.kit.course_map import REPORT, closing, course_map, paths
 from twophase_labs.machine.lab import Workbook
 from twophase_labs.machine.progress import DIRECTORY_VARIABLE
 
@@ -31,8 +32,47 @@ def test_what_has_passed_and_what_comes_next(tmp_path):
     entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
     shown = course_map(TIMED, tmp_path)
     points = sum(e.points for e in LAB.core)
-    assert f"| [1 demo](01_demo.ipynb) | 17 min | 5 of 5 | {points} of {points} | complete |" in shown._repr_markdown_()
-    assert repr(shown).splitlines()[1].split() == f"1 demo 17 min 5 of 5 {points} of {points} complete".split()
+    bar = 10 * "█"
+    assert f"| [1 demo](01_demo.ipynb) | 17 min | {bar} | 5 of 5 | {points} of {points} | complete |" in (
+        shown._repr_markdown_()
+    )
+    assert repr(shown).splitlines()[1].split() == f"1 demo 17 min {bar} 5 of 5 {points} of {points} complete".split()
+    assert shown.next_lab is None
+
+
+def test_the_next_exercise_is_in_the_lab_that_was_begun_last():
+    shown = course_map(Workbook.find())
+    first = shown.labs[0]
+    assert shown.next_lab is first, "nothing was begun"
+    begun = replace(shown.labs[3], num_passed=1, next_exercise="4.2")
+    shown = replace(shown, labs=(replace(first, num_passed=1), *shown.labs[1:3], begun, *shown.labs[4:]))
+    assert shown.next_lab is begun
+    assert "**Next:** 4.2 in [lab 4 scheduling](04_scheduling.ipynb)" in shown._repr_markdown_()
+    assert shown.total.num_passed == 2
+    assert repr(shown).splitlines()[-1].startswith("all ")
+
+
+def test_a_lab_ends_with_what_is_next_and_the_report_card(tmp_path):
+    entries(tmp_path, {"1.1": {"verdict": "passed"}})
+    shown = closing("1", TIMED, tmp_path)
+    assert f"1 of 5 exercises, {LAB.exercises['1.1'].points} of" in repr(shown)
+    assert "next: 1.2" in repr(shown)
+    assert REPORT in repr(shown)
+    entries(tmp_path, {i: {"verdict": "passed"} for i in LAB.exercises})
+    assert "the lab is complete" in repr(closing("1", TIMED, tmp_path))
+
+
+def test_labs_link_to_their_neighbours_and_to_the_map(tmp_path):
+    links = {number: closing(number, Workbook.find(), tmp_path)._repr_markdown_().split("\n")[-1] for number in "179"}
+    assert re.findall(r"\]\((\w+)", links["1"]) == ["00_start", "02_prefill"]
+    assert re.findall(r"\]\((\w+)", links["7"]) == ["06_compression", "00_start", "08_operations"]
+    assert re.findall(r"\]\((\w+)", links["9"]) == ["08_operations", "00_start"]
+
+
+def test_a_path_takes_six_to_eight_hours():
+    shown = paths(Workbook.find())
+    assert all(6 * 60 <= minutes <= 8 * 60 for minutes in shown.minutes.values()), shown.minutes
+    assert len(shown._repr_markdown_().splitlines()) == 2 + len(shown.minutes)
 
 
 @pytest.mark.parametrize("content", ["{", '{"exercises": {"1.1": 7}}'])

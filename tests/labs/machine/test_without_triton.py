@@ -121,10 +121,10 @@ class TestWithoutACompiler:
 
     def test_the_grader_judges_kernels(self):
         lab = WORKBOOK.lab("06")
-        template = lab.templates["6.8"]
+        template = lab.templates["6.7"]
         sources = template.filled(), template.filled().replace("& 15", "& 7")
         with Grader(WORKBOOK, num_workers=1) as grader:
-            verdicts = grader.run_all(lab, [Job("6.8", source, seed=0) for source in sources])
+            verdicts = grader.run_all(lab, [Job("6.7", source, seed=0) for source in sources])
         assert [(verdict.verdict, verdict.failed_property) for verdict in verdicts] == [
             ("passed", ""),
             ("failed", "finds each code"),

@@ -1,4 +1,4 @@
-"""Answers that prove the checks of exercises 7.7 and 7.9."""
+"""Answers that prove the checks of exercises 7.6 and 7.8."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -42,7 +42,7 @@ def mixture(x, router, experts, k):
 
 # fmt: off
 BANKS = {
-    "7.7": (
+    "7.6": (
         wrong("adds x", "torch.zeros_like(x", "x.clone(", by=BEST),
         wrong("softmax over tokens", "logits.softmax(-1)", "logits.softmax(0)", by=BEST),
         wrong("always float32", ".zeros_like(x", ".zeros(x.shape", by=DTYPE),
@@ -56,7 +56,7 @@ BANKS = {
         right("lists and math.exp", BY_LISTS),
         right("sorted by expert", SORTED),
     ),
-    "7.9": (
+    "7.8": (
         wrong("chunks", {4: "rows.chunk(n)"}, by=PARTS),
         wrong("a row for each expert at most", {3: "torch.bincount(flat, minlength=num_experts).clamp(max=1)"},
               by=PARTS),

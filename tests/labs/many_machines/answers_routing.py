@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 7.10."""
+"""Answers that prove the check of exercise 7.9."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -75,7 +75,7 @@ class PrefixRouter:
 
 # fmt: off
 BANKS = {
-    "7.10": (
+    "7.9": (
         wrong("the largest load", "min(costs)", "max(costs)", by=LOAD),
         wrong("one index for all routers", ONE_INDEX_FOR_ALL, by=APART),
         wrong("the last of equals", "costs.index", "len(costs) - 1 - costs[::-1].index", by=FIRST),

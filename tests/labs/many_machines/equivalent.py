@@ -4,10 +4,10 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
     "7.1": {
         "every tensor of a message has a row for each token": ("[1]),", "[-1])"),
     },
-    "7.9": {
+    "7.8": {
         "within an expert any order will do": ("False",),
     },
-    "7.10": {
+    "7.9": {
         "the prompt's length is the same in every engine's cost, so it decides nothing": (
             "keys) -",
             "loads) -",

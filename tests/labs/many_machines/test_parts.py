@@ -1,13 +1,13 @@
-"""What lab 7's notebook is made of: cells that travel to other processes, a pipeline's bubble, fleets that lose nothing."""
+"""What lab 7's notebook is made of: cells that travel to other processes, a pipeline's bubble, ranks in step, a cost by kernels."""
 
 import importlib.util
 
 import pytest
 
 from twophase_labs.machine.judge import run_cell
-from twophase_labs.many_machines import fleets, stages
+from twophase_labs.many_machines import fleets, lockstep, stages
 from twophase_labs.many_machines.own_source import cell_of, write_module
-from twophase_tools.simulate.autoscale import FleetState
+from twophase_tools.simulate.step_load import StepLoad
 
 CELL = """
 def helper(x):
@@ -58,15 +58,15 @@ def test_a_chunk_waits_for_its_stage_and_for_the_stage_before():
     assert stages.run_pipeline([[1.0, 1.0], [3.0, 1.0]])[1] == [(1.0, 4.0), (4.0, 5.0)]
 
 
-@pytest.mark.parametrize(("num_outstanding", "wanted"), [(15, 3), (12, 3), (10, 2), (9, 2), (8, 2), (4, 1), (0, 0)])
-def test_engines_are_wanted_in_proportion_to_the_load(num_outstanding, wanted):
-    state = FleetState(0.0, 1, 1, 0, num_outstanding, 0, 0, 0.0, 0.0)
-    assert fleets.PerEngine(target=5).num_wanted(state) == wanted
+def test_a_rank_without_requests_takes_part_in_every_step():
+    steps = lockstep.steps_together((2, 4, 1), num_ranks=2)
+    assert steps == [[2, 1], [1, 1], [0, 1], [0, 1]]
+    assert lockstep.line(steps) == "4 steps of 2 ranks: 7 tokens; 2 of 8 batches are dummies (25%)"
 
 
-def test_a_burst_is_one_stream_of_distinct_requests_in_order():
-    requests = fleets.Burst(parts=((5.0, 4.0), (5.0, 8.0))).requests
-    times = [request.arrival_s for request in requests]
-    assert times == sorted(times)
-    assert len({request.request_id for request in requests}) == len(requests)
-    assert 5.0 < times[-1] < 10.0
+def test_attention_hides_behind_no_product():
+    by_kernel = fleets.KernelByKernel()
+    mixed = fleets.mixed_step(64, context=1000, chunk=512)
+    assert by_kernel.run_s(mixed) > 1.2 * fleets.H100.run_s(mixed)
+    decodes = StepLoad(40, 40, 40, 40_000, 0, 0)  # memory limits both kernels
+    assert by_kernel.run_s(decodes) == pytest.approx(fleets.H100.run_s(decodes))

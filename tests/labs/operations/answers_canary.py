@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.10."""
+"""Answers that prove the check of exercise 8.11."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -31,7 +31,7 @@ def decide(lines, most_used=0.5):
 
 # fmt: off
 BANKS = {
-    "8.10": (
+    "8.11": (
         wrong("promotes last", {6: '"wait"'}, by=GOOD),
         wrong("hard lines are weighed", {1: "False", 2: "False"}, by=HARD),
         wrong("a hard line's high decides", {1: "any(line.high > line.bound for line in hard)"}, by=OPEN_HARD),

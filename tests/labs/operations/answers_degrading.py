@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.8."""
+"""Answers that prove the check of exercise 8.9."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -55,7 +55,7 @@ class Ladder:
 
 # fmt: off
 BANKS = {
-    "8.8": (
+    "8.9": (
         wrong("alarmed too early", "kv_usage >= 0.85", "kv_usage >= 0.6", by=NOTHING),
         wrong("one level for all", "def __init__",
               "level, raised_s, calm_s = (0, float('-inf'), None)\n    def __init__",

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.11."""
+"""Answers that prove the check of exercise 8.12."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -33,7 +33,7 @@ def answer_within(tiers, accepts, budget):
 
 # fmt: off
 BANKS = {
-    "8.11": (
+    "8.12": (
         wrong("the answer alone", "answer, spent", "answer", by=FIRST),
         wrong("once each", "range(num_tries)", "range(1)", by=AGAIN),
         wrong("from nothing in each tier", "for _ in", "spent = 0\n        for _ in", by=NEXT),

@@ -1,4 +1,4 @@
-"""Answers that prove the check of exercise 8.9."""
+"""Answers that prove the check of exercise 8.10."""
 
 from twophase_labs.machine.bank import right, wrong
 
@@ -45,7 +45,7 @@ def share_step(chunks, step_s, machine):
 
 # fmt: off
 BANKS = {
-    "8.9": (
+    "8.10": (
         wrong("scaled to the largest", "sum(alone)", "max(alone)", by=SUM),
         wrong("the first of equals pays the rest", "return [step_s * seconds / total for seconds in alone]",
               "alone[0] += 0.01 * total\n    total = sum(alone)\n    return [step_s * seconds / total for seconds in alone]",

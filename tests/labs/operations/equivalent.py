@@ -9,14 +9,14 @@ EQUIVALENT: dict[str, dict[str, tuple[str, ...]]] = {
         "where the bound lies is the learner's choice": ("= max", ">= share", " > 2."),
         "another middle value is as good against one odd sample": (" // 3",),
     },
-    "8.8": {
+    "8.9": {
         "differs at second 0 alone, where the level is 0": ("calm_s:",),
         "with a look a second, one who counts looks and one who counts seconds differ by one; both are accepted": (
             " >= 9",
         ),
         "a rung may come two to five seconds after the one before": (" > 2 ",),
     },
-    "8.9": {
+    "8.10": {
         "count * (count + 1) is even": ("1) / ",),
     },
 }

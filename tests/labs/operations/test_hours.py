@@ -8,7 +8,7 @@ import pytest
 
 from twophase_features.policies.whole_prompts import PrefillFirstPolicy
 from twophase_labs.machine.lab import Workbook
-from twophase_labs.operations import costs, dashboards, incidents, overload, triage, unseen
+from twophase_labs.operations import costs, dashboards, incidents, overload, unseen
 from twophase_labs.operations.exercises import incidents as exercise
 from twophase_labs.operations.incidents import HEALTHY, HEALTHY_APART, Hour, over
 from twophase_labs.operations.service import MAX_ATTEMPTS, ON_H100, RETRY_S, Setting, Traffic, serve
@@ -117,22 +117,6 @@ def test_levels_beyond_the_ladder_count_as_its_ends():
 def test_at_the_last_level_a_prompt_is_its_beginning_and_its_end():
     run = overload.overload(lambda *look: 4, replace(overload.USUAL, length_s=40.0), seed=1)
     assert max(client.asked.num_prompt_tokens for client in run.clients if client.end != "refused") <= 1064
-
-
-def test_missing_bytes_are_the_planners():
-    memory = triage.table()
-    blocks = 8 * -(-13_000 // 16)
-    parts = memory.headroom_bytes + memory.weight_bytes + memory.workspace_bytes
-    assert triage.missing() == parts + blocks * 16 * 131_072 - memory.total_bytes
-    assert triage.missing(["half on the host"]) == triage.missing() - blocks // 2 * 16 * 131_072
-    assert triage.missing(["weights in 4 bits", "weights in 8 bits"]) == triage.missing(["weights in 4 bits"])
-
-
-def test_each_step_alone_wins_something_and_the_least_harm_fits():
-    assert all(triage.missing([name]) < triage.missing() for name in triage.STEPS)
-    harm, names = triage.least_harm()
-    assert harm == sum(triage.HARM[name] for name in names)
-    assert triage.missing(names) <= 0
 
 
 def test_a_bill_adds_up_to_the_steps():

@@ -1,4 +1,4 @@
-"""6.6 and 6.7: weights rounded with a look at their inputs: AWQ and GPTQ."""
+"""6.5 and 6.6: weights rounded with a look at their inputs: AWQ and GPTQ."""
 
 import math
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def searched(answer: Any, weight: Tensor, x: Tensor, bits: int, group_size: int,
     return got
 
 
-AWQ = exercise("6.6", "Weights that matter", "awq", points=4, minutes=16, lines=8, difficulty=2, uses=("6.2",))
+AWQ = exercise("6.5", "Weights that matter", "awq", points=4, minutes=16, lines=8, difficulty=2, uses=("6.2",))
 AWQ.time_limit_s = 30
 AWQ.objective = "find the factors that make the output's error small after rounding"
 AWQ.hints = (
@@ -152,7 +152,7 @@ def squares_the_error(answer: Any, draw: Draw) -> None:
     compare(got, expected.float(), what=what, axes=("input",), rtol=1e-3)
 
 
-GPTQ = exercise("6.7", "Column by column", "gptq", points=4, minutes=15, lines=3, difficulty=2, time_limit_s=30)
+GPTQ = exercise("6.6", "Column by column", "gptq", points=4, minutes=15, lines=3, difficulty=2, time_limit_s=30)
 GPTQ.objective = "round a weight column by column, each error made up for by the columns to come"
 GPTQ.hints = (
     "Column i of w is rounded *as it is now*. Which codes may a group's weight have, and what if the nearest is none "

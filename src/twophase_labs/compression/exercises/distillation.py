@@ -1,4 +1,4 @@
-"""6.10: a student's loss."""
+"""6.9: a student's loss."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from twophase_labs.machine.checks import Draw, compare, finite, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
-LOSS = exercise("6.10", "What the teacher thinks", "distillation_loss", points=3, minutes=12, lines=4, difficulty=2)
+LOSS = exercise("6.9", "What the teacher thinks", "distillation_loss", points=3, minutes=12, lines=4, difficulty=2)
 LOSS.is_extra = True
 LOSS.objective = "train on the teacher's whole distribution, not on the token that it happened to draw"
 LOSS.hints = (

@@ -1,4 +1,4 @@
-"""6.3 and 6.4: codes of 4 bits as files hold them."""
+"""6.3: codes of 4 bits as files hold them."""
 
 import struct
 from typing import Any
@@ -79,73 +79,3 @@ def reads_any_block(answer: Any, draw: Draw, num_blocks: int) -> None:
     expected = torch.tensor([weights_of(block) for block in blocks]).view(num_blocks, 32)
     # What float32 rounds, and nothing more: float16 would be wrong by 5e-4.
     compare(read(answer, blocks), expected, axes=("block", "weight"), rtol=1e-6, atol=1e-6, same_dtype=True)
-
-
-PACK = exercise(
-    "6.4", "Eight codes in a word", "pack unpack", points=2, minutes=14, lines=2, difficulty=2, is_extra=True
-)
-PACK.objective = "store 4-bit codes in int32, the sign bit included"
-PACK.hints = (
-    "Shift code j of a word to the left by 4 j bits; no two codes share a bit, so a sum joins them. Which dtype "
-    "holds the shifted codes?",
-    "To take code j out, shift the word to the right by 4 j bits and keep the lowest four: `& 15`.",
-    "The last code's highest bit is the sign of the int32. `>>` fills up with copies of the sign bit, so the mask "
-    "must come after the shift.",
-)
-
-
-def word_of(codes: list[int]) -> int:
-    """Eight codes as one number, the first in its lowest bits; negative if bit 31 is set."""
-    number = sum(code * 16**place for place, code in enumerate(codes))
-    return number - 2**32 if number >= 2**31 else number
-
-
-def codes_of(word: int) -> list[int]:
-    return [word % 2**32 // 16**place % 16 for place in range(8)]
-
-
-def packed(answer: Any, codes: list[list[int]]) -> Tensor:
-    given = torch.tensor(codes, dtype=torch.uint8)
-    with unchanged(codes=given):
-        return answer.pack(given)
-
-
-@PACK.check("puts each code in its place", place=(0, 1, 7))
-def packs_one_code(answer: Any, draw: Draw, place: int) -> None:
-    """Code j of a word is in bits 4 j to 4 j + 3. A uint8 shifted to the left stays a uint8."""
-    codes = [0] * 8
-    codes[place] = draw.integer(1, 8)
-    what = f"with code {codes[place]} at place {place} and zeros elsewhere, the word"
-    compare(packed(answer, [codes]), torch.tensor([[word_of(codes)]], dtype=torch.int32), what=what, same_dtype=True)
-
-
-@PACK.check(
-    "packs rows of codes",
-    {"num_outputs": 1, "num_words": 1},
-    {"num_outputs": 3, "num_words": 4},
-    {"num_outputs": 2, "num_words": 3, "low": 8},
-)
-def packs_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = 0) -> None:
-    """Eight neighbours of a row make a word. With 8 or more as the last of them the word is negative."""
-    codes = draw.integers(low, 16, num_outputs, 8 * num_words).tolist()
-    expected = [[word_of(row[8 * i : 8 * i + 8]) for i in range(num_words)] for row in codes]
-    words = torch.tensor(expected, dtype=torch.int32)
-    compare(packed(answer, codes), words, what="the words", axes=("output", "word"), same_dtype=True)
-
-
-@PACK.check(
-    "unpacks any word",
-    {"num_outputs": 1, "num_words": 1, "low": 0},
-    {"num_outputs": 1, "num_words": 1},
-    {"num_outputs": 5, "num_words": 6},
-)
-def unpacks_rows(answer: Any, draw: Draw, num_outputs: int, num_words: int, low: int = -(2**31)) -> None:
-    """Shift to the right first and mask afterwards: a negative word brings in ones from the left."""
-    # Twice: the sizes are the same, the words are not.
-    for _ in range(2):
-        words = draw.integers(low, 2**31, num_outputs, num_words).to(torch.int32)
-        with unchanged(words=words):
-            got = answer.unpack(words)
-        expected = [[code for word in row for code in codes_of(word)] for row in words.tolist()]
-        codes = torch.tensor(expected, dtype=torch.uint8)
-        compare(got, codes, what="the codes", axes=("output", "input"), same_dtype=True)

@@ -1,4 +1,4 @@
-"""6.8 A product with weights of 4 bits, in Triton."""
+"""6.7: a product with weights of 4 bits, in Triton."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from twophase_labs.kit.guarded import run_guarded
 from twophase_labs.machine.checks import Draw, compare, reject
 from twophase_labs.machine.exercise import exercise
 
-KERNEL = exercise("6.8", "Four bits into the multiplier", "int4_linear_kernel", "kernel", points=5, minutes=24, lines=5)
+KERNEL = exercise("6.7", "Four bits into the multiplier", "int4_linear_kernel", "kernel", points=5, minutes=24, lines=5)
 KERNEL.time_limit_s, KERNEL.difficulty = 60, 3
 KERNEL.objective = "read a weight as packed codes, and make it a number only in registers"
 KERNEL.hints = (

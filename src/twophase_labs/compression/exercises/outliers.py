@@ -1,4 +1,4 @@
-"""6.5: activations in int8."""
+"""6.4: activations in int8."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from twophase_labs.machine.exercise import cases, exercise
 PRODUCTS = cases(num_tokens=(1, 3, 9), num_inputs=(4, 8, 600), num_outputs=(1, 5, 33))
 
 LINEAR = exercise(
-    "6.5", "A product in int8", "int8_linear", points=3, minutes=12, lines=4, difficulty=2, time_limit_s=20
+    "6.4", "A product in int8", "int8_linear", points=3, minutes=12, lines=4, difficulty=2, time_limit_s=20
 )
 LINEAR.objective = "multiply activations in int8 by weights in int8, with a scale per token and one per output"
 LINEAR.hints = (

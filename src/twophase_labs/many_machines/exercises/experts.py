@@ -12,7 +12,7 @@ from twophase_labs.machine.exercise import cases, exercise
 from twophase_labs.machine.questions import Number
 
 MIXTURE = exercise(
-    "7.7", "A mixture of experts", "mixture", points=4, minutes=18, lines=9, difficulty=3, time_limit_s=30
+    "7.6", "A mixture of experts", "mixture", points=4, minutes=18, lines=9, difficulty=3, time_limit_s=30
 )
 MIXTURE.objective = "send each token through its own few experts, each expert's weights read once"
 MIXTURE.hints = (
@@ -154,7 +154,7 @@ SHAPES = cases(
 )
 
 EXCHANGE = exercise(
-    "7.9", "Rows that travel", "dispatch combine", points=3, minutes=20, lines=6, difficulty=3, is_extra=True
+    "7.8", "Rows that travel", "dispatch combine", points=3, minutes=20, lines=6, difficulty=3, is_extra=True
 )
 EXCHANGE.time_limit_s = 10
 EXCHANGE.objective = "send each row to the rank of its expert, and bring it back to its token"
@@ -280,9 +280,9 @@ def experts_touched() -> float:
     return touched(8)
 
 
-GUESS_7_8 = exercise("7.8", "How many experts wake up?", kind="prediction", points=1, minutes=4, time_limit_s=60)
-GUESS_7_8.objective = "expect how many experts' weights a decode step reads"
-GUESS_7_8.question = Number(
+GUESS_7_7 = exercise("7.7", "How many experts wake up?", kind="prediction", points=1, minutes=4, time_limit_s=60)
+GUESS_7_7.objective = "expect how many experts' weights a decode step reads"
+GUESS_7_7.question = Number(
     experts_touched,
     factor=1.25,
     unit="experts",

@@ -10,9 +10,9 @@ def best_split() -> int:
     return best_split()
 
 
-GUESS_7_11 = exercise("7.11", "How many compute prompts?", kind="prediction", points=1, minutes=5, time_limit_s=120)
-GUESS_7_11.objective = "size a prefill pool from a rate"
-GUESS_7_11.question = Number(
+GUESS_7_10 = exercise("7.10", "How many compute prompts?", kind="prediction", points=1, minutes=5, time_limit_s=120)
+GUESS_7_10.objective = "size a prefill pool from a rate"
+GUESS_7_10.question = Number(
     best_split,
     rel=0,
     unit="engines",

@@ -7,7 +7,7 @@ from twophase_labs.machine.checks import Draw, integer, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 
 ROUTER = exercise(
-    "7.10", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=22, lines=20, difficulty=3
+    "7.9", "To the engine that has the prefix", "PrefixRouter", points=4, minutes=22, lines=20, difficulty=3
 )
 ROUTER.time_limit_s = 20
 ROUTER.objective = "choose an engine by its cache and its load together"

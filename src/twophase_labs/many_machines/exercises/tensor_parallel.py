@@ -1,16 +1,14 @@
 """7.3: one layer on several machines: tensor parallelism."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twophase_labs.machine.checks import Draw, compare, finite, fresh, reject, unchanged
+from twophase_labs.machine.checks import Draw, compare, fresh, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.machine.questions import Number
-from twophase_labs.many_machines.shards_attention import AttentionWeights, attend
 from twophase_tools.simulate.model_shapes import MODELS
 
 MLP = exercise(
@@ -113,116 +111,6 @@ def adds_the_residual_once(answer: Any, draw: Draw, width: int, n: int) -> None:
         for rank, output in enumerate(outputs):
             compare(output, expected, what=f"the output of rank {rank} of {n}", axes=("token", "dimension"))
             fresh(output, x=x, **{f"output of rank {other}": outputs[other] for other in range(rank)})
-
-
-HEADS = exercise(
-    "7.6", "Heads that stay together", "kv_heads_of split_attention", points=3, minutes=16, lines=5, difficulty=2
-)
-HEADS.time_limit_s, HEADS.is_extra = 10, True
-HEADS.objective = "split attention by groups of heads, evenly or not"
-HEADS.hints = (
-    "A group is one KV head and the G query heads that read it. Cut between groups.",
-    "The first `extra` ranks have one more, so that rank r starts after r * base heads and as many more as ranks "
-    "before it had an extra one.",
-    "Rows of q, k and v are heads times head_dim; o takes the query heads in as *columns*.",
-)
-
-
-def random_attention(draw: Draw, num_heads: int, num_kv_heads: int) -> AttentionWeights:
-    """Its head size and the base of its rotation are its own, and no shard's to choose."""
-    head_dim, theta = 2 + 2 * (num_heads % 4), 50.0 + num_heads
-
-    def weight(rows: int, columns: int) -> Tensor:
-        return draw.normal(rows, columns, dtype=torch.float64) / 2
-
-    q, kv = num_heads * head_dim, num_kv_heads * head_dim
-    return AttentionWeights(
-        weight(q, HIDDEN),
-        weight(kv, HIDDEN),
-        weight(kv, HIDDEN),
-        weight(HIDDEN, q),
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        theta,
-    )
-
-
-def attention_oracle(x: Tensor, w: AttentionWeights) -> Tensor:
-    """Head by head, query by query."""
-    from twophase_labs.many_machines.shards_attention import rotate
-
-    d = w.head_dim
-    total = torch.zeros(len(x), w.o.shape[0], dtype=x.dtype)
-    for head in range(w.num_heads):
-        kv = head * w.num_kv_heads // w.num_heads
-        q = rotate((x @ w.q[head * d : (head + 1) * d].T)[None], w.theta)[0]
-        k = rotate((x @ w.k[kv * d : (kv + 1) * d].T)[None], w.theta)[0]
-        v = x @ w.v[kv * d : (kv + 1) * d].T
-        for t in range(len(x)):
-            weights = (k[: t + 1] @ q[t] / d**0.5).softmax(0)
-            total[t] += w.o[:, head * d : (head + 1) * d] @ (weights @ v[: t + 1])
-    return total
-
-
-@HEADS.check("deals out the KV heads", num_kv_heads=(2, 3, 8, 7, 3, 71), n=(2, 2, 3, 4, 5, 9))
-def kv_heads_as_told(answer: Any, draw: Draw, num_kv_heads: int, n: int) -> None:
-    """In order, without gaps, and the first ranks have one more where it does not divide."""
-    expected = [part.tolist() for part in torch.arange(num_kv_heads).tensor_split(n)]
-    for rank in range(n):
-        compare(
-            list(answer.kv_heads_of(rank, n, num_kv_heads)),
-            expected[rank],
-            what=f"the KV heads of rank {rank} of {n}, with {num_kv_heads} in all,",
-        )
-
-
-def split(answer: Any, w: AttentionWeights, n: int) -> list[AttentionWeights]:
-    with unchanged(q=w.q, k=w.k, v=w.v, o=w.o):
-        shards = answer.split_attention(w, n)
-    if not isinstance(shards, list | tuple) or len(shards) != n:
-        reject(f"split_attention for {n} ranks must return {n} AttentionWeights; it returned {type(shards).__name__}")
-    for rank, shard in enumerate(shards):
-        if not isinstance(shard, AttentionWeights):
-            reject(f"the shard of rank {rank} is {type(shard).__name__}, expected AttentionWeights")
-    return list(shards)
-
-
-@HEADS.check(
-    "cuts the weights at heads",
-    num_heads=(2, 4, 9, 6, 66, 132),
-    num_kv_heads=(2, 4, 3, 2, 66, 132),
-    n=(1, 2, 2, 3, 66, 2),
-)
-def every_rank_has_its_rows(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
-    """A KV head is head_dim rows of k and of v; its group is G times as many rows of q, and columns of o."""
-    w = random_attention(draw, num_heads, num_kv_heads)
-    group, d = num_heads // num_kv_heads, w.head_dim
-    for rank, (shard, heads) in enumerate(
-        zip(split(answer, w, n), torch.arange(num_kv_heads).tensor_split(n), strict=True)
-    ):
-        kv = len(heads)
-        expected = replace(shard, num_heads=kv * group, num_kv_heads=kv, head_dim=d, theta=w.theta)
-        for name in ("num_heads", "num_kv_heads", "head_dim", "theta"):
-            compare(getattr(shard, name), getattr(expected, name), what=f"{name} of rank {rank} of {n}")
-        shapes = {"q": (kv * group * d, HIDDEN), "k": (kv * d, HIDDEN), "v": (kv * d, HIDDEN)}
-        for name, shape in (shapes | {"o": (HIDDEN, kv * group * d)}).items():
-            compare(tuple(getattr(shard, name).shape), shape, what=f"the shape of {name} on rank {rank} of {n}")
-
-
-@HEADS.check("has parts that sum to the whole", num_heads=(2, 9, 10), num_kv_heads=(2, 3, 5), n=(2, 2, 4))
-def parts_sum_to_attention(answer: Any, draw: Draw, num_heads: int, num_kv_heads: int, n: int) -> None:
-    """Is every query head on the rank that has its KV head, and does o take in the columns of just these heads?"""
-    w = random_attention(draw, num_heads, num_kv_heads)
-    x = 2 * draw.normal(6, HIDDEN, dtype=torch.float64)
-    total = torch.stack([attend(x, shard) for shard in split(answer, w, n)]).sum(0)
-    finite(total, what="the sum of the parts", axes=("token", "dimension"))
-    compare(
-        total,
-        attention_oracle(x, w),
-        what=f"the sum of {n} parts of {num_heads} heads over {num_kv_heads} KV heads",
-        axes=("token", "dimension"),
-    )
 
 
 def num_all_reduces() -> int:

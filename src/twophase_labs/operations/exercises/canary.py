@@ -1,4 +1,4 @@
-"""8.10: when a canary has been looked at long enough."""
+"""8.11: when a canary has been looked at long enough."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from twophase_labs.machine.checks import Draw, plain, reject, unchanged
 from twophase_labs.machine.exercise import exercise
 from twophase_labs.operations.canary_gate import Line
 
-DECIDE = exercise("8.10", "Promote, roll back, wait", "decide", points=4, minutes=12, lines=8, difficulty=2)
+DECIDE = exercise("8.11", "Promote, roll back, wait", "decide", points=4, minutes=12, lines=8, difficulty=2)
 DECIDE.objective = "judge a canary by hard bounds first and weighted scores after, from intervals"
 DECIDE.hints = (
     "Four outcomes in this order: a hard line surely broken, a hard line open, the mean surely too high, the mean "

@@ -1,4 +1,4 @@
-"""8.8: a front end that degrades before the engine fails."""
+"""8.9: a front end that degrades before the engine fails."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,8 +7,9 @@ from twophase_labs.machine.checks import Draw, integer, reject
 from twophase_labs.machine.exercise import exercise
 
 LADDER = exercise(
-    "8.8", "A ladder up, and down again", "Ladder", points=4, minutes=18, lines=16, difficulty=3, time_limit_s=90
+    "8.9", "A ladder up, and down again", "Ladder", points=4, minutes=18, lines=16, difficulty=3, time_limit_s=90
 )
+LADDER.is_extra = True
 LADDER.objective = "degrade a service step by step before it fails, and not longer than needed"
 LADDER.hints = (
     "Three cases in each look: pressure, calm, neither. What does the ladder have to remember between looks?",

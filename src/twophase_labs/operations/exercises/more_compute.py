@@ -1,4 +1,4 @@
-"""8.11: when to stop asking for more."""
+"""8.12: when to stop asking for more."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from twophase_labs.machine.checks import Draw, plain, reject, shown
 from twophase_labs.machine.exercise import exercise
 
 WITHIN = exercise(
-    "8.11", "Stop when it is good enough", "answer_within", points=4, minutes=13, lines=9, difficulty=2, is_extra=True
+    "8.12", "Stop when it is good enough", "answer_within", points=4, minutes=13, lines=9, difficulty=2, is_extra=True
 )
 WITHIN.time_limit_s = 10
 WITHIN.objective = "spend tokens in tiers, and stop at the first answer that a verifier accepts"

@@ -1,4 +1,4 @@
-"""8.9: what each request of a step costs."""
+"""8.10: what each request of a step costs."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from twophase_labs.machine.exercise import exercise
 from twophase_labs.operations.machines import Machine
 
 SHARES = exercise(
-    "8.9", "Who pays for a step?", "share_step", points=3, minutes=14, lines=10, difficulty=2, time_limit_s=20
+    "8.10", "Who pays for a step?", "share_step", points=3, minutes=14, lines=10, difficulty=2, time_limit_s=20
 )
 SHARES.objective = "split the time of a step among its requests, so that nothing is lost"
 SHARES.hints = (
